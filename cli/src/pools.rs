@@ -1,7 +1,5 @@
 //! Pools as `pool list` and `pool create` show them, and the block size of a new pool.
 
-use ipam_core::model::default_block_size;
-use ipam_core::net::Family;
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -86,13 +84,6 @@ pub(crate) struct BlockSize {
     pub(crate) bits: u8,
     /// The reason if it is not the usual size.
     pub(crate) note: Option<String>,
-}
-
-impl BlockSize {
-    /// The usual size.
-    pub(crate) fn usual(cidr: IpNet) -> Self {
-        Self { bits: default_block_size(Family::of_net(cidr)), note: None }
-    }
 }
 
 /// The block size for a pool: the wanted one, else /26 or /122, or the whole pool if it is smaller than that.

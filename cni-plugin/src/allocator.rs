@@ -3,10 +3,11 @@
 pub(crate) mod failure;
 mod vm;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use datastore::{Create, EtcdStore, Location, OpenStore};
+use datastore::{Create, DEFAULT_CONF_DIR, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::model::keys;
 use ipam_core::net::nth;
@@ -361,6 +362,7 @@ pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
 /// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a
 /// second family later. Further ones of a family are numbered.
 fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
+    let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
         let mut name = pool_name(pool.name.as_deref().unwrap_or(network));
         if !pool.is_v4() {
@@ -369,10 +371,20 @@ fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
         if pool.number > 0 {
             name += &format!("-{}", pool.number + 1);
         }
-        let (ranges, free_of) = (pool.ranges.clone(), pool.free_of.clone());
+        let (ranges, free_of) = (pool.ranges.clone(), pool.is_auto.then(|| used.clone()));
         PoolDefinition { name, cidr: pool.subnet, ranges, set: pool.set, free_of }
     };
     pools.iter().map(definition).collect()
+}
+
+/// The networks that this machine uses, and that a pool of its own choice keeps off.
+fn used_here() -> Vec<IpNet> {
+    let mut used = host::routes().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
+        Vec::new()
+    });
+    used.extend(datastore::runtime_subnets(Path::new(DEFAULT_CONF_DIR)).0);
+    used
 }
 
 /// A network's name as the name of a pool, which has fewer letters to choose from.
@@ -381,8 +393,8 @@ fn pool_name(network: &str) -> String {
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
-/// An assignment as the protocol layer has it. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast address), so the
-/// interface gets the second one.
+/// An assignment as the protocol layer has it. The first address of a prefix is that of no host (in IPv6 it is the routers'
+/// anycast address), so the interface gets the second one.
 pub(crate) fn answer(assigned: Given) -> Assigned {
     let second = |length| nth(IpNet::new(assigned.ip, length).ok()?, 1);
     Assigned {

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::Path;
 
-use datastore::DEFAULT_CONF_DIR;
 use ipam_core::net::overlap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -233,16 +231,11 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<GatewayOf>)> {
 
 /// The pools of `"subnet": "auto"`: a /24, and a /64 where an IPv6 address is assigned, too.
 fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
-    let mut used = host::routes().unwrap_or_else(|error| {
-        tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
-        Vec::new()
-    });
-    used.extend(datastore::runtime_subnets(Path::new(DEFAULT_CONF_DIR)).0);
     let v4 = conf.ipam.assign_ipv4.as_deref() != Some("false");
     let v6 = conf.ipam.assign_ipv6.as_deref() == Some("true");
     let of_v4 = Ipv4Net::new(Ipv4Addr::UNSPECIFIED, 24).ok().filter(|_| v4).map(IpNet::V4);
     let of_v6 = Ipv6Net::new(Ipv6Addr::UNSPECIFIED, 64).ok().filter(|_| v6).map(IpNet::V6);
-    let pool = |(set, subnet)| OwnPool { subnet, set, free_of: Some(used.clone()), ..OwnPool::of(subnet) };
+    let pool = |(set, subnet)| OwnPool { subnet, set, is_auto: true, ..OwnPool::of(subnet) };
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 

@@ -224,7 +224,7 @@ fn sets_of_several_subnets() {
 fn a_subnet_of_its_own_choice() {
     let subnets = |more: &str| {
         let network = settings(&format!(r#"{{"ipam":{{"subnet":"auto"{more}}}}}"#)).unwrap().network;
-        assert!(network.own_pools.iter().all(|pool| pool.free_of.is_some()));
+        assert!(network.own_pools.iter().all(|pool| pool.is_auto));
         network.own_pools.iter().map(OwnPool::text).collect::<Vec<_>>()
     };
     assert_eq!(subnets(""), ["0.0.0.0/24"]);

@@ -189,15 +189,15 @@ pub struct OwnPool {
     pub set: usize,
     /// Its number among the subnets of its family.
     pub number: usize,
-    /// With `"subnet": "auto"`, the networks that the machine uses: the pool is the one of its name, and a new one gets a
-    /// free network of the size of `subnet`.
-    pub free_of: Option<Vec<IpNet>>,
+    /// True for `"subnet": "auto"`: the pool is the one of its name, and a new one gets a free network of the size of
+    /// `subnet`.
+    pub is_auto: bool,
 }
 
 impl OwnPool {
     /// All of a subnet.
     pub(crate) fn of(subnet: IpNet) -> Self {
-        Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, free_of: None }
+        Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false }
     }
 
     /// True if the address is of the pool's ranges.

@@ -294,7 +294,7 @@ impl<'a> Context<'a> {
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
         // Host-local's ranges are those of one node; whereabouts' are the whole cluster's.
-        let is_of_node = settings.network.own_pools.iter().any(|pool| pool.free_of.is_none())
+        let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !whereabouts::is_used(&self.conf.ipam.whereabouts);
         if is_of_node && matches!(self.store.location, Location::Etcd(_)) {
             return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's").with_details(

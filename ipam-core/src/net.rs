@@ -128,8 +128,13 @@ impl Count {
 
     /// How many addresses a network has.
     pub fn of_net(net: IpNet) -> Self {
-        let host_bits = u32::from(Family::of_net(net).bits() - net.prefix_len());
-        1_u128.checked_shl(host_bits).map_or(Self::ALL, Self::new)
+        Self::of_parts(net, Family::of_net(net).bits())
+    }
+
+    /// How many networks of this length a network has: 2 to the power of the bits between the two. One for a shorter length.
+    pub fn of_parts(net: IpNet, length: u8) -> Self {
+        let bits = length.saturating_sub(net.prefix_len());
+        1_u128.checked_shl(bits.into()).map_or(Self::ALL, Self::new)
     }
 
     /// How many addresses lie between two numbers, both inclusive. 0 if `last` is before `first`.
@@ -209,6 +214,9 @@ mod tests {
         assert_eq!(Count::of_span(5, 4), Count::ZERO);
         assert_eq!(Count::of_net("0.0.0.0/0".parse().unwrap()), Count::new(1 << 32));
         assert_eq!(Count::of_net("10.0.0.1/32".parse().unwrap()), Count::new(1));
+        assert_eq!(Count::of_parts("2001:db8::/48".parse().unwrap(), 64), Count::new(1 << 16));
+        assert_eq!(Count::of_parts("2001:db8::/64".parse().unwrap(), 64), Count::new(1));
+        assert_eq!(Count::of_parts("::/0".parse().unwrap(), 128), Count::ALL);
         assert_eq!(serde_json::to_string(&Count::new(7)).unwrap(), "\"7\"");
     }
 

@@ -182,9 +182,8 @@ fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
 
 /// How many addresses, or prefixes, a block of the pool has. `None` if the pool cannot be cut into such blocks.
 fn block_addresses(pool: &Pool) -> Option<Count> {
-    let bits = u32::from(pool.length().checked_sub(pool.block_size())?);
-    let fits = pool.block_size() >= pool.cidr().prefix_len();
-    fits.then(|| 1_u128.checked_shl(bits).map_or(Count::ALL, Count::new))
+    let first = pool.family().network(pool.cidr().network(), pool.block_size())?;
+    (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_parts(first, pool.length()))
 }
 
 /// A pool, and what stands in its way.

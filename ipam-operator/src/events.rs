@@ -27,8 +27,8 @@ pub struct Happening {
 }
 
 impl Happening {
-    /// Something that happened to a block.
-    fn of(block: IpNet, what: What) -> Self {
+    /// Something that happened to a block, or to a single address of it.
+    pub(crate) fn of(block: IpNet, what: What) -> Self {
         Self { block, prefix_length: None, what }
     }
 

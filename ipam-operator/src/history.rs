@@ -145,11 +145,7 @@ mod tests {
         };
         let address = "10.0.0.1".parse().unwrap();
         let block = "10.0.0.0/30".parse().unwrap();
-        let assigned = |network| Happening {
-            block,
-            prefix_length: None,
-            what: What::Assigned { address, holder: entry(network) },
-        };
+        let assigned = |network| Happening::of(block, What::Assigned { address, holder: entry(network) });
         for (name, network, expected) in [
             ("net.a.c1", None, true),
             ("node1", None, true),
@@ -163,7 +159,7 @@ mod tests {
             assert_eq!(HistoryOf::from(name).concerns(&assigned(network)), expected, "{name}");
         }
         let claimed = What::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
-        let claimed = Happening { block, prefix_length: None, what: claimed };
+        let claimed = Happening::of(block, claimed);
         assert!(HistoryOf::Node("node1".into()).concerns(&claimed) && !HistoryOf::Node("c1".into()).concerns(&claimed));
         assert!(
             HistoryOf::from("node1").concerns(&claimed) && HistoryOf::from("virtual:load-balancer").concerns(&claimed)

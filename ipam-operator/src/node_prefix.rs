@@ -58,19 +58,13 @@ impl Operator {
             .with_most_per_family(1)
             .with_usage(PoolUse::Workload)
             .with_attributes(BTreeMap::from([(OWN_NODE.to_owned(), node.to_owned())]));
-        match self.assign_to_handle(&request, deadline).await {
-            Ok(assigned) => {
-                let prefix = assigned.first().map(|one| found.unit_of(one.ip));
-                let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
-                Ok(NodePrefix { prefix, handle, is_new: true })
-            }
-            Err(Error::HandleLimit { .. }) => {
-                let held = self.addresses_of_handle(&handle, deadline).await?;
-                let prefix = held.iter().find(|ip| found.cidr().contains(*ip)).map(|ip| found.unit_of(*ip));
-                let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
-                Ok(NodePrefix { prefix, handle, is_new: false })
-            }
-            Err(error) => Err(error),
-        }
+        let (held, is_new) = match self.assign_to_handle(&request, deadline).await {
+            Ok(assigned) => (assigned.into_iter().map(|one| one.ip).collect(), true),
+            Err(Error::HandleLimit { .. }) => (self.addresses_of_handle(&handle, deadline).await?, false),
+            Err(error) => return Err(error),
+        };
+        let prefix = held.into_iter().find(|ip| found.cidr().contains(ip)).map(|ip| found.unit_of(ip));
+        let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
+        Ok(NodePrefix { prefix, handle, is_new })
     }
 }

@@ -11,7 +11,7 @@ use crate::answer::Answer;
 use crate::args::{AssignPrefix, Bridged, PoolCreate, PoolDelete};
 use crate::error::{Failure, Result};
 use crate::output::printable;
-use crate::pools::{BlockSize, PoolRow, block_size, listing};
+use crate::pools::{PoolRow, block_size, listing};
 
 /// Checks the request without the store, so that a wrong request makes no store.
 pub(super) fn check(request: &PoolCreate) -> Result<()> {
@@ -25,7 +25,7 @@ pub(super) fn check(request: &PoolCreate) -> Result<()> {
 
 /// Makes a pool.
 pub(super) async fn create(ipam: &Operator, request: &PoolCreate, deadline: Deadline) -> Result<Answer> {
-    let (new, size) = new_pool(request)?;
+    let (new, note) = new_pool(request)?;
     let pool = ipam.create_pool(&new, request.gateway, deadline).await?;
     let row = row(&pool, request.gateway.map(|gateway| gateway.to_string()));
     let (name, cidr) = (&row.name, row.cidr);
@@ -37,7 +37,7 @@ pub(super) async fn create(ipam: &Operator, request: &PoolCreate, deadline: Dead
         text.push_str(&format!(", gateway {gateway}"));
     }
     let answer = Answer::new(text, &row)?;
-    Ok(match size.note {
+    Ok(match note {
         Some(note) => answer.note(note),
         None => answer,
     })
@@ -95,16 +95,16 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
     }
 }
 
-/// The pool that the arguments describe.
-fn new_pool(request: &PoolCreate) -> Result<(NewPool, BlockSize)> {
+/// The pool that the arguments describe, and a note about the size of its blocks.
+fn new_pool(request: &PoolCreate) -> Result<(NewPool, Option<String>)> {
     let cidr = request.cidr.ok_or_else(|| Failure::new("a pool needs a range"))?;
-    let size = match request.prefix_length {
-        Some(_) => BlockSize::usual(cidr),
-        None => block_size(cidr, request.block_size)?,
-    };
-    let mut new = NewPool::new(&request.name, cidr).with_block_size(size.bits);
+    let mut new = NewPool::new(&request.name, cidr);
+    let mut note = None;
     if let Some(length) = request.prefix_length {
         new = new.with_prefix_length(length);
+    } else {
+        let size = block_size(cidr, request.block_size)?;
+        (new, note) = (new.with_block_size(size.bits), size.note);
     }
     if let Some(selector) = &request.node_selector {
         new = new.with_node_selector(selector);
@@ -115,7 +115,7 @@ fn new_pool(request: &PoolCreate) -> Result<(NewPool, BlockSize)> {
     if request.manual {
         new = new.with_assignment_mode(AssignmentMode::Manual);
     }
-    Ok((new, size))
+    Ok((new, note))
 }
 
 fn row(pool: &Pool, gateway: Option<String>) -> PoolRow {

@@ -57,8 +57,8 @@ impl Assignment<'_> {
     /// Checks that each block has what its pool assigns: the length of a pool's prefixes may have been changed behind our
     /// back.
     async fn check_lengths(&self, work: &mut Workset<'_>) -> Result<()> {
-        for Assigned { ip, prefix_length, block, pool, .. } in &self.answer {
-            let length = prefix_length.unwrap_or(Family::of(*ip).bits());
+        for assigned in &self.answer {
+            let (Assigned { block, pool, .. }, length) = (assigned, assigned.length());
             if let Some(found) = work.block(*block).await?.map(Block::length).filter(|found| *found != length) {
                 return Err(Error::Invalid(format!(
                     "pool {pool} assigns networks of /{length}, and its block {block} has some of /{found}; make the pool's \

@@ -139,8 +139,7 @@ impl Pass<'_> {
     async fn take_from_own(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
-        let (kept, others): (Vec<_>, Vec<_>) =
-            affine.into_iter().partition(|cidr| pool_holding(self.pools.iter().copied(), *cidr).is_some());
+        let (kept, others): (Vec<_>, Vec<_>) = affine.into_iter().partition(|cidr| self.pool_of(*cidr).is_some());
         self.release_unselected(work, &others).await?;
 
         // Blocks that were read already cost nothing.
@@ -260,12 +259,17 @@ impl Pass<'_> {
 
     /// The length of what the pool of a block assigns: that of its prefixes, or of a single address.
     fn length_in(&self, cidr: IpNet) -> u8 {
-        pool_holding(self.pools.iter().copied(), cidr).map_or(self.family.bits(), Pool::length)
+        self.pool_of(cidr).map_or(self.family.bits(), Pool::length)
+    }
+
+    /// The pool of a block, among those to take from.
+    fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
+        pool_holding(self.pools.iter().copied(), cidr)
     }
 
     /// Makes a new block of the host's.
     async fn create(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
-        if let Some(pool) = pool_holding(self.pools.iter().copied(), cidr) {
+        if let Some(pool) = self.pool_of(cidr) {
             refuse_among_prefixes(work, pool).await?;
         }
         let reserved = self.request.host_reserved.as_ref();

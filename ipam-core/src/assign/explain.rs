@@ -11,7 +11,7 @@ use crate::attachment::{NAMESPACE, NODE};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
-use crate::net::Family;
+use crate::net::{Count, Family};
 use crate::pools::{self, Obstacle, PoolError, PoolQuery};
 use crate::quarantine::quarantine_of;
 use crate::surroundings::{Surroundings, decode_all, read_config};
@@ -279,9 +279,11 @@ impl Assignment<'_> {
             Some(owner) if is_own_now => Source::TakenOver(owner),
             Some(owner) => Source::Borrowed(owner),
         };
-        let length = assigned.prefix_length.unwrap_or(family.bits());
         let free = found.map_or_else(
-            || 1_usize.checked_shl(u32::from(length.saturating_sub(assigned.block.prefix_len()))).unwrap_or_default(),
+            || {
+                let all = Count::of_parts(assigned.block, assigned.length()).to_u128();
+                usize::try_from(all.unwrap_or_default()).unwrap_or_default()
+            },
             |block| block.free_count(&self.around.reservations),
         );
         let Assigned { ip: address, prefix_length, block, pool, .. } = *assigned;

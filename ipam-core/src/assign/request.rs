@@ -280,4 +280,9 @@ impl Assigned {
     pub(super) fn of(pool: &Pool, ip: IpAddr, block: IpNet, gateway: Option<IpAddr>) -> Self {
         Self { ip, prefix_length: pool.prefix_length(), block, pool: pool.cidr(), gateway }
     }
+
+    /// The length of the prefix, or that of a single address.
+    pub(super) fn length(&self) -> u8 {
+        self.prefix_length.unwrap_or(Family::of(self.ip).bits())
+    }
 }

@@ -2,9 +2,9 @@
 //! containers. They keep their addresses.
 //!
 //! Each commit makes whole blocks the other node's: owner, affinity, what is recorded with the addresses, and the handles
-//! of tunnels and of the node's own prefixes, which have the node's name in them. A store whose one node is pinned pins the new name in the same commit, so
-//! that a DEL finds what the commit has moved. Guards: the blocks, the affinities, the handles that change, and that the
-//! old node is not registered.
+//! of tunnels and of the node's own prefixes, which have the node's name in them. A store whose one node is pinned pins
+//! the new name in the same commit, so that a DEL finds what the commit has moved. Guards: the blocks, the affinities, the
+//! handles that change, and that the old node is not registered.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

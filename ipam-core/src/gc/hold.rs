@@ -43,7 +43,7 @@ impl Hold {
     pub(super) fn of(block: &Block, address: IpAddr, entry: &Attribute) -> Self {
         Self {
             address,
-            unit: block.unit_of(address).unwrap_or_else(|| address.into()),
+            unit: block.unit_of(address),
             block: block.cidr(),
             handle: entry.handle().filter(|handle| !handle.is_empty()).map(str::to_owned),
             sequence_number: block.sequence_number_of(address),

@@ -127,7 +127,7 @@ impl Allocation {
         };
         Kind::Ours(Box::new(Self {
             address,
-            unit: block.unit_of(address).unwrap_or_else(|| address.into()),
+            unit: block.unit_of(address),
             block: block.cidr(),
             handle: handle.to_owned(),
             sequence_number: block.sequence_number_of(address),

@@ -237,7 +237,7 @@ impl Pool {
 
     /// How many addresses it has, or prefixes.
     pub fn capacity(&self) -> Count {
-        1_u128.checked_shl(u32::from(self.length() - self.cidr.prefix_len())).map_or(Count::ALL, Count::new)
+        Count::of_parts(self.cidr, self.length())
     }
 
     /// The prefix of the pool that has an address, or the address itself.

@@ -134,8 +134,7 @@ async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
     let key = keys::affinity(&owner, cidr()).unwrap();
     let put = |state| kv::Op::put(key.clone(), Affinity::new(state).encode().unwrap());
     let put_block = kv::Op::put(keys::block(cidr()), block(Some("a")).encode().unwrap());
-    let affinity =
-        |state| Happening { block: cidr(), prefix_length: None, what: What::Affinity { owner: owner.clone(), state } };
+    let affinity = |state| Happening::of(cidr(), What::Affinity { owner: owner.clone(), state });
     // In steps, as Calico does.
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
     assert_eq!(reported.happenings, [affinity(Some(AffinityState::Pending))]);
@@ -145,17 +144,14 @@ async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
     assert_eq!(reported, Reported::default());
     let gone = [kv::Op::delete(keys::block(cidr())), kv::Op::delete(key.clone())];
     let reported = reported_of(&store, Txn::new().with_success(gone)).await;
-    assert_eq!(
-        reported.happenings,
-        [Happening { block: cidr(), prefix_length: None, what: What::GivenUp { owner: owner.clone() } }]
-    );
+    assert_eq!(reported.happenings, [Happening::of(cidr(), What::GivenUp { owner: owner.clone() })]);
 }
 
 #[tokio::test]
 async fn what_cannot_be_read_or_is_not_known_is_said() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     let key = keys::block(cidr());
-    let damaged = Happening { block: cidr(), prefix_length: None, what: What::Damaged };
+    let damaged = Happening::of(cidr(), What::Damaged);
     let reported = reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
     assert_eq!(reported.happenings, std::slice::from_ref(&damaged));
     let held = holding(&holder("h", &[]));

@@ -131,7 +131,7 @@ impl Inspector {
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
         let ahead = if rest.is_zero() { AHEAD } else { rest };
         for (ip, entry) in block.allocated() {
-            self.endpoints.see(block.unit_of(ip).unwrap_or_else(|| ip.into()), entry);
+            self.endpoints.see(block.unit_of(ip), entry);
             let cooling = entry.released_at();
             if cooling.is_some_and(|at| at - self.now > ahead) {
                 seen.future.note(ip);

@@ -14,7 +14,8 @@ const FOREIGN: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg",
 /// How the names of Calico's interfaces begin.
 const CALICOS: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
-/// The findings: for each pool the routes that are not its own. `lengths` has the lengths of prefixes, by pool. `is_bridge` says of an interface whether it is a bridge.
+/// The findings: for each pool the routes that are not its own. `lengths` has the lengths of prefixes, by pool. `is_bridge`
+/// says of an interface whether it is a bridge.
 pub(super) fn overlapping(
     pools: &[(String, IpNet)],
     lengths: &BTreeMap<IpNet, u8>,

@@ -28,22 +28,22 @@ impl Block {
         self.family().bits() - self.host_bits()
     }
 
-    /// The network that an ordinal stands for: a single address, or a prefix.
-    pub fn unit_of(&self, ip: IpAddr) -> Option<IpNet> {
-        let first = self.address(self.ordinal(ip)?)?;
-        self.family().network(first, self.length())
+    /// The prefix of the block that has an address, or the address itself.
+    pub fn unit_of(&self, ip: IpAddr) -> IpNet {
+        let unit = self.cidr.contains(&ip).then(|| self.family().network(ip, self.length()));
+        unit.flatten().unwrap_or_else(|| ip.into())
     }
 
     /// The address that stands for an address in this block: of a prefix the first one.
     pub fn first_of(&self, ip: IpAddr) -> IpAddr {
-        self.ordinal(ip).and_then(|ordinal| self.address(ordinal)).unwrap_or(ip)
+        self.unit_of(ip).network()
     }
 
     /// True if the address is reserved, or some of its prefix is.
     pub fn is_reserved(&self, ip: IpAddr, reservations: &Reservations) -> bool {
         match self.host_bits() {
             0 => reservations.contains(ip),
-            _ => self.unit_of(ip).is_some_and(|prefix| reservations.touches(prefix)),
+            _ => reservations.touches(self.unit_of(ip)),
         }
     }
 
