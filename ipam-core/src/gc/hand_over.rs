@@ -17,19 +17,10 @@ use crate::affinity::drop_legacy_in;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Attribute, Block, Owner, beginning_of_node_prefix};
+use crate::model::{Attribute, Block, Owner, beginning_of_node_handle};
 use crate::surroundings::read_config;
 use crate::workset::{Found, Workset};
 
-/// The beginnings of the handles of a node's tunnel addresses in Calico; the node's name follows. It finds them by
-/// these.
-const TUNNELS: [&str; 5] = [
-    "ipip-tunnel-addr-",
-    "vxlan-tunnel-addr-",
-    "vxlan-v6-tunnel-addr-",
-    "wireguard-tunnel-addr-",
-    "wireguard-v6-tunnel-addr-",
-];
 /// How many keys the blocks of a commit have; it has a few of its own besides.
 const MOST_KEYS: usize = 96;
 /// How many bytes the blocks of a commit have, unless one alone has more.
@@ -49,11 +40,7 @@ pub struct HandedOver {
 /// The beginnings of the handles that end with the node's name and have something in a block: those of its tunnels, and of
 /// the prefixes that it has itself.
 pub(super) fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
-    let beginning = |entry: &Attribute| {
-        let handle = entry.handle()?;
-        let of_tunnel = TUNNELS.into_iter().find(|kind| handle.strip_prefix(kind) == Some(node));
-        of_tunnel.or_else(|| beginning_of_node_prefix(handle, node)).map(str::to_owned)
-    };
+    let beginning = |entry: &Attribute| beginning_of_node_handle(entry.handle()?, node).map(str::to_owned);
     block.allocated().filter_map(|(_, entry)| beginning(entry)).collect()
 }
 
@@ -160,11 +147,7 @@ async fn hand_over_block(
     };
     if heir.is_some() || !addresses.is_empty() || !named.is_empty() {
         let handles: Vec<_> = named.iter().map(|kind| (format!("{kind}{old}"), format!("{kind}{new}"))).collect();
-        let renamed = work.change(cidr, |block| {
-            block.rename_node(old, new);
-            handles.iter().for_each(|(before, after)| block.rename_handle(before, after));
-        });
-        renamed.await?;
+        work.change(cidr, |block| block.rename_node(old, new)).await?;
         for (before, after) in handles {
             work.touch_handle(&before, cidr);
             work.touch_handle(&after, cidr);

@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use super::codec::Field;
 use super::kept::{Kept, read_keeping};
 use super::lazy_map::LazyMap;
+use super::node_handles::beginning_of_node_handle;
 use super::workload::same_handle;
 use crate::attachment::{NODE, OWN_NODE, namespace_of, node_of, pod_of};
 use crate::timestamps::Stamp;
@@ -115,7 +116,7 @@ impl Attribute {
         }
     }
 
-    /// Replaces a node's name by another, for both holders. True if it was there.
+    /// Replaces a node's name by another, for both holders and in a handle that ends with it. True if it was there.
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
@@ -126,12 +127,11 @@ impl Attribute {
                 }
             }
         }
+        if let Some(beginning) = self.handle().and_then(|handle| beginning_of_node_handle(handle, from)) {
+            self.handle_id = Field::Is(format!("{beginning}{to}").into());
+            renamed = true;
+        }
         renamed
-    }
-
-    /// Replaces the handle.
-    pub(super) fn set_handle(&mut self, handle: &str) {
-        self.handle_id = Field::Is(handle.into());
     }
 
     /// Replaces all attributes of the holder. Empty members are left out.

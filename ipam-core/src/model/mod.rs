@@ -16,6 +16,7 @@ mod kept;
 pub mod keys;
 mod lazy_map;
 mod node;
+mod node_handles;
 mod owner;
 mod pool;
 mod pool_rules;
@@ -42,13 +43,12 @@ pub use endpoint::{EndpointFacts, EndpointPort, Orchestrator, WorkloadEndpoint, 
 pub use endpoint_rules::{check_endpoint, endpoint_name_on, split_endpoint_name};
 pub use handle::Handle;
 pub use node::Node;
+pub use node_handles::beginning_of_node_handle;
 pub use owner::Owner;
 pub use pool::{AssignmentMode, NewPool, Pool, PoolUse};
 pub use pool_rules::{InvalidPool, check_changed_pool, check_new_pool, default_block_size, fitting_block_size};
 pub use pool_spec::{POOL_FIELDS, read_pool_spec};
-pub use prefixes::{
-    PREFIX_LENGTH_ANNOTATION, beginning_of_node_prefix, block_size_for, is_of_prefixes, node_prefix_handle,
-};
+pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
 pub use profile::new_profile;
 pub use quota::{QuotaCount, QuotaKind, Quotas, Subject};
 pub use reservation::IpReservation;

@@ -24,7 +24,7 @@ pub fn node_prefix_handle(pool: &str, node: &str) -> String {
 }
 
 /// The beginning of a handle that [`node_prefix_handle`] has made for a node: all before the node's name.
-pub fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
+pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Block, Document, Malformed, Owner};
+use ipam_core::model::{Block, Document, Malformed, Owner, beginning_of_node_handle};
 use kv::{Key, Value};
 use serde_json::Value as Json;
 
@@ -25,7 +25,8 @@ pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     nodes
 }
 
-/// A node's new name: its blocks, its affinities, what its containers hold, and its own document.
+/// A node's new name: its blocks, its affinities, what its containers and tunnels hold, its prefixes, and its own
+/// document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renaming {
     from: String,
@@ -49,6 +50,9 @@ impl Renaming {
             && let Some(renamed) = owner.renamed(&self.from, &self.to)
         {
             return keys::affinity(&renamed, cidr).unwrap_or(key);
+        }
+        if let Some(beginning) = keys::parse_handle(&key).and_then(|id| beginning_of_node_handle(id, &self.from)) {
+            return keys::handle(&format!("{beginning}{}", self.to));
         }
         if key == keys::legacy_host(&self.from) {
             return keys::legacy_host(&self.to);

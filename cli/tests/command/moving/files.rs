@@ -134,6 +134,9 @@ fn the_only_node_becomes_another_one() {
     let places = Places::with_etcd();
     let (from, to) = (places.sled("a"), places.etcd());
     ours(&from, 70);
+    // The handle of a prefix that the node has itself ends with its name.
+    at(&from, &["pool", "create", "racks", "10.128.0.0/16", "--prefix-length", "28"]).answer();
+    at(&from, &["ipam", "assign-prefix", "racks", "--node", "node1"]).answer();
     // The target's own keys stay.
     let node = "/calico/resources/v3/projectcalico.org/nodes/worker-7";
     write(&to, [(node.to_owned(), br#"{"metadata":{"name":"worker-7"}}"#.to_vec())]);
@@ -157,6 +160,8 @@ fn the_only_node_becomes_another_one() {
         let was = before.get(key.as_bytes()).unwrap_or_else(|| panic!("{key} is new"));
         assert!(was == value.as_bytes() || parse(was) == parse(value.as_bytes()), "{key}: {value}");
     }
+    let still = at(&to, &["ipam", "assign-prefix", "racks", "--node", "worker-7"]).answer();
+    assert!(still.starts_with("Node worker-7 has 10.128.0.0/28 of pool racks already"), "{still}");
 }
 
 #[test]

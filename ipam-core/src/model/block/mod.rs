@@ -240,12 +240,6 @@ impl Block {
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
     }
 
-    /// Moves the addresses of a handle to another handle.
-    pub fn rename_handle(&mut self, from: &str, to: &str) {
-        let entries = self.attributes.get_mut().into_iter().flatten();
-        entries.filter(|entry| entry.has_handle(from)).for_each(|entry| entry.set_handle(to));
-    }
-
     /// When the block was claimed, as it is recorded; `None` if it is not.
     pub fn claimed_at(&self) -> Option<OffsetDateTime> {
         self.affinity_claim_time.get().map(Stamp::at)
