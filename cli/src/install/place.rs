@@ -330,6 +330,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 fn checksum(file: &Path) -> io::Result<String> {
-    let digest = Sha256::digest(fs::read(file)?);
-    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    let mut sum = Sha256::new();
+    io::copy(&mut File::open(file)?, &mut sum)?;
+    Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
