@@ -73,6 +73,8 @@ impl Store for Observed {
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
+    /// One commit of so many lands late.
+    rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
     /// Those that are on their way.
@@ -80,8 +82,8 @@ pub(crate) struct Late {
 }
 
 impl Late {
-    pub(crate) fn new(inner: Arc<dyn Store>, seed: u64, ledger: Arc<Ledger>) -> Self {
-        Self { inner, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
+    pub(crate) fn new(inner: Arc<dyn Store>, rarity: u32, seed: u64, ledger: Arc<Ledger>) -> Self {
+        Self { inner, rarity, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
     }
 
     /// Waits until all that is on its way has landed.
@@ -96,7 +98,7 @@ impl Late {
             return None;
         }
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-        (rng.u32(..60) == 0).then(|| Duration::from_micros(rng.u64(..20_000)))
+        (rng.u32(..self.rarity) == 0).then(|| Duration::from_micros(rng.u64(..20_000)))
     }
 }
 

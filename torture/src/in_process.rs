@@ -62,7 +62,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let newest = Newest::default();
     let broken = Broken::around(Arc::clone(&store), plan.sabotage);
     let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
-    let late = Late::new(observed, plan.seed ^ 1, Arc::clone(&ledger));
+    let late = Late::new(observed, plan.sabotage.rarity_of_late_commits(), plan.seed ^ 1, Arc::clone(&ledger));
     let slow: Arc<dyn Store> = Arc::new(late.clone());
     let faulty: Arc<dyn Store> = Arc::new(Faulty::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
     let intents: Arc<dyn Intents> = match plan.sabotage {

@@ -25,6 +25,14 @@ pub enum Sabotage {
     Intents,
 }
 
+impl Sabotage {
+    /// One commit of so many lands late. Callers without notes are wrong only where such a commit lands after a DEL: often
+    /// enough to be noticed within seconds.
+    pub(crate) fn rarity_of_late_commits(self) -> u32 {
+        if self == Self::Intents { 4 } else { 60 }
+    }
+}
+
 /// How many commits go well for one that does not.
 const RARITY: u64 = 50;
 
