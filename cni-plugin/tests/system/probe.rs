@@ -154,7 +154,6 @@ fn a_plugin_that_is_killed_in_the_probe_leaks_nothing() {
         let conf = conf(&lab, &wire, &json!({}));
         let killed = (0..20).any(|n| killed_in_probe(&lab, &Call::new("ADD", &format!("c{n}"), &conf)));
         assert!(killed, "no call was met in its probe");
-        assert!(!lab.books().held.is_empty(), "it had its address");
         for n in 0..20 {
             Call::new("DEL", &format!("c{n}"), &conf).ok();
         }
@@ -163,8 +162,10 @@ fn a_plugin_that_is_killed_in_the_probe_leaks_nothing() {
     }
 }
 
-/// Runs a call, and kills it while it waits for an answer from the wire: it has committed, and has a socket open.
+/// Runs a call, and kills it while it waits for an answer from the wire: it has committed, and has a socket open. False if the
+/// call was killed earlier, since opening a store changes its file `head` too, or was not killed at all.
 fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
+    let held = lab.books().held.len();
     let before = head(&lab.store);
     let mut child = call.start(call.command());
     let files = format!("/proc/{}/fd", child.id());
@@ -178,7 +179,7 @@ fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
         sleep(Duration::from_millis(1));
     }
     child.kill().unwrap();
-    child.wait().unwrap().code().is_none()
+    child.wait().unwrap().code().is_none() && lab.books().held.len() > held
 }
 
 #[test]
