@@ -139,7 +139,7 @@ impl Estates {
         }
         for node in &concerned {
             if wanted(&self.known, node) {
-                let tunnels = named_handles_in(block, node).iter().map(|kind| format!("{kind}{node}")).collect();
+                let tunnels = named_handles_in(block, node).into_iter().collect();
                 let part = self.estate(node).part(cidr);
                 (part.bytes, part.tunnels) = (bytes, tunnels);
             }

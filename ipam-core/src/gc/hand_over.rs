@@ -17,7 +17,7 @@ use crate::affinity::drop_legacy_in;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Attribute, Block, Owner, beginning_of_node_handle};
+use crate::model::{Block, Owner, is_node_handle, renamed_node_handle};
 use crate::surroundings::read_config;
 use crate::workset::{Found, Workset};
 
@@ -37,11 +37,11 @@ pub struct HandedOver {
     pub handles: Vec<(String, String)>,
 }
 
-/// The beginnings of the handles that end with the node's name and have something in a block: those of its tunnels, and of
-/// the prefixes that it has itself.
+/// The handles that end with the node's name and have something in a block: those of its tunnels, and of the prefixes that it
+/// has itself.
 pub(super) fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
-    let beginning = |entry: &Attribute| beginning_of_node_handle(entry.handle()?, node).map(str::to_owned);
-    block.allocated().filter_map(|(_, entry)| beginning(entry)).collect()
+    let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
+    handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
 }
 
 /// The addresses of a block that are recorded for a node, also as a second owner.
@@ -146,9 +146,9 @@ async fn hand_over_block(
         }
     };
     if heir.is_some() || !addresses.is_empty() || !named.is_empty() {
-        let handles: Vec<_> = named.iter().map(|kind| (format!("{kind}{old}"), format!("{kind}{new}"))).collect();
         work.change(cidr, |block| block.rename_node(old, new)).await?;
-        for (before, after) in handles {
+        for before in named {
+            let Some(after) = renamed_node_handle(&before, old, new) else { continue };
             work.touch_handle(&before, cidr);
             work.touch_handle(&after, cidr);
             done.handles.push((before, after));

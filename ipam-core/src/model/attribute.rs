@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use super::codec::Field;
 use super::kept::{Kept, read_keeping};
 use super::lazy_map::LazyMap;
-use super::node_handles::beginning_of_node_handle;
+use super::node_handles::renamed_node_handle;
 use super::workload::same_handle;
 use crate::attachment::{NODE, OWN_NODE, namespace_of, node_of, pod_of};
 use crate::timestamps::Stamp;
@@ -127,8 +127,8 @@ impl Attribute {
                 }
             }
         }
-        if let Some(beginning) = self.handle().and_then(|handle| beginning_of_node_handle(handle, from)) {
-            self.handle_id = Field::Is(format!("{beginning}{to}").into());
+        if let Some(handle) = self.handle().and_then(|handle| renamed_node_handle(handle, from, to)) {
+            self.handle_id = Field::Is(handle.into());
             renamed = true;
         }
         renamed

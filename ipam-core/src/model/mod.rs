@@ -43,7 +43,7 @@ pub use endpoint::{EndpointFacts, EndpointPort, Orchestrator, WorkloadEndpoint, 
 pub use endpoint_rules::{check_endpoint, endpoint_name_on, split_endpoint_name};
 pub use handle::Handle;
 pub use node::Node;
-pub use node_handles::beginning_of_node_handle;
+pub use node_handles::{is_node_handle, renamed_node_handle};
 pub use owner::Owner;
 pub use pool::{AssignmentMode, NewPool, Pool, PoolUse};
 pub use pool_rules::{InvalidPool, check_changed_pool, check_new_pool, default_block_size, fitting_block_size};

@@ -12,8 +12,19 @@ const TUNNELS: [&str; 5] = [
     "wireguard-v6-tunnel-addr-",
 ];
 
-/// The beginning of a handle that ends with this node's name: all before the name. `None` for every other handle.
-pub fn beginning_of_node_handle<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
+/// True for a handle that ends with this node's name.
+pub fn is_node_handle(handle: &str, node: &str) -> bool {
+    beginning(handle, node).is_some()
+}
+
+/// The name that a handle of the node `from` has when it is the node `to`'s. `None` for a handle that does not end with the
+/// node's name.
+pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String> {
+    beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
+}
+
+/// What stands before the node's name.
+fn beginning<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     let of_tunnel = handle.strip_suffix(node).filter(|kind| TUNNELS.contains(kind));
     of_tunnel.or_else(|| beginning_of_node_prefix(handle, node))
 }
@@ -24,10 +35,12 @@ mod tests {
 
     #[test]
     fn a_handle_of_another_node_or_of_a_container_is_none() {
-        assert_eq!(beginning_of_node_handle("vxlan-v6-tunnel-addr-n1", "n1"), Some("vxlan-v6-tunnel-addr-"));
-        assert_eq!(beginning_of_node_handle("margay-node-prefix.racks@n1", "n1"), Some("margay-node-prefix.racks@"));
+        let renamed = |handle| renamed_node_handle(handle, "n1", "other");
+        assert_eq!(renamed("vxlan-v6-tunnel-addr-n1").as_deref(), Some("vxlan-v6-tunnel-addr-other"));
+        assert_eq!(renamed("margay-node-prefix.racks@n1").as_deref(), Some("margay-node-prefix.racks@other"));
         for handle in ["vxlan-tunnel-addr-n11", "vxlan-tunnel-addr-v6-n1", "n1", "net.n1", "x-ipip-tunnel-addr-n1"] {
-            assert_eq!(beginning_of_node_handle(handle, "n1"), None, "{handle}");
+            assert_eq!(renamed(handle), None, "{handle}");
+            assert!(!is_node_handle(handle, "n1"), "{handle}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Block, Document, Malformed, Owner, beginning_of_node_handle};
+use ipam_core::model::{Block, Document, Malformed, Owner, renamed_node_handle};
 use kv::{Key, Value};
 use serde_json::Value as Json;
 
@@ -51,8 +51,8 @@ impl Renaming {
         {
             return keys::affinity(&renamed, cidr).unwrap_or(key);
         }
-        if let Some(beginning) = keys::parse_handle(&key).and_then(|id| beginning_of_node_handle(id, &self.from)) {
-            return keys::handle(&format!("{beginning}{}", self.to));
+        if let Some(id) = keys::parse_handle(&key).and_then(|id| renamed_node_handle(id, &self.from, &self.to)) {
+            return keys::handle(&id);
         }
         if key == keys::legacy_host(&self.from) {
             return keys::legacy_host(&self.to);
