@@ -10,6 +10,7 @@ mod error;
 mod follow;
 mod gc;
 mod happening;
+mod hex;
 mod holder;
 mod hook;
 mod install;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::snapshot::Identity;
+use crate::hex::hex;
 
 /// The version of the form for stores without leases.
 const VERSION: u32 = 1;
@@ -134,14 +135,9 @@ impl Row {
     }
 }
 
-/// A checksum as text.
-pub(super) fn hex(sum: Sha256) -> String {
-    sum.finalize().iter().fold(String::with_capacity(64), |hex, byte| hex + &format!("{byte:02x}"))
-}
-
 /// The last line, with its end.
 pub(super) fn trailer(keys: u64, sum: Sha256) -> String {
-    format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", hex(sum))
+    format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", hex(&sum.finalize()))
 }
 
 #[cfg(test)]

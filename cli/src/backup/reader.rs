@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, Stored, TRAILER, VERSION_WITH_LEASES, hex, trailer};
+use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, Stored, TRAILER, VERSION_WITH_LEASES, trailer};
 use crate::error::{Failure, Result};
+use crate::hex::hex;
 
 /// A backup file that is being read. Its parts are valid only after the last one was read: the checksum is at the end.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Reader {
 
     /// The checksum of the lines read so far; at the end, the checksum of the file.
     pub(crate) fn sum(&self) -> String {
-        hex(self.sum.clone())
+        hex(&self.sum.clone().finalize())
     }
 
     /// Reads a file to its end, and returns its header and its number of keys.

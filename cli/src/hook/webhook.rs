@@ -12,6 +12,7 @@ use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::error::{Failure, Result};
+use crate::hex::hex;
 
 /// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
 const SIGNATURE: &str = "Margay-Signature";
@@ -68,8 +69,7 @@ impl Webhook {
         let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
         if let Some(Key(key)) = &self.key {
             let code = key.clone().chain_update(json).finalize().into_bytes();
-            let hex: String = code.iter().map(|byte| format!("{byte:02x}")).collect();
-            request = request.header(SIGNATURE, format!("sha256={hex}"));
+            request = request.header(SIGNATURE, format!("sha256={}", hex(&code)));
         }
         match request.send(json) {
             Ok(answer) if answer.status().is_success() => Ok(()),

@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 use super::program::Program;
 use super::role::Role;
 use crate::error::{Failure, Result};
+use crate::hex::hex;
 
 /// The format version of the state file.
 const FORMAT: u32 = 1;
@@ -332,5 +333,5 @@ fn sync(folder: &Path) -> io::Result<()> {
 fn checksum(file: &Path) -> io::Result<String> {
     let mut sum = Sha256::new();
     io::copy(&mut File::open(file)?, &mut sum)?;
-    Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&sum.finalize()))
 }
