@@ -3,7 +3,7 @@
 //! musl's own allocator asks the kernel again and again for what is small. Allocators for servers prepare for more than a call
 //! of a few milliseconds ever needs, which takes a tenth of its time. dlmalloc does neither, but it writes zeros over memory
 //! that comes from the kernel and is zero already. An open sled has 25 MB of that and reads few pages of it: a cold ADD on
-//! sled took twice as long, and 7,200 page faults instead of 1,100. So what is large is musl's, which maps it and leaves it
+//! sled took three times as long, and 7,200 page faults instead of 1,100. So what is large is musl's, which maps it and leaves it
 //! as it is.
 #![expect(
     unsafe_code,

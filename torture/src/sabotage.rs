@@ -26,8 +26,8 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    /// One commit of so many lands late. Callers without notes are wrong only where such a commit lands after a DEL: often
-    /// enough to be noticed within seconds.
+    /// One commit of so many lands late. Callers without notes are wrong only where such a commit lands after a DEL, so that is
+    /// frequent with them: the torture notices it within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
