@@ -23,7 +23,7 @@ pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String>
     beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
 }
 
-/// What stands before the node's name.
+/// The part of such a handle before the node's name.
 fn beginning<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     let of_tunnel = handle.strip_suffix(node).filter(|kind| TUNNELS.contains(kind));
     of_tunnel.or_else(|| beginning_of_node_prefix(handle, node))
