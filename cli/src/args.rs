@@ -74,8 +74,8 @@ Examples:
   margay store backup /var/backups/margay.jsonl
 
 Which engine: sled is the default; take redb where no daemon runs or the disk
-may fill up: an ADD takes 0.58 of host-local's time on sled and 0.47 on redb
-with the daemon, 5.9 and 0.53 without; on a full disk sled removed 19 of 200
+may fill up: an ADD takes 0.61 of host-local's time on sled and 0.52 on redb
+with the daemon, 2.2 and 0.60 without; on a full disk sled removed 19 of 200
 containers and redb all; power cuts lost nothing on either.";
 
 const CONFORMANCE: &str = "\
