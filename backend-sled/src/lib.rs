@@ -12,6 +12,7 @@
 //! cuts the power meanwhile.
 
 mod error;
+mod priority;
 mod table;
 
 use std::path::Path;

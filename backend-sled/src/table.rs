@@ -16,6 +16,7 @@ use kv_mvcc::{Table, View, Visit, Write};
 use sled::{Batch, Config, Db};
 
 use crate::error::{from_io, from_sled};
+use crate::priority::Priority;
 
 /// sled's page cache: little beside the rest of a process. sled keeps a page or more in each of its 256 parts, whatever is set.
 const CACHE_BYTES: u64 = 1024 * 1024;
@@ -91,9 +92,12 @@ impl Opened {
         let config = Config::new().path(path).cache_capacity(CACHE_BYTES).flush_every_ms(None);
         let worker = Worker::start().map_err(io)?;
         let clone = config.clone();
-        let database = worker
-            .watched(&config, OPEN, move || clone.open(), || {})
-            .map_err(|error| from_sled(store, Operation::Open, error))?;
+        let open = move || {
+            let _raised = Priority::raise();
+            clone.open()
+        };
+        let database =
+            worker.watched(&config, OPEN, open, || {}).map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
         // A process that was killed between flush and sync leaves what can be read but is not durable yet, and opening
         // has written a new snapshot whose name is not durable yet.
