@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::{Deadline, Range, Transaction};
 
+use crate::boxed;
 use crate::covering::blocks_of;
 use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
@@ -20,6 +21,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if there is no such handle; those of the store; damaged documents.
+    #[boxed]
     pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         transact!(reading self, deadline, |tx| {
             let key = keys::handle(handle);
@@ -45,6 +47,7 @@ impl Ipam {
     /// # Errors
     /// With Calico's texts: `Unassigned` if nobody has it, `CoolingDown` if it was released and is in cooldown. Those
     /// of the store; a damaged block.
+    #[boxed]
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
             Holding::Held(attribute) => Ok(attribute),

@@ -12,6 +12,7 @@ mod remove;
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction};
 
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -69,6 +70,7 @@ impl Ipam {
     /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MOST_BLOCKS_CLAIMED`] blocks, and
     /// for an owner that is neither a node nor virtual; `UnknownNode`; those of the store, when some blocks may have been
     /// claimed already.
+    #[boxed]
     pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
         let pool = self.pool_around(cidr, Pool::is_enabled, deadline).await?;
@@ -85,6 +87,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `OutsidePools`, `SmallerThanBlock`; damaged blocks, after all others were done; those of the store.
+    #[boxed]
     pub async fn release_affinity(
         &self,
         owner: &Owner,
@@ -102,6 +105,7 @@ impl Ipam {
     /// # Errors
     /// `Invalid` for an owner that is neither a node nor virtual; damaged blocks, after all others were done; those of the
     /// store.
+    #[boxed]
     pub async fn release_all_affinities(
         &self,
         owner: &Owner,
@@ -127,6 +131,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities).
+    #[boxed]
     pub async fn release_node_affinities(
         &self,
         node: &str,

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner};
@@ -42,6 +43,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
+    #[boxed]
     pub async fn borrowed(&self, deadline: Deadline) -> Result<Borrowed> {
         Ok(borrowed(&self.all_blocks(deadline).await?))
     }

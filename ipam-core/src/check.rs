@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assign::held_by;
 use crate::attachment::{Attachment, NETWORK, Ownership};
+use crate::boxed;
 use crate::covering::blocks_of;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
@@ -47,6 +48,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents.
+    #[boxed]
     pub async fn compare(
         &self,
         attachment: &Attachment,

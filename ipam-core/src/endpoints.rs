@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kv::{Attempts, Content, Deadline, Key, Range, Revision, StoreExt, TransactOptions, Transaction};
 use serde::{Deserialize, Serialize};
 
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::filling;
 use crate::ipam::{Ipam, transact};
@@ -74,6 +75,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
+    #[boxed]
     pub async fn endpoints_of_node(&self, node: &str, deadline: Deadline) -> Result<Vec<WorkloadEndpoint>> {
         self.endpoints_of_nodes(|of| of == node, deadline).await
     }
@@ -107,6 +109,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
+    #[boxed]
     pub async fn delete_endpoint(&self, endpoint: &EndpointOf, deadline: Deadline) -> Result<bool> {
         transact!(self, deadline, |tx| endpoint.delete(tx).await)
     }
@@ -170,6 +173,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
+    #[boxed]
     pub async fn begin_endpoint(&self, query: EndpointQuery, deadline: Deadline) -> Result<(PendingEndpoint, Before)> {
         let mut pending = PendingEndpoint { ipam: self.clone(), query, deadline, attempt: None };
         let (mut attempts, mut tx) = pending.begin().await?;
@@ -234,6 +238,7 @@ impl PendingEndpoint {
     ///
     /// # Errors
     /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint meanwhile; those of the store.
+    #[boxed]
     pub async fn store(
         &mut self,
         endpoint: &WorkloadEndpoint,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use kv::Deadline;
 
 use crate::addresses::block_around;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{AddressState, OwnerUpdate};
@@ -25,6 +26,7 @@ impl Ipam {
     /// # Errors
     /// With Calico's texts: `Unassigned` if nobody has the address; `Owner` if it is not held under the handle (resting
     /// addresses are not), or is not whose the update expects. Those of the store.
+    #[boxed]
     pub async fn set_owner_attributes(
         &self,
         ip: IpAddr,

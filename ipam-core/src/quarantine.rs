@@ -16,6 +16,7 @@ use time::{Duration, OffsetDateTime};
 
 use crate::assign::held_by;
 use crate::attachment::{Attachment, Ownership};
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -106,6 +107,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
+    #[boxed]
     pub async fn quarantine(
         &self,
         attachment: &Attachment,

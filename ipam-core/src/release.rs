@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
 use crate::attachment::{Attachment, NETWORK, Ownership};
+use crate::boxed;
 use crate::covering::blocks_of;
 use crate::endpoints::EndpointOf;
 use crate::error::{Resource, Result};
@@ -53,6 +54,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
+    #[boxed]
     pub async fn release_attachment(
         &self,
         attachment: &Attachment,
@@ -68,6 +70,7 @@ impl Ipam {
     ///
     /// # Errors
     /// As [`release_attachment`](Self::release_attachment); a damaged endpoint of a pod.
+    #[boxed]
     pub async fn release_attachment_of(
         &self,
         attachment: &Attachment,
@@ -128,6 +131,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if there is no such handle; those of the store, when some blocks may be done already: repeat it then.
+    #[boxed]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
         let mut released: Vec<IpAddr> = Vec::new();
@@ -153,6 +157,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if nothing is recorded for the container; those of the store.
+    #[boxed]
     pub async fn release_by_container(&self, container: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let blocks = kv::StoreExt::list(self.store(), Range::Prefix(keys::blocks_prefix(None))).await?;
         let blocks = blocks.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect::<Vec<_>>();
@@ -182,6 +187,7 @@ impl Ipam {
     /// # Errors
     /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says: nothing
     /// of its commit is released then, and nothing of those after it. Those of the store, when some may be released already.
+    #[boxed]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
         ordered.sort_by_key(|request| request.address);

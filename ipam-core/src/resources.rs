@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use kv::{Deadline, ErrorKind, Range, Transaction};
 
 use crate::assign::{Gateway, bridge};
+use crate::boxed;
 use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -23,6 +24,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `Exists`; `Invalid`, with Calico's text, for a pool that must not be; a gateway that is not a host's address of it.
+    #[boxed]
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -74,6 +76,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `Exists`; `Invalid` for a name that cannot be one.
+    #[boxed]
     pub async fn create_reservation(&self, name: &str, networks: &[IpNet], deadline: Deadline) -> Result<()> {
         check_name(name).map_err(|reason| Error::Invalid(format!("reservation {name}: {reason}")))?;
         let key = keys::resource(ResourceKind::IpReservation, name);
@@ -90,6 +93,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound`.
+    #[boxed]
     pub async fn delete_reservation(&self, name: &str, deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpReservation, name);
         transact!(self, deadline, |tx| {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use kv::{Content, Deadline, ErrorKind, Kv, Pages, Range, Revision};
 
 use crate::addresses::block_around;
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -83,11 +84,13 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
+    #[boxed]
     pub async fn utilization(&self, deadline: Deadline) -> Result<Utilization> {
         Ok(reread(|| self.read_utilization(deadline)).await?)
     }
 
     /// All well-formed blocks, as of one revision.
+    #[boxed]
     pub async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
         let read =
             || async { self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut Reading::new(deadline)).await };
@@ -152,6 +155,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
+    #[boxed]
     pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
@@ -168,6 +172,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; a damaged block.
+    #[boxed]
     pub async fn holding(&self, ip: IpAddr, deadline: Deadline) -> Result<Holding> {
         transact!(reading self, deadline, |tx| {
             let cidr = block_around(tx, ip).await?;

@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Range, Revision, StoreExt};
 
 use super::{Release, ReleaseIf, ReleasedBlocks};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Owner, keys};
@@ -21,6 +22,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Damaged blocks, after all others were done; those of the store, when some blocks may have been released already.
+    #[boxed]
     pub async fn release_pool_affinities(
         &self,
         cidr: IpNet,

@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Transaction};
 
 use super::{Release, ReleaseIf, ReleasedBlocks};
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Block, Document, Owner, keys};
@@ -17,6 +18,7 @@ impl Ipam {
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same
     /// where the store can be reached.
+    #[boxed]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {
             Owner::Host(name) => self.release_node_affinities(name, ReleaseIf::Any, deadline).await,

@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 
 use super::{AssignRequest, Assignment, Wanted};
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, HostReserved, Owner, Pool, PoolUse};
@@ -58,6 +59,7 @@ impl Ipam {
     /// # Errors
     /// `NoNewBlocks` if new blocks must not be claimed or none is left; `Pool` if no pool can serve the owner;
     /// `UnknownNode`; `Invalid` for an owner that cannot be one; those of the store.
+    #[boxed]
     pub async fn ensure_blocks(&self, request: &BlockRequest, deadline: Deadline) -> Result<Vec<IpNet>> {
         let BlockRequest { owner, terms } = request;
         transact!(self, deadline, |tx| {

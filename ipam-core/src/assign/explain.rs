@@ -8,6 +8,7 @@ use kv::{Content, Deadline, Range, Revision, StoreExt, Transaction};
 use super::Assignment;
 use super::request::{AssignRequest, Assigned, NamespaceLabels, Wanted};
 use crate::attachment::{NAMESPACE, NODE};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
@@ -119,6 +120,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged settings. The reason for which an assignment would be refused is an [`Outcome`].
+    #[boxed]
     pub async fn explain(
         &self,
         node: &str,

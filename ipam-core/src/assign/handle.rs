@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 
 use super::{AssignRequest, Assigned, Assignment, Wanted};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, PoolUse, keys};
@@ -107,6 +108,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `HandleLimit`; `Invalid` for a handle or an owner that cannot be one; otherwise those of [`assign`](Self::assign).
+    #[boxed]
     pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         request.check()?;
         let HandleRequest { handle, owner, attributes, most, terms } = request;

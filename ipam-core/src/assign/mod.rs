@@ -33,6 +33,7 @@ pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, Poo
 use sticky::Kept;
 
 use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP, namespace_of};
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
@@ -71,6 +72,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
+    #[boxed]
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         let mut findings = Findings::default();
         let mut error = match self.assign_all(slice::from_ref(request), &mut findings, deadline).await {

@@ -4,6 +4,7 @@ use kv::Deadline;
 
 use super::{AssignRequest, Assigned, Done, Findings};
 use crate::attachment::Attachment;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 
@@ -24,6 +25,7 @@ impl Ipam {
     /// # Errors
     /// Those of [`assign`](Self::assign) for one of them; `Invalid` if they are of several nodes, if two of them are
     /// the same, or if there are several and [pending commits](crate::intents) are recorded.
+    #[boxed]
     pub async fn assign_together(&self, requests: &[AssignRequest], deadline: Deadline) -> Result<Vec<Vec<Assigned>>> {
         match requests {
             [] => return Ok(Vec::new()),

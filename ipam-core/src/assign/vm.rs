@@ -8,6 +8,7 @@ use kv::{Deadline, Key, Transaction};
 
 use super::{AssignRequest, Assigned, Assignment, Wanted};
 use crate::attachment::{NODE, TIMESTAMP};
+use crate::boxed;
 use crate::error::{Error, Result, VmError};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
@@ -27,6 +28,7 @@ impl Ipam {
     ///
     /// # Errors
     /// [`VmError`]; otherwise those of [`assign`](Self::assign).
+    #[boxed]
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
         self.settle_intents(attachment, deadline).await?;

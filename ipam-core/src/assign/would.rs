@@ -8,6 +8,7 @@ use kv::Deadline;
 
 use super::Findings;
 use super::request::{AssignRequest, Assigned};
+use crate::boxed;
 use crate::error::Result;
 use crate::gc::{Evidence, Leftovers, is_short};
 use crate::ipam::{Ipam, transact};
@@ -19,6 +20,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of [`assign`](Self::assign).
+    #[boxed]
     pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
         let mut findings = Findings { is_trial: true, ..Findings::default() };
         let refused = match self.try_assign(request, None, &mut findings, deadline).await {

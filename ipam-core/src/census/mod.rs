@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
 
 use crate::attachment::BOOT;
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
@@ -110,6 +111,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.
+    #[boxed]
     pub async fn census(&self, deadline: Deadline) -> Result<Census> {
         Ok(reread(|| self.read_census(deadline)).await?)
     }

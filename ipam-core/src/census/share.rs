@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
 
 use super::{AddressUse, Census, QuotaUse};
+use crate::boxed;
 use crate::error::Result;
 use crate::gc::Reach;
 use crate::ipam::Ipam;
@@ -52,6 +53,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged documents are passed over, and the log says so.
+    #[boxed]
     pub async fn share_of(&self, node: &str, reach: &Reach, deadline: Deadline) -> Result<NodeShare> {
         let mut reading = Reading::new(deadline);
         let resources = |kind| Range::Prefix(keys::resources_prefix(kind));

@@ -14,6 +14,7 @@ use kv::{Deadline, Key, Range, Transaction};
 
 use super::estate::Estate;
 use crate::affinity::drop_legacy_in;
+use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
@@ -80,6 +81,7 @@ impl Ipam {
     /// # Errors
     /// `Invalid` if `from` is registered, or `to` cannot be the name of another node; `UnknownNode` if nodes are registered
     /// and `to` is not; damaged handles; those of the store.
+    #[boxed]
     pub async fn hand_over(&self, from: &str, to: &str, blocks: &[IpNet], deadline: Deadline) -> Result<HandedOver> {
         if to.is_empty() || to.contains('/') || to == from {
             return Err(Error::Invalid(format!("{to:?} cannot be the name of another node")));

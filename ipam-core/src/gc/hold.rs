@@ -8,6 +8,7 @@ use kv::{Deadline, Key, Transaction};
 
 use super::Allocation;
 use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP};
+use crate::boxed;
 use crate::endpoints::EndpointOf;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
@@ -153,6 +154,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; a damaged handle.
+    #[boxed]
     pub async fn free(&self, batch: &[Hold], deadline: Deadline) -> Result<Freed> {
         let freed = transact!(self, deadline, |tx| self.free_in(tx, batch).await)?;
         tell(batch, &freed);
@@ -163,6 +165,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `Invalid` if the node is registered; those of [`free`](Self::free).
+    #[boxed]
     pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<Freed> {
         let freed = transact!(self, deadline, |tx| {
             self.require_gone(tx, node).await?;

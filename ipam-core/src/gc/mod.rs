@@ -33,6 +33,7 @@ use kv::{Deadline, Range};
 use time::OffsetDateTime;
 
 use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
@@ -185,6 +186,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.
+    #[boxed]
     pub async fn holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
         let known = transact!(self, deadline, |tx| self.known_name(tx, node).await)?;
         let read = || async {

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, TxnRange};
 
 use super::Holdings;
+use crate::boxed;
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Block, Document, Owner, keys};
@@ -57,6 +58,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.
+    #[boxed]
     pub async fn holdings_within(
         &self,
         node: &str,

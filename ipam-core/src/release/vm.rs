@@ -11,6 +11,7 @@ use kv::Deadline;
 use super::prefetch;
 use super::renamed::Renamed;
 use crate::attachment::Attachment;
+use crate::boxed;
 use crate::error::Result;
 use crate::hints;
 use crate::ipam::{Ipam, transact};
@@ -27,6 +28,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
+    #[boxed]
     pub async fn release_vm_pod(
         &self,
         vm: &VmPod,
