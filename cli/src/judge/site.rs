@@ -5,8 +5,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-use std::{fs, io};
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
@@ -81,6 +81,10 @@ impl Folder {
 
     /// Removes the stores of the run, and the folder if the run made it.
     fn remove(&self) -> io::Result<()> {
+        retry_until_empty(WAIT, || self.remove_once())
+    }
+
+    fn remove_once(&self) -> io::Result<()> {
         for number in 0..self.made.load(Ordering::SeqCst) {
             remove_store(&self.place(number))?;
         }
@@ -95,6 +99,19 @@ impl NewStores {
             Self::Memory => Ok(()),
             Self::Below(folder) => folder.remove(),
         }
+    }
+}
+
+/// Removes again what gets new files meanwhile, until `limit` has passed: sled's threads may still write when a case that was
+/// stopped has ended.
+fn retry_until_empty(limit: Duration, mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let started = Instant::now();
+    loop {
+        match remove() {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && started.elapsed() < limit => {}
+            done => return done,
+        }
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -291,4 +308,23 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
         return Ok(metadata.len());
     }
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_gets_new_files_is_removed_again() {
+        let mut left = 2;
+        let remove = || {
+            left -= 1;
+            if left >= 0 { Err(io::ErrorKind::DirectoryNotEmpty.into()) } else { Ok(()) }
+        };
+        retry_until_empty(WAIT, remove).unwrap();
+        let never = retry_until_empty(Duration::ZERO, || Err(io::ErrorKind::DirectoryNotEmpty.into()));
+        assert_eq!(never.unwrap_err().kind(), io::ErrorKind::DirectoryNotEmpty);
+        let refused = retry_until_empty(WAIT, || Err(io::ErrorKind::PermissionDenied.into()));
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
 }
