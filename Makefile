@@ -29,6 +29,7 @@ test-parts:
 	scripts/timed "prose" scripts/check-prose
 	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
 	RUSTDOCFLAGS="-D warnings" scripts/timed "documentation" cargo doc --quiet --workspace --no-deps --lib --bins --examples --profile ci
+	scripts/timed "packages of the libraries" scripts/check-packages
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	scripts/timed --tests scripts/test-programs
 	scripts/timed "lab on sled" scripts/lab sled
