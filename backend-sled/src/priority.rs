@@ -7,8 +7,8 @@
 
 use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
-/// The highest priority of a thread that is not a real-time thread. One of those would never leave the processor to the
-/// spinning threads, and hang.
+/// The nice value with the highest priority. A real-time policy is no choice: a process that had one hung, since spinning threads
+/// never yield.
 const HIGHEST: i32 = -20;
 
 /// Threads that this thread starts begin without its priority.

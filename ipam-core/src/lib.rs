@@ -77,8 +77,8 @@ pub mod vm;
 pub mod workloads;
 pub mod workset;
 
-/// Boxes the future of a verb. The compiler makes the code of an `async fn` in each crate that awaits it: without this, each
-/// program and test that uses the allocator compiles most of it again, and the allocator's own tests take 62 s instead of 26.
+/// Boxes the future of a verb. The compiler makes the code of an `async fn` in each crate that awaits it. With the box it is made
+/// here once: after a change of this crate, the programs and tests of the workspace are built in 165 s instead of 198.
 pub(crate) use async_recursion::async_recursion as boxed;
 pub use borrowed::{Borrowed, BorrowedAddress};
 pub use check::{CheckResult, Standing};
