@@ -97,9 +97,11 @@ fn key(i: u64, n: u64) -> String {
 
 /// Some are short, some longer than a page; with many keys all are short.
 fn value(width: u64, n: u64) -> Vec<u8> {
-    let lengths = if width > 8 { [9, 10, 40, 100] } else { [9, 300, 4000, 20_000] };
+    let lengths: [usize; 4] = if width > 8 { [9, 10, 40, 100] } else { [9, 300, 4000, 20_000] };
     let length = lengths[usize::try_from(n % 4).unwrap_or_default()];
-    n.to_be_bytes().into_iter().cycle().take(length).collect()
+    let mut value = n.to_be_bytes().repeat(length.div_ceil(8));
+    value.truncate(length);
+    value
 }
 
 fn signed(n: u64) -> i64 {

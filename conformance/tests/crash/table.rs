@@ -1,7 +1,7 @@
 //! Rows in a log of commits, which is read as a whole when it is opened; and the same, broken in several ways.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write as _};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -18,6 +18,8 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Length and checksum of a commit.
 const HEAD: usize = 8;
+/// A log of so many bytes is read as it is, however much of it is superseded.
+const SMALL: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct FileTable {
@@ -57,7 +59,11 @@ impl FileTable {
             _ => commits.len(),
         };
         for commit in commits.into_iter().take(kept) {
-            apply(&mut rows, &commit);
+            apply(&mut rows, commit);
+        }
+        let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if way == Breakage::Healthy && whole > 4 * live + SMALL {
+            log = rewritten(path, &rows).map_err(io)?;
         }
         Ok(Self { way, log: Arc::new(Mutex::new(log)), rows: Mutex::new(Arc::new(rows)) })
     }
@@ -99,13 +105,13 @@ impl Table for FileTable {
                 }
             }
             Breakage::ShowsEarly => {
-                apply(Arc::make_mut(&mut held(&self.rows)), writes);
+                apply(Arc::make_mut(&mut held(&self.rows)), writes.iter().cloned());
                 thread::sleep(Duration::from_millis(1));
                 self.append(writes)?;
             }
             _ => self.append(writes)?,
         }
-        apply(Arc::make_mut(&mut held(&self.rows)), writes);
+        apply(Arc::make_mut(&mut held(&self.rows)), writes.iter().cloned());
         Ok(())
     }
 
@@ -114,11 +120,22 @@ impl Table for FileTable {
     }
 }
 
-fn apply(rows: &mut Rows, writes: &[Write]) {
+/// The log with a single commit, of the rows that there are: each opening reads all of it.
+fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
+    let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
+    let new = path.with_extension("new");
+    fs::write(&new, encode(&puts))?;
+    let log = OpenOptions::new().append(true).open(&new)?;
+    log.sync_data()?;
+    fs::rename(&new, path)?;
+    Ok(log)
+}
+
+fn apply(rows: &mut Rows, writes: impl IntoIterator<Item = Write>) {
     for write in writes {
         match write {
-            Write::Put(key, value) => drop(rows.insert(key.clone(), value.clone())),
-            Write::Delete(key) => drop(rows.remove(key)),
+            Write::Put(key, value) => drop(rows.insert(key, value)),
+            Write::Delete(key) => drop(rows.remove(&key)),
         }
     }
 }
@@ -160,19 +177,20 @@ fn commits(bytes: &[u8]) -> Result<(Vec<Vec<Write>>, usize)> {
 }
 
 fn decode(mut body: &[u8]) -> Vec<Write> {
-    let mut parts = Vec::new();
-    while let Some((length, rest)) = body.split_at_checked(4) {
+    let mut part = || {
+        let (length, rest) = body.split_at_checked(4)?;
         let (part, rest) = rest.split_at(number(length));
-        parts.push(part.to_vec());
         body = rest;
+        Some(part)
+    };
+    let mut writes = Vec::new();
+    while let (Some(kind), Some(key), Some(value)) = (part(), part(), part()) {
+        writes.push(match kind {
+            b"put" => Write::Put(key.to_vec(), value.to_vec()),
+            _ => Write::Delete(key.to_vec()),
+        });
     }
-    parts
-        .chunks_exact(3)
-        .map(|write| match &write[0][..] {
-            b"put" => Write::Put(write[1].clone(), write[2].clone()),
-            _ => Write::Delete(write[1].clone()),
-        })
-        .collect()
+    writes
 }
 
 struct Snapshot(Arc<Rows>);

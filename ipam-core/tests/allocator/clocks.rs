@@ -52,7 +52,7 @@ struct Life {
 
 impl Life {
     async fn new(cooldown: u32) -> Self {
-        let world = World::new().await;
+        let world = World::of_one_caller().await;
         world.add_pool("v4", "10.0.0.0/28").await;
         world.configure(IpamConfig::default().with_cooldown_seconds(cooldown)).await;
         Self { world, held: BTreeMap::new(), next: 0, off: 0 }

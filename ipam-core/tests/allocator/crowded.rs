@@ -37,7 +37,7 @@ async fn claim(world: &World, blocks: &[IpNet]) {
 
 #[tokio::test]
 async fn a_host_whose_surroundings_are_claimed_finds_a_block_with_one_more_request() {
-    let world = World::new().await;
+    let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/16").await;
     let counting = Counting::new(std::sync::Arc::clone(&world.store));
     let counted = World::on(std::sync::Arc::new(counting.clone()), Nodes::Registered);
@@ -61,7 +61,7 @@ async fn a_host_whose_surroundings_are_claimed_finds_a_block_with_one_more_reque
 #[tokio::test]
 async fn the_last_free_block_of_a_pool_is_found_wherever_it_is() {
     for place in [70, 400, 1_023] {
-        let world = World::new().await;
+        let world = World::of_one_caller().await;
         let walk = pool_and_walk(&world, "10.0.0.0/20").await;
         let free = walk[place];
         let others: BTreeSet<IpNet> = walk.into_iter().filter(|cidr| *cidr != free).collect();
@@ -83,7 +83,7 @@ async fn occupy(world: &World, blocks: impl IntoIterator<Item = IpNet>) {
 #[tokio::test]
 async fn an_empty_block_is_taken_over_before_an_address_is_borrowed() {
     for place in [3, 40] {
-        let world = World::new().await;
+        let world = World::of_one_caller().await;
         let walk = pool_and_walk(&world, "10.0.0.0/24").await;
         let empty = walk[place];
         claim(&world, &[empty]).await;
@@ -96,7 +96,7 @@ async fn an_empty_block_is_taken_over_before_an_address_is_borrowed() {
 /// A foreign writer leaves such a block behind when it breaks off.
 #[tokio::test]
 async fn an_empty_block_without_an_owner_is_taken_over() {
-    let world = World::new().await;
+    let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/28").await;
     let nobodys = Block::new(walk[2], None, OffsetDateTime::UNIX_EPOCH, None).unwrap();
     world.put(keys::block(walk[2]), &nobodys).await;

@@ -235,7 +235,7 @@ async fn a_hint_that_is_wrong_costs_a_round_trip_and_changes_nothing() {
 async fn drawn_hints_decide_nothing() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (plain, hinted) = (World::new().await, World::new().await);
+        let (plain, hinted) = (World::of_one_caller().await, World::of_one_caller().await);
         for world in [&plain, &hinted] {
             world.add_pool("v4", "10.0.0.0/28").await;
             world.configure(IpamConfig::default().with_strict_affinity(seed % 2 == 0)).await;

@@ -17,7 +17,7 @@ use crate::world::{World, attachment, ip, soon};
 
 /// A pool of 2048 blocks of 16 addresses, of which `claimed` are other nodes', with so many addresses in use in each.
 async fn world(claimed: usize, in_use: usize) -> World {
-    let world = World::new().await;
+    let world = World::of_one_caller().await;
     world.add(NewPool::new("v4", "10.0.0.0/17".parse().unwrap()).with_block_size(28)).await;
     let (first, last) = ("10.0.0.0".parse().unwrap(), "10.0.127.255".parse().unwrap());
     let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();

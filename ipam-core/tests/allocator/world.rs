@@ -15,6 +15,7 @@ use ipam_core::model::{
 use ipam_core::sticky::{STICKY, waits_until};
 use ipam_core::{Ipam, Nodes, Result};
 use kv::{Deadline, Key, Kv, Range, Store, StoreExt};
+use kv_mvcc::{Blocking, MemoryTable, MvccStore, Options};
 use time::OffsetDateTime;
 
 /// A store of a cluster with the nodes `a`, `b` and `c`.
@@ -35,7 +36,18 @@ pub(crate) fn ip(text: &str) -> IpAddr {
 
 impl World {
     pub(crate) async fn new() -> Self {
-        let world = Self::on(Arc::new(kv_mvcc::memory()), Nodes::Registered);
+        Self::of_nodes(kv_mvcc::memory()).await
+    }
+
+    /// For tests in which one caller acts at a time: the store answers on the caller's thread. Callers at the same time would
+    /// take turns.
+    pub(crate) async fn of_one_caller() -> Self {
+        let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
+        Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
+    }
+
+    async fn of_nodes(store: MvccStore) -> Self {
+        let world = Self::on(Arc::new(store), Nodes::Registered);
         for name in ["a", "b", "c"] {
             world.add_node(name, &[]).await;
         }
