@@ -100,7 +100,7 @@ fn is_steady(counts: &Counts) -> bool {
 #[tokio::test]
 async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
     let mut costs = Vec::new();
-    for nodes in [1_000, 2_000] {
+    for nodes in [1_000, 5_000] {
         let (world, borrowed) = cluster(nodes).await;
         let near = Reach::near([borrowed]);
         let steady = look(&world, &near).await;
