@@ -44,9 +44,7 @@ impl Tried {
 
 /// The key, again and again.
 fn value(key: &str, bytes: usize) -> Vec<u8> {
-    let mut value = key.repeat(1 + bytes / key.len()).into_bytes();
-    value.truncate(bytes.max(key.len()));
-    value
+    key.bytes().cycle().take(bytes.max(key.len())).collect()
 }
 
 async fn check_all(store: &Handle, tried: &[Tried]) -> Checked {

@@ -59,9 +59,10 @@ impl FileTable {
             _ => commits.len(),
         };
         for commit in commits.into_iter().take(kept) {
-            apply(&mut rows, commit);
+            apply(&mut rows, &commit);
         }
         let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
+        // A broken store keeps its log: some of them let a second process in, which would go on writing to the old file.
         if way == Breakage::Healthy && whole > 4 * live + SMALL {
             log = rewritten(path, &rows).map_err(io)?;
         }
@@ -105,13 +106,13 @@ impl Table for FileTable {
                 }
             }
             Breakage::ShowsEarly => {
-                apply(Arc::make_mut(&mut held(&self.rows)), writes.iter().cloned());
+                apply(Arc::make_mut(&mut held(&self.rows)), writes);
                 thread::sleep(Duration::from_millis(1));
                 self.append(writes)?;
             }
             _ => self.append(writes)?,
         }
-        apply(Arc::make_mut(&mut held(&self.rows)), writes.iter().cloned());
+        apply(Arc::make_mut(&mut held(&self.rows)), writes);
         Ok(())
     }
 
@@ -120,7 +121,8 @@ impl Table for FileTable {
     }
 }
 
-/// The log with a single commit, of the rows that there are: each opening reads all of it.
+/// The log with a single commit, of the rows that there are. Each opening reads the whole log, and a test that kills a process
+/// a hundred times while it compacts opens it as often: with the superseded rows it takes six times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");
@@ -131,11 +133,11 @@ fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     Ok(log)
 }
 
-fn apply(rows: &mut Rows, writes: impl IntoIterator<Item = Write>) {
+fn apply(rows: &mut Rows, writes: &[Write]) {
     for write in writes {
         match write {
-            Write::Put(key, value) => drop(rows.insert(key, value)),
-            Write::Delete(key) => drop(rows.remove(&key)),
+            Write::Put(key, value) => drop(rows.insert(key.clone(), value.clone())),
+            Write::Delete(key) => drop(rows.remove(key)),
         }
     }
 }
@@ -177,20 +179,19 @@ fn commits(bytes: &[u8]) -> Result<(Vec<Vec<Write>>, usize)> {
 }
 
 fn decode(mut body: &[u8]) -> Vec<Write> {
-    let mut part = || {
-        let (length, rest) = body.split_at_checked(4)?;
+    let mut parts = Vec::new();
+    while let Some((length, rest)) = body.split_at_checked(4) {
         let (part, rest) = rest.split_at(number(length));
+        parts.push(part.to_vec());
         body = rest;
-        Some(part)
-    };
-    let mut writes = Vec::new();
-    while let (Some(kind), Some(key), Some(value)) = (part(), part(), part()) {
-        writes.push(match kind {
-            b"put" => Write::Put(key.to_vec(), value.to_vec()),
-            _ => Write::Delete(key.to_vec()),
-        });
     }
-    writes
+    parts
+        .chunks_exact(3)
+        .map(|write| match &write[0][..] {
+            b"put" => Write::Put(write[1].clone(), write[2].clone()),
+            _ => Write::Delete(write[1].clone()),
+        })
+        .collect()
 }
 
 struct Snapshot(Arc<Rows>);
