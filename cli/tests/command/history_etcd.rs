@@ -130,7 +130,7 @@ fn a_watch_on_etcd_goes_on_over_a_restart() {
     assert_eq!(next()["event"], "claimed");
     assert_eq!(next()["handle"], "net.a");
     etcd.stop();
-    etcd.start_again().unwrap();
+    etcd.run().unwrap();
     with(&url, async |ipam| assign(ipam, "net.b").await);
     assert_eq!(next()["handle"], "net.b");
     with(&url, async |ipam| release(ipam, "net.b").await);
