@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ipam_core::assign::Wanted;
 use kv::StoreExt;
-use page_support::client::{connect, get};
+use page_support::client::{connect, get, wait_for};
 use page_support::{Daemon, add, empty, many_blocks, pool, soon};
 use serde_json::Value;
 use serve::http::Limits;
@@ -134,33 +134,23 @@ fn a_client_that_never_reads_is_dropped() {
     // Only a stall ends a connection here.
     let limits = Limits { stall: Duration::from_millis(500), headers: Duration::from_secs(600), ..Limits::default() };
     let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
-    let end = Instant::now() + Duration::from_secs(60);
-    let is_connected = || {
-        assert!(Instant::now() < end, "{} clients are connected", daemon.metrics.viewers());
-        daemon.metrics.viewers() > 0
-    };
-    let pause = || std::thread::sleep(Duration::from_millis(5));
-    let of_answers = connect(&daemon);
+    // One client after the other: while blocks come and go as fast as below, no census for an answer comes to its end.
+    let lazy = connect(&daemon);
     for _ in 0..40 {
-        (&of_answers).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        (&lazy).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     }
-    while !is_connected() {
-        pause();
-    }
-    while is_connected() {
-        pause();
-    }
-    // One after the other: the answers need a census, which writes in the background would keep from its end.
-    let of_events = connect(&daemon);
-    (&of_events).write_all(b"GET /api/events?recent=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    while !is_connected() {
-        pause();
-    }
+    wait_for("the client of answers", || daemon.metrics.viewers() == 1);
+    wait_for("its end", || daemon.metrics.viewers() == 0);
+    let stream = connect(&daemon);
+    (&stream).write_all(b"GET /api/events?recent=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    wait_for("the client of events", || daemon.metrics.viewers() == 1);
     let store = Arc::clone(daemon.ipam.store());
     let kvs = daemon.run(store.list(kv::Range::prefix("/calico/ipam/v2/assignment/"))).unwrap().kvs;
     // Blocks that come and go are much to tell.
+    let until = Instant::now() + Duration::from_secs(60);
     let mut kvs = kvs.iter().cycle();
-    while is_connected() {
+    while daemon.metrics.viewers() > 0 {
+        assert!(Instant::now() < until, "the client of events is still connected");
         let kv = kvs.next().unwrap();
         daemon.run(async {
             store.delete(kv::Range::Key(kv.key.clone())).await.unwrap();
