@@ -11,7 +11,7 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
-const SPAN: Duration = Duration::from_secs(5);
+const SPAN: Duration = Duration::from_secs(3);
 /// A call takes some milliseconds alone and tens of them in a crowd.
 const KILL_WITHIN: u64 = 60;
 /// A slow machine goes on until each workload has had so many answers.
