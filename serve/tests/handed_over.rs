@@ -1,22 +1,35 @@
-//! The store that the daemon holds, judged by all cases, with a hand-over before each call.
+//! The store that the daemon holds, judged by all cases, with hand-overs between the calls.
 
 mod support;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use serve::held::{Announced, Held};
 
-/// Hands the store over before each call. Calls that are under way at the same time are waited for.
+/// How many calls on a new store have a hand-over before each of them.
+const EACH: u64 = 500;
+
+/// After those, one call of so many has one: a hand-over reads the whole store again, and some cases make ten thousand calls.
+const ONE_OF: u64 = 10;
+
+/// Hands the store over before calls. Calls that are under way at the same time are waited for.
 #[derive(Clone, Debug)]
-struct HandedOver(Held);
+struct HandedOver {
+    held: Held,
+    calls: Arc<AtomicU64>,
+}
 
 impl HandedOver {
     async fn hand_over(&self) {
-        self.0.hand_over(Announced::No).await;
+        let before = self.calls.fetch_add(1, Ordering::Relaxed);
+        if before < EACH || before.is_multiple_of(ONE_OF) {
+            self.held.hand_over(Announced::No).await;
+        }
     }
 }
 
@@ -24,22 +37,22 @@ impl HandedOver {
 impl Store for HandedOver {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.hand_over().await;
-        self.0.range(request).await
+        self.held.range(request).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         self.hand_over().await;
-        self.0.txn(txn).await
+        self.held.txn(txn).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         self.hand_over().await;
-        self.0.watch(request).await
+        self.held.watch(request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
         self.hand_over().await;
-        self.0.compact(revision).await
+        self.held.compact(revision).await
     }
 }
 
@@ -48,6 +61,7 @@ struct Site;
 #[derive(Debug)]
 struct Fresh {
     held: Held,
+    calls: Arc<AtomicU64>,
     folder: support::Folder,
 }
 
@@ -59,14 +73,15 @@ impl Harness for Site {
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
-        Ok(Box::new(Fresh { held: Held::new(folder.location(), None, Arc::default()), folder }))
+        let held = Held::new(folder.location(), None, Arc::default());
+        Ok(Box::new(Fresh { held, calls: Arc::default(), folder }))
     }
 }
 
 #[async_trait]
 impl Fixture for Fresh {
     fn store(&self) -> Arc<dyn Store> {
-        Arc::new(HandedOver(self.held.clone()))
+        Arc::new(HandedOver { held: self.held.clone(), calls: self.calls.clone() })
     }
 
     async fn reopen(&mut self) -> std::result::Result<(), BoxError> {
