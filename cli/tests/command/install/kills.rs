@@ -5,8 +5,9 @@ use std::process::Command;
 
 use crate::install::tree::{Tree, files};
 
-/// Everything that could change a file, or what it is called; those that a machine does not have are passed over.
-const CALLS: [&str; 18] = [
+/// Everything that could change a file, or what it is called; those that a machine does not have are passed over. `openat` is
+/// none of them: a kill at the first call that changes an opened file leaves the same files.
+const CALLS: [&str; 17] = [
     "?link",
     "linkat",
     "?rename",
@@ -24,13 +25,7 @@ const CALLS: [&str; 18] = [
     "?chmod",
     "fchmod",
     "fchmodat",
-    "openat",
 ];
-
-/// Those of them that change more than the first moment of a file.
-fn without_opening() -> impl Iterator<Item = &'static str> {
-    CALLS.into_iter().filter(|call| *call != "openat")
-}
 
 /// Runs `margay install` and kills it at the call of this name and number, before it is carried out. True if it was killed.
 fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
@@ -48,24 +43,18 @@ fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     killed
 }
 
-/// Kills `margay install` with these arguments at each of these calls in turn, from what `before` has made, and has `after`
-/// look at what is left. Returns at how many calls, those that only open files aside.
-fn kill_everywhere(
-    tree: &Tree,
-    calls: impl IntoIterator<Item = &'static str>,
-    args: &[&str],
-    before: impl Fn(),
-    mut after: impl FnMut(&str),
-) -> usize {
+/// Kills `margay install` with these arguments at each of the [`CALLS`] in turn, from what `before` has made, and has `after`
+/// look at what is left. Returns at how many calls.
+fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
     let mut places = 0;
-    for call in calls {
+    for call in CALLS {
         for number in 1.. {
             before();
             if !killed(tree, args, call, number) {
                 after(&format!("not killed at {call}"));
                 break;
             }
-            places += usize::from(call != "openat");
+            places += 1;
             // There is a program at any time.
             let version = if args.contains(&"--main-plugin") { tree.main_version() } else { tree.version() };
             assert!(version == "v3.28.0" || version.starts_with("margay-"), "{version}");
@@ -82,7 +71,6 @@ fn an_installation_that_was_killed_anywhere_is_finished_or_undone() {
     let (mut unfinished, mut repeat) = (0, false);
     let places = kill_everywhere(
         &tree,
-        CALLS,
         &["--beside-calico"],
         || (),
         |place| {
@@ -109,7 +97,7 @@ fn an_undo_that_was_killed_anywhere_is_finished() {
     let install = || {
         tree.install(&["--beside-calico"]).ok();
     };
-    let places = kill_everywhere(&tree, CALLS, &["--undo"], install, |place| {
+    let places = kill_everywhere(&tree, &["--undo"], install, |place| {
         tree.install(&["--undo"]).ok();
         assert_eq!(files(&tree.bin()), before, "{place}");
     });
@@ -124,7 +112,6 @@ fn the_main_plugin_after_a_kill_anywhere_is_finished_or_undone() {
     let (mut unfinished, mut repeat) = (0, false);
     let places = kill_everywhere(
         &tree,
-        without_opening(),
         &["--beside-calico", "--main-plugin"],
         || (),
         |place| {
@@ -150,7 +137,7 @@ fn an_undo_of_both_that_was_killed_anywhere_is_finished() {
         tree.install(&["--beside-calico"]).ok();
         tree.install(&["--beside-calico", "--main-plugin"]).ok();
     };
-    let places = kill_everywhere(&tree, without_opening(), &["--undo"], install, |place| {
+    let places = kill_everywhere(&tree, &["--undo"], install, |place| {
         tree.install(&["--undo"]).ok();
         assert_eq!(files(&tree.bin()), before, "{place}");
     });
