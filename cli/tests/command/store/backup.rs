@@ -72,11 +72,12 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
         assert!(!target.path().unwrap().parent().unwrap().exists(), "{what}: something was made");
         error
     };
-    for bit in 0..good.len() * 8 {
+    // One bit of each byte, another one each time: a process for every bit took twelve seconds.
+    for (at, bit) in (0..good.len()).zip((0..8).cycle()) {
         let mut bytes = good.clone();
-        bytes[bit / 8] ^= 1 << (bit % 8);
+        bytes[at] ^= 1 << bit;
         fs::write(&file, bytes).unwrap();
-        refused(&format!("bit {bit}"));
+        refused(&format!("byte {at}, bit {bit}"));
     }
     for length in 0..good.len() {
         fs::write(&file, &good[..length]).unwrap();
