@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -17,12 +17,14 @@ use crate::random::Random;
 const CALLERS: u64 = 32;
 /// How many attachments each of them adds. `make torture` goes on for longer.
 const ADDS: u64 = 15;
+/// The longest time for all of them, at ten ADDs a second.
+const SPAN: Duration = Duration::from_secs(45);
 /// How many attachments a caller has at a time.
 const MOST_HELD: usize = 3;
 
 const KILLED_CALLERS: u64 = 8;
-/// How many calls of each of them are killed.
-const KILLS: u64 = 20;
+/// How many of their calls are killed.
+const KILLS: u64 = 160;
 /// A call takes a few milliseconds alone and tens of them in this crowd; kills are spread over that.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
@@ -43,6 +45,7 @@ struct Shared {
     failed: AtomicBool,
     adds: AtomicU64,
     dels: AtomicU64,
+    killed: AtomicU64,
 }
 
 impl Shared {
@@ -87,7 +90,6 @@ struct Caller<'a> {
     shared: &'a Shared,
     random: Random,
     rounds: u64,
-    kills: u64,
     held: Vec<Held>,
 }
 
@@ -96,7 +98,7 @@ impl<'a> Caller<'a> {
     fn new(number: u64, lab: &Lab, shared: &'a Shared) -> Self {
         let mut conf = lab.conf(if number.is_multiple_of(2) { "bridge" } else { "calico" });
         conf["name"] = format!("net-{}", number % 2).into();
-        Self { number, conf, shared, random: Random::new(11, number), rounds: 0, kills: 0, held: Vec::new() }
+        Self { number, conf, shared, random: Random::new(11, number), rounds: 0, held: Vec::new() }
     }
 
     fn call(&self, verb: &str, held: &Held) -> Call {
@@ -148,9 +150,14 @@ impl<'a> Caller<'a> {
         }
     }
 
-    fn run(mut self) -> Vec<Held> {
+    /// Whether there is time left, and no other caller has failed.
+    fn goes_on(&self, until: Instant) -> bool {
+        Instant::now() < until && !self.shared.failed.load(Ordering::Relaxed)
+    }
+
+    fn run(mut self, until: Instant) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
-        while self.rounds < ADDS && !self.shared.failed.load(Ordering::Relaxed) {
+        while self.rounds < ADDS && self.goes_on(until) {
             let is_full = self.held.len() >= MOST_HELD;
             if self.held.is_empty() || (!is_full && self.random.once_in(2)) {
                 self.add();
@@ -164,9 +171,9 @@ impl<'a> Caller<'a> {
 
     /// As [`run`](Self::run), but the calls may be killed. Nobody knows the effect of a killed ADD or DEL, so a DEL
     /// follows that is not killed, as from a runtime.
-    fn run_with_kills(mut self) -> Vec<Held> {
+    fn run_with_kills(mut self, until: Instant) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
-        while self.kills < KILLS && !self.shared.failed.load(Ordering::Relaxed) {
+        while self.shared.killed.load(Ordering::Relaxed) < KILLS && self.goes_on(until) {
             if self.held.is_empty() || (self.held.len() < MOST_HELD && self.random.once_in(2)) {
                 let mut held = self.next();
                 let add = self.call("ADD", &held);
@@ -202,7 +209,7 @@ impl<'a> Caller<'a> {
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
         if output.status.signal().is_some() {
-            self.kills += 1;
+            self.shared.killed.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         let outcome = Outcome::new(output, call);
@@ -212,14 +219,15 @@ impl<'a> Caller<'a> {
 }
 
 /// Lets callers loose on a store, and then has everything deleted.
-fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Shared {
+fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>, Instant) -> Vec<Held>) -> Shared {
     let _alone = alone();
     let lab = Lab::with_pool(engine, "10.77.0.0/24");
     let shared = Shared::default();
+    let until = Instant::now() + SPAN;
     let left: Vec<(u64, Held)> = thread::scope(|scope| {
         let start = |number| {
             let caller = Caller::new(number, &lab, &shared);
-            (number, scope.spawn(move || run(caller)))
+            (number, scope.spawn(move || run(caller, until)))
         };
         let threads: Vec<_> = (0..callers).map(start).collect();
         let joined = threads.into_iter().map(|(number, thread)| (number, thread.join()));
@@ -254,7 +262,7 @@ fn first_adds(engine: Engine, round: u64) {
         for number in 0..16 {
             let random = Random::new(round, number);
             let mut caller =
-                Caller { number, conf: conf.clone(), shared: &shared, random, rounds: 0, kills: 0, held: Vec::new() };
+                Caller { number, conf: conf.clone(), shared: &shared, random, rounds: 0, held: Vec::new() };
             scope.spawn(move || {
                 let mut held = Held { container: format!("c{number}"), interface: "eth0".into(), ip: NOWHERE };
                 let add = caller.call("ADD", &held);
@@ -288,13 +296,16 @@ fn the_same_attachment_many_times_at_once() {
 }
 
 fn crowd(engine: Engine) {
-    let shared = torture(engine, CALLERS, |caller| caller.run());
-    assert_eq!(shared.adds.into_inner(), CALLERS * ADDS);
-    assert_eq!(shared.dels.into_inner(), CALLERS * ADDS);
+    let shared = torture(engine, CALLERS, |caller, until| caller.run(until));
+    let (adds, dels) = (shared.adds.into_inner(), shared.dels.into_inner());
+    assert_eq!(adds, dels);
+    assert_eq!(adds, CALLERS * ADDS, "ADDs in {SPAN:?}: the callers stood in each other's way");
 }
 
 fn killers(engine: Engine) {
-    torture(engine, KILLED_CALLERS, |caller| caller.run_with_kills());
+    let shared = torture(engine, KILLED_CALLERS, |caller, until| caller.run_with_kills(until));
+    let killed = shared.killed.into_inner();
+    assert!(killed >= KILLS, "only {killed} calls were killed in {SPAN:?}");
 }
 
 #[test]
