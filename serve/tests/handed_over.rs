@@ -60,8 +60,7 @@ struct Site;
 
 #[derive(Debug)]
 struct Fresh {
-    held: Held,
-    calls: Arc<AtomicU64>,
+    store: HandedOver,
     folder: support::Folder,
 }
 
@@ -74,18 +73,18 @@ impl Harness for Site {
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
         let held = Held::new(folder.location(), None, Arc::default());
-        Ok(Box::new(Fresh { held, calls: Arc::default(), folder }))
+        Ok(Box::new(Fresh { store: HandedOver { held, calls: Arc::default() }, folder }))
     }
 }
 
 #[async_trait]
 impl Fixture for Fresh {
     fn store(&self) -> Arc<dyn Store> {
-        Arc::new(HandedOver { held: self.held.clone(), calls: self.calls.clone() })
+        Arc::new(self.store.clone())
     }
 
     async fn reopen(&mut self) -> std::result::Result<(), BoxError> {
-        self.held.close().await;
+        self.store.held.close().await;
         Ok(())
     }
 
@@ -94,7 +93,7 @@ impl Fixture for Fresh {
     }
 
     async fn finish(&mut self) -> std::result::Result<(), BoxError> {
-        self.held.close().await;
+        self.store.held.close().await;
         Ok(())
     }
 }
