@@ -131,3 +131,35 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
         _ => failure.hint("give a file that you may read; nothing was changed"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const LINES: &str = concat!(
+        r#"{"margay_backup":2,"margay":"0.1.0","engine":"redb","store":"3526f154-0d8b-4a53-b2f5-6d2fb0f0a3c1","#,
+        r#""revision":7,"time":"2026-11-21T16:25:03Z","leases":[{"id":7,"ttl":60}]}"#,
+        "\n",
+        r#"{"key":"/calico/a","value":"{\"strictAffinity\":false}"}"#,
+        "\n",
+        r#"{"key64":"/w==","value64":"/w==","lease":7}"#,
+        "\n",
+    );
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("backup");
+        let good = [LINES, &trailer(2, Sha256::new_with_prefix(LINES))].concat().into_bytes();
+        fs::write(&path, &good).unwrap();
+        assert_eq!(Reader::check(&path).unwrap().1, 2);
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, bytes).unwrap();
+            assert!(Reader::check(&path).is_err(), "bit {bit}");
+        }
+    }
+}
