@@ -6,6 +6,7 @@
 mod page_support;
 
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ipam_core::assign::Wanted;
 use libtest_mimic::{Arguments, Trial};
@@ -43,13 +44,16 @@ fn main() -> ExitCode {
         ("a_daemon_that_goes_and_comes_back_is_told", a_daemon_that_goes_and_comes_back_is_told),
     ];
     let reason = missing();
+    // One browser for all cases: to start it takes longer than most cases.
+    let browser = Arc::new(Mutex::new(None));
     let in_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
     let trials = cases.into_iter().map(|(name, case)| {
-        let why = reason.clone();
+        let (why, browser) = (reason.clone(), Arc::clone(&browser));
         let trial = Trial::test(name, move || match why {
             Some(why) => Err(why.into()),
             None => {
-                case(&Driver::start());
+                // A case that failed has closed its windows.
+                case(browser.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Driver::start));
                 Ok(())
             }
         });
@@ -59,8 +63,8 @@ fn main() -> ExitCode {
         }
     });
     let mut arguments = Arguments::from_args();
-    // A browser is many processes; two at a time are enough.
-    arguments.test_threads = arguments.test_threads.or(Some(2));
+    // The browser takes one case at a time.
+    arguments.test_threads = arguments.test_threads.or(Some(1));
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 

@@ -23,10 +23,13 @@ pub(crate) fn missing() -> Option<String> {
     (!missing.is_empty()).then(|| format!("not installed: {}; scripts/setup test installs it", missing.join(", ")))
 }
 
-/// The process that drives.
+/// A browser, and the process that drives it. It has one session, in which each case opens windows of its own.
 pub(crate) struct Driver {
     child: Child,
     port: u16,
+    session: String,
+    /// The window that comes with the session. It stays: a session without a window opens no other.
+    first: Value,
     /// The browser's files; they go with the driver.
     folder: tempfile::TempDir,
 }
@@ -34,7 +37,25 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn start() -> Self {
         // The port that it chooses can be taken in between; it then ends.
-        (0..5).find_map(|_| Self::try_start()).expect("chromedriver starts")
+        let mut driver = (0..5).find_map(|_| Self::try_start()).expect("chromedriver starts");
+        let profile = driver.folder.path().join("profile");
+        let arguments = [
+            "--headless=new".to_owned(),
+            "--no-sandbox".to_owned(),
+            "--disable-gpu".to_owned(),
+            "--disable-dev-shm-usage".to_owned(),
+            // Nothing but the page must be requested.
+            "--disable-background-networking".to_owned(),
+            "--hide-scrollbars".to_owned(),
+            format!("--user-data-dir={}", profile.display()),
+        ];
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}, "unhandledPromptBehavior": "ignore",
+        }}});
+        let session = driver.call("POST", "/session", &wanted).unwrap();
+        driver.session = session["sessionId"].as_str().unwrap().to_owned();
+        driver.first = driver.in_session("GET", "/window", &Value::Null).unwrap();
+        driver
     }
 
     fn try_start() -> Option<Self> {
@@ -46,7 +67,7 @@ impl Driver {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut driver = Self { child, port: 0, folder };
+        let mut driver = Self { child, port: 0, session: String::new(), first: Value::Null, folder };
         let until = Instant::now() + PATIENCE;
         while driver.port == 0 {
             if Instant::now() > until || driver.child.try_wait().unwrap().is_some() {
@@ -58,6 +79,16 @@ impl Driver {
             driver.port = port.and_then(|(port, _)| port.parse().ok()).unwrap_or(0);
         }
         Some(driver)
+    }
+
+    /// Sends the session's next commands to a window.
+    fn choose(&self, handle: &Value) -> Result<Value, String> {
+        self.in_session("POST", "/window", &json!({"handle": handle}))
+    }
+
+    /// A command within the session.
+    fn in_session(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
+        self.call(method, &format!("/session/{}{path}", self.session), body)
     }
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
@@ -89,6 +120,8 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        // Ends the browser.
+        _ = self.in_session("DELETE", "", &Value::Null);
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -104,32 +137,20 @@ pub(crate) struct Look {
 
 pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
 
-/// A window of its own. The console is checked at the end.
+/// A window of its own. The commands of a session go to the window that was opened last. The console is checked at the end.
 pub(crate) struct Window<'d> {
     driver: &'d Driver,
-    session: String,
+    handle: Value,
 }
 
 impl<'d> Window<'d> {
     pub(crate) fn open(driver: &'d Driver, scan: Look) -> Self {
         let Look { width, height, colours } = scan;
-        let profile = tempfile::tempdir_in(driver.folder.path()).unwrap().keep();
-        let arguments = [
-            "--headless=new".to_owned(),
-            "--no-sandbox".to_owned(),
-            "--disable-gpu".to_owned(),
-            "--disable-dev-shm-usage".to_owned(),
-            // Nothing but the page must be requested.
-            "--disable-background-networking".to_owned(),
-            "--hide-scrollbars".to_owned(),
-            format!("--user-data-dir={}", profile.display()),
-            format!("--window-size={width},{height}"),
-        ];
-        let wanted = json!({"capabilities": {"alwaysMatch": {
-            "goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}, "unhandledPromptBehavior": "ignore",
-        }}});
-        let session = driver.call("POST", "/session", &wanted).unwrap();
-        let window = Self { driver, session: session["sessionId"].as_str().unwrap().to_owned() };
+        let opened = driver.in_session("POST", "/window/new", &json!({"type": "window"})).unwrap();
+        let window = Self { driver, handle: opened["handle"].clone() };
+        driver.choose(&window.handle).unwrap();
+        // Removes the lines of an earlier window.
+        window.console();
         let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         window.devtools("Emulation.setDeviceMetricsOverride", &metrics);
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": colours}]});
@@ -138,7 +159,7 @@ impl<'d> Window<'d> {
     }
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
-        self.driver.call(method, &format!("/session/{}{path}", self.session), body)
+        self.driver.in_session(method, path, body)
     }
 
     fn devtools(&self, command: &str, parameters: &Value) {
@@ -226,6 +247,11 @@ impl<'d> Window<'d> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        _ = self.call("DELETE", "", &Value::Null);
+        // A later daemon may get the same port, and so find what this page has kept.
+        let kept = json!({"script": "localStorage.clear()", "args": []});
+        _ = self.driver.choose(&self.handle);
+        _ = self.call("POST", "/execute/sync", &kept);
+        _ = self.call("DELETE", "/window", &Value::Null);
+        _ = self.driver.choose(&self.driver.first);
     }
 }
