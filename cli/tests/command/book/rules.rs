@@ -1,6 +1,6 @@
 //! The permitted differences between a page and the output.
 
-use regex::Regex;
+use regex_lite::Regex;
 
 /// The parts that differ each time, and their placeholders. Widths of tables follow from what is in them.
 const RULES: &[(&str, &str)] = &[
