@@ -9,12 +9,12 @@ use super::ipam_result::IpamResult;
 use super::ongoing::Add;
 use crate::dataplane_grpc::Dataplane;
 use crate::dataplane_grpc::message::{AddRequest, ContainerSettings, IpConfig, Port, WorkloadIds};
-use crate::error::Result;
+use crate::error::{CniError, Result};
 
 /// Makes the interfaces, and records in the facts the name on the host and the MAC address in the container.
 ///
 /// # Errors
-/// The texts of [`wiring::Error`]; those of the other program. The container has no interface then.
+/// The texts of [`wiring::Error`]; those of the other program, which gets no prefix. The container has no interface then.
 pub(super) fn make(
     add: &Add<'_, '_>,
     mut plan: Plan,
@@ -29,6 +29,7 @@ pub(super) fn make(
             facts.interface = plan.host_interface;
         }
         Dataplane::Grpc(program) => {
+            routes_addresses(&plan)?;
             let request = request(add, &plan, assigned, annotations, name, facts);
             let made = add.run(async |deadline| program.add(request, deadline.remaining()).await);
             // The other program may have made the interfaces all the same.
@@ -38,6 +39,14 @@ pub(super) fn make(
         }
     }
     Ok(())
+}
+
+/// The other program's protocol has no member for prefixes: it would send the first address of each to the container, and
+/// nothing else.
+fn routes_addresses(plan: &Plan) -> Result<()> {
+    let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
+    let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
+    Err(CniError::internal(error).with_details("name pools of addresses in ipam, or leave dataplane_options out"))
 }
 
 /// Removes the interfaces of a call that fails. The runtime calls DEL, too, so an error here is only logged.

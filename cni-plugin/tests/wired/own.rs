@@ -43,6 +43,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Redb, Mode::InProcess, "containers_reach_each_other", containers_reach_each_other),
         on(Kind::Redb, Mode::InProcess, "a_prefix_is_routed_to_its_container", a_prefix_is_routed_to_its_container),
         on(Kind::Sled, Mode::Child, "a_prefix_is_routed_to_its_container", a_prefix_is_routed_to_its_container),
+        on(Kind::Redb, Mode::InProcess, "no_prefix_goes_to_another_program", no_prefix_goes_to_another_program),
         on(Kind::Redb, Mode::InProcess, "nat_outgoing", nat_outgoing),
         on(Kind::Sled, Mode::Child, "nat_outgoing", nat_outgoing),
         on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_felixs", nat_outgoing_is_felixs),
@@ -243,8 +244,8 @@ fn containers_reach_each_other(stage: &mut Stage) {
     }
 }
 
-/// The host sends what is for any address of a prefix to its container, which refuses what it does not use itself.
-fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
+/// Makes a pool of prefixes. The result is `ipam` of a network that has it.
+fn ipam_of_prefixes(stage: &Stage) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
         "metadata": {"name": "prefixes", "annotations": {"margay.io/prefix-length": "64"}},
@@ -252,7 +253,23 @@ fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
     });
     let key = "/calico/resources/v3/projectcalico.org/ippools/prefixes";
     stage.books.put_all(&BTreeMap::from([(key.to_owned(), pool)]));
-    let ipam = json!({"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": ["prefixes"]});
+    json!({"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": ["prefixes"]})
+}
+
+/// Another program that makes the interfaces would not route a prefix: ADD is refused before that program is called, and nothing
+/// stays assigned.
+fn no_prefix_goes_to_another_program(stage: &mut Stage) {
+    let ipam = ipam_of_prefixes(stage);
+    let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
+    let refused = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam, "dataplane_options": options})).run(PATIENCE);
+    let text = "the program of dataplane_options routes single addresses, and 2001:db8:7:";
+    assert!(refused.outcome.to_string().contains(text), "{}", refused.outcome);
+    assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
+}
+
+/// The host sends what is for any address of a prefix to its container, which refuses what it does not use itself.
+fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
+    let ipam = ipam_of_prefixes(stage);
     let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(PATIENCE);
     let result = succeed(&added);
     let prefix = result["margay.io/prefixes"][0].as_str().unwrap().strip_suffix("::/64").unwrap();
