@@ -28,7 +28,6 @@ test-parts:
 	scripts/timed "book" scripts/check-book
 	scripts/timed "prose" scripts/check-prose
 	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
-	RUSTDOCFLAGS="-D warnings" scripts/timed "documentation" cargo doc --quiet --workspace --no-deps --lib --bin bench --bin import-circles --profile ci
 	scripts/timed "packages of the libraries" scripts/check-packages
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	scripts/timed --tests scripts/test-programs
