@@ -59,7 +59,7 @@ const FAULTS: [&str; 4] = ["fault: lands late", "fault: reply lost", "fault: req
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_memory() {
-    let report = torture(Engine::Memory, Mode::InProcess, 15_000).await;
+    let report = torture(Engine::Memory, Mode::InProcess, 6_000).await;
     expect(&report, &VERBS);
     expect(&report, &FAULTS);
 }
@@ -76,7 +76,7 @@ async fn on_redb() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_etcd() {
-    expect(&torture(Engine::Etcd, Mode::InProcess, 2_000).await, &FAULTS);
+    expect(&torture(Engine::Etcd, Mode::InProcess, 1_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
