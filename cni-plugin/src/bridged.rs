@@ -262,7 +262,7 @@ fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway:
         return Err(CniError::config(format!("subnet {subnet} has host bits set")).with_details(details));
     }
     if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
-        return Err(CniError::config(format!("subnet {subnet} is too small to give out addresses")));
+        return Err(CniError::config(format!("subnet {subnet} is too small for containers' addresses")));
     }
     let given = |value: Option<&Json>, name: &str| match value {
         None => Ok(None),

@@ -70,7 +70,7 @@ fn read_range(range: &str, start: Option<&Json>, end: Option<&Json>, exclude: Op
     let cidr: IpNet = cidr.trim().parse().map_err(|_| wrong())?;
     let subnet = cidr.trunc();
     if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
-        return Err(CniError::config(format!("ipam.range {subnet} is too small to give out addresses")));
+        return Err(CniError::config(format!("ipam.range {subnet} is too small for containers' addresses")));
     }
     let bound = |value: Option<&Json>, name: &str| match value {
         Some(value) if *value != Json::Null && value.as_str() != Some("") => address_at(value, name, "").map(Some),
@@ -181,7 +181,7 @@ mod tests {
         for (ipam, expected) in [
             (r#"{"range":"x"}"#, "ipam.range \"x\" is not a range"),
             (r#"{"range":"10.0.0.9-x/24"}"#, "is not a range"),
-            (r#"{"range":"10.0.0.0/31"}"#, "ipam.range 10.0.0.0/31 is too small to give out addresses"),
+            (r#"{"range":"10.0.0.0/31"}"#, "ipam.range 10.0.0.0/31 is too small for containers' addresses"),
             (r#"{"range":"10.0.0.0/24","range_start":"10.0.1.1"}"#, "10.0.1.1 is not in ipam.range 10.0.0.0/24"),
             (r#"{"range":"10.1.0.9-10.0.0.20/24"}"#, "10.1.0.9 is not in ipam.range 10.0.0.0/24"),
             (r#"{"range":"10.0.0.0/24","range_start":1}"#, "ipam.range_start must be an address, not a JSON number"),

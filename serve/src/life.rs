@@ -135,6 +135,6 @@ async fn stay_alive(within: Duration) {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "systemd was not told");
+        tracing::debug!(%error, "systemd was not informed");
     }
 }

@@ -75,7 +75,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     findings.plot(
         "blocks",
         Plot {
-            title: format!("Addresses given out a second, by block size; {HOSTS} hosts at once"),
+            title: format!("Addresses assigned a second, by block size; {HOSTS} hosts at once"),
             x: "block size".into(),
             y: "per second".into(),
             points: SIZES.map(|size| format!("/{size}")).to_vec(),

@@ -95,7 +95,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     findings.plot(
         "hosts",
         Plot {
-            title: "Addresses given out a second, by how many hosts ask at once".into(),
+            title: "Addresses assigned a second, by how many hosts ask at once".into(),
             x: "hosts at once".into(),
             y: "per second".into(),
             points: CROWDS.map(|(count, _)| whole(count as f64)).to_vec(),

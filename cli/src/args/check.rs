@@ -17,7 +17,7 @@ Examples:
   margay ipam check --report first.json     # as calicoctl's -o first.json
   margay ipam check -o json | jq -r '.findings[] | [.code, .subject] | @tsv'
 
-Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is given out.
+Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is assigned.
 The exit code is 0 if there is no problem, and 1 if there is one or something failed.";
 
 /// The arguments, with `--report FILE` in the place of calicoctl's `ipam check -o FILE`. Here `-o` names the form of every answer,
@@ -66,7 +66,7 @@ pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<Stri
 /// The arguments of `ipam check`.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// Print every address that is given out
+    /// Print every address that is assigned
     #[arg(long)]
     pub(crate) show_all_ips: bool,
 

@@ -37,7 +37,7 @@ pub(crate) struct Configure {
     #[arg(long, value_enum, group = "setting", value_name = "Enabled|Disabled")]
     pub(crate) kubevirt_ip_persistence: Option<Persistence>,
 
-    /// How many seconds a released address rests before it is given out again
+    /// How many seconds a released address is in cooldown before it can be assigned again
     #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=0x7fff_ffff))]
     pub(crate) ip_cooldown_seconds: Option<u32>,
 

@@ -148,7 +148,7 @@ impl Left {
                 self.of_another_machine,
                 "given since this boot began, under another one: another machine's of the same name",
             ),
-            (self.outside, "given outside of this container (run margay gc where they were given)"),
+            (self.outside, "assigned outside of this container (run margay gc where they were assigned)"),
             (self.not_margays, "without Margay's attributes"),
             (self.no_workloads, "of tunnels or other non-workloads"),
             (list.listed, "in the list"),

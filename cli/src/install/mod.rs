@@ -93,7 +93,7 @@ fn install(
         Some(failure) => answer.incomplete(failure),
         None if done == Installed::Already => answer,
         None => answer.note(format!(
-            "calico-node puts its own back when it starts anew, unless it was told not to, once for the cluster: {KEEP}"
+            "calico-node puts its own back when it starts anew, unless it is configured not to, once for the cluster: {KEEP}"
         )),
     })
 }

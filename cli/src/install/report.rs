@@ -119,7 +119,7 @@ impl Report {
         if self.places.iter().any(|seen| self.is_overwritten(seen)) {
             let failure = Failure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
-                "run {again} again; calico-node does this when it starts, unless it was told not to: {KEEP}"
+                "run {again} again; calico-node does this when it starts, unless it is configured not to: {KEEP}"
             )));
         }
         if let Some(seen) = self.places.iter().find(|seen| seen.unfinished) {

@@ -141,7 +141,7 @@ impl Plan {
 
 fn changed(renaming: &Renaming, key: &Key, value: Value) -> Result<Value> {
     renaming.value(key, value).map_err(|error| {
-        Failure::new(error).hint("whose it is cannot be told, so the node cannot be renamed; import without --as-node")
+        Failure::new(error).hint("its node is not known, so the node cannot be renamed; import without --as-node")
     })
 }
 

@@ -69,7 +69,7 @@ impl Clocked {
             return false;
         }
         let ip = outcome.address();
-        assert!(self.held.values().all(|held| *held != ip), "{ip} was given out twice");
+        assert!(self.held.values().all(|held| *held != ip), "{ip} was assigned twice");
         self.held.insert(container, ip);
         true
     }

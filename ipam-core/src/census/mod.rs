@@ -25,9 +25,9 @@ pub use share::{NodeShare, PoolShare};
 /// The use of an address of a block. An address that is in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressUse {
-    /// It can be given out.
+    /// It can be assigned.
     Free,
-    /// It is kept from being given out.
+    /// It is never assigned.
     Reserved,
     /// It was released, and is in cooldown.
     InCooldown,

@@ -22,7 +22,7 @@ pub struct Judged {
     pub idle: Vec<Allocation>,
     /// Its network namespace is there, or an interface holds it, or so it is with another address of the same attachment.
     pub live: Vec<Allocation>,
-    /// The look was made in a container, and it was given outside of that.
+    /// The search was made in a container, and the address was assigned outside of that.
     pub outside: Vec<Allocation>,
     /// It may be another machine's under the same name.
     pub elsewhere: Vec<Allocation>,

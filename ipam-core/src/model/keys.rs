@@ -120,6 +120,11 @@ pub fn sticky(name: &str) -> Key {
     format!("{STICKY}{name}").into()
 }
 
+/// The name of the workload that a key is the record of.
+pub fn parse_sticky(key: &Key) -> Option<&str> {
+    text(key)?.strip_prefix(STICKY)
+}
+
 /// The prefix of the keys of all such records.
 pub fn sticky_prefix() -> Key {
     STICKY.into()

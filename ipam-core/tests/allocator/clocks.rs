@@ -63,7 +63,7 @@ impl Life {
         let (node, container) = (NODES[node], format!("c{}", self.next));
         match self.world.one(node, &container).await {
             Ok(ip) => {
-                assert!(self.held.values().all(|(_, held)| *held != ip), "{ip} was given out twice");
+                assert!(self.held.values().all(|(_, held)| *held != ip), "{ip} was assigned twice");
                 self.held.insert(container, (node, ip));
                 true
             }

@@ -14,7 +14,7 @@ use super::code::Code;
 use super::finding::{AllocatedAddress, Finding, Inspection, Subject, addresses};
 use super::{Inspector, Keep};
 
-/// How far another machine's clock may be ahead of ours, where released addresses do not rest.
+/// How far another machine's clock may be ahead of ours, where released addresses have no cooldown.
 const AHEAD: Duration = Duration::MINUTE;
 
 /// The facts kept of the blocks, in the order in which they were read.
@@ -161,6 +161,7 @@ impl Inspector {
         seen: &mut Seen,
     ) -> (bool, bool) {
         self.done.counts.held += 1;
+        self.workloads.note(ip, entry, index);
         match entry.handle().filter(|id| !id.is_empty()) {
             Some(id) => self.handles.note(id, index),
             // An address that waits for its workload has none.
@@ -209,7 +210,7 @@ struct Seen {
 impl Seen {
     fn tell(self, cidr: IpNet, findings: &mut Vec<Finding>) {
         let kinds = [
-            (Code::ReleasedInFuture, self.future, "resting since a time to come", true),
+            (Code::ReleasedInFuture, self.future, "in cooldown since a time to come", true),
             (Code::NoHandle, self.without_handle, "held without a handle", false),
             (Code::ReservedInUse, self.reserved, "reserved and held", false),
         ];
@@ -239,7 +240,7 @@ fn tell_flaws(block: &Block, flaws: &Flaws, findings: &mut Vec<Finding>) {
     let cidr = block.cidr();
     let is_sound = flaws.dangling.is_empty();
     let lists = [
-        (Code::DanglingAllocation, &flaws.dangling, "given out to nobody who is on record"),
+        (Code::DanglingAllocation, &flaws.dangling, "assigned to a holder that is not on record"),
         (Code::QueuedTwice, &flaws.twice, "in the queue more than once"),
         (Code::NotQueued, &flaws.lost, "free and not in the queue"),
         (Code::QueuedButHeld, &flaws.taken, "held and in the queue"),
@@ -308,6 +309,11 @@ impl Blocks {
         }
     }
 
+    /// True if what is stored as the block of an address cannot be read.
+    pub(super) fn has_unreadable(&self, ip: IpAddr) -> bool {
+        self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
+    }
+
     /// Compares an affinity with its block; all blocks were read before.
     pub(super) fn compare_affinity(&mut self, owner: &Owner, cidr: IpNet, kv: &Kv, findings: &mut Vec<Finding>) {
         let known = self.find(cidr);
@@ -371,7 +377,7 @@ impl Blocks {
     }
 }
 
-/// Finds the addresses that are given out in both of two blocks.
+/// Finds the addresses that both of two blocks have assigned.
 fn find_twice(outer: &Note, inner: &Note, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
     let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
@@ -379,7 +385,7 @@ fn find_twice(outer: &Note, inner: &Note, findings: &mut Vec<Finding>) {
     for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
         let is_twice = out.has((distance + place) >> out.host_bits);
         if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
-            let what = format!("blocks {} and {} both have given it out", outer.cidr, inner.cidr);
+            let what = format!("blocks {} and {} both have assigned it", outer.cidr, inner.cidr);
             findings.push(Finding::new(Code::AddressTwice, Subject::Address(ip), what));
         }
     }

@@ -63,7 +63,7 @@ codes! {
     AffinityWithoutBlock = "AFF-01", Problem, "An affinity is to a block that is not there.", "", "deletes the affinity";
     AffinityPending = "AFF-02", Problem, "The claim of a block was begun and not finished.", "",
         "finishes the claim, or deletes the affinity if the block is not the owner's";
-    AffinityPendingDeletion = "AFF-03", Problem, "Giving a block back was begun and not finished.", "",
+    AffinityPendingDeletion = "AFF-03", Problem, "The release of a block was begun and not finished.", "",
         "finishes it, or confirms the affinity if the block is in use";
     AffinityUnknown = "AFF-04", Problem, "An affinity has a state that this version does not know.", "",
         "confirms the affinity, or deletes it if the block is not the owner's";
@@ -71,10 +71,10 @@ codes! {
         "writes the affinity anew, or deletes it if the block is not the owner's";
     AffinityOfOther = "AFF-06", Problem, "An affinity is to a block that is somebody else's, or nobody's.", "",
         "deletes the affinity";
-    DanglingAllocation = "ALC-01", Problem, "An allocation points at an entry that is not there; nothing can be given out of its block.",
-        "restore the block from a backup: who has the address is not on record", "";
+    DanglingAllocation = "ALC-01", Problem, "An allocation points at an entry that is not there; nothing can be assigned from its block.",
+        "restore the block from a backup: the store does not say which container has the address", "";
     UnusedAttribute = "ALC-02", Problem, "A block has entries that no allocation points at.", "", "drops the entries";
-    AddressTwice = "ALC-03", Problem, "An address is given out in two blocks that overlap.",
+    AddressTwice = "ALC-03", Problem, "An address is assigned in two blocks that overlap.",
         "find out who uses it, then end the other container", "";
     NoHandle = "ALC-04", Information, "Addresses are held without a handle, so that no DEL finds them.",
         "release each when nobody uses it: margay ipam release --ip", "";
@@ -84,7 +84,7 @@ codes! {
         "", "gives them Margay's names";
     NoEndpoint = "ALC-07", Problem, "An address of a Calico network is held for a container that has no endpoint.",
         "if the container is gone: margay gc on its node, or margay ipam release --ip", "";
-    UnreadableBlock = "BLK-01", Problem, "What is stored as a block cannot be read; nothing is given out of it or taken back.",
+    UnreadableBlock = "BLK-01", Problem, "What is stored as a block cannot be read; nothing is assigned from it or released.",
         "restore it from a backup", "";
     MisplacedBlock = "BLK-02", Problem, "The network inside a block is not the one in its key.",
         "restore it from a backup", "";
@@ -92,11 +92,11 @@ codes! {
         "make a pool for it again, or release its addresses", "deletes the empty block";
     BlockOfOtherSize = "BLK-04", Problem, "A block does not have the size of its pool's blocks, so that nobody looks for it.",
         "release its addresses when nobody uses them", "deletes the empty block";
-    OverlappingBlocks = "BLK-05", Problem, "Two blocks have addresses in common, which could be given out twice.",
+    OverlappingBlocks = "BLK-05", Problem, "Two blocks have addresses in common, which could be assigned twice.",
         "end the containers in one of them, then check again", "";
     OwnerWithoutAffinity = "BLK-06", Problem, "A block names an owner that has no affinity to it.", "", "writes the affinity";
     OwnerGone = "BLK-07", Problem, "A block's owner is a node that is not registered any more.",
-        "if the node is gone for good, release its addresses", "gives the empty block back";
+        "if the node is gone for good, release its addresses", "releases the empty block";
     EmptyBlock = "BLK-08", Problem, "A block is empty and nobody's.", "", "deletes the block";
     OddOwner = "BLK-09", Problem, "A block's owner is neither a node nor a virtual one, so that nobody can be it.", "",
         "makes the block nobody's";
@@ -108,8 +108,8 @@ codes! {
         "restore it from a backup, or delete the key to have the defaults", "";
     ContradictoryConfig = "CFG-02", Problem, "Settings of the IPAM configuration contradict each other.",
         "set them anew", "";
-    ReleasedInFuture = "COO-01", Problem, "Addresses rest since a time that has not come yet.", "",
-        "lets them rest from now on";
+    ReleasedInFuture = "COO-01", Problem, "Addresses are in cooldown since a time that has not come yet.", "",
+        "begins their cooldown anew";
     HandleMissing = "HND-01", Problem, "Addresses are held under a handle that is not there, so that no DEL finds them.", "",
         "writes the handle";
     HandleCountsMore = "HND-02", Problem, "A handle counts more addresses than a block holds for it.", "",
@@ -122,7 +122,7 @@ codes! {
     EmptyHandle = "HND-06", Problem, "A handle counts no address at all.", "", "deletes the handle";
     UnknownKey = "KEY-01", Problem, "A key below /calico/ipam/v2/ is none that IPAM knows.",
         "delete it if nobody needs it", "";
-    NetworksOverlap = "NET-01", Problem, "Two networks of this machine give out the same addresses from two stores.",
+    NetworksOverlap = "NET-01", Problem, "Two networks of this machine assign the same addresses from two stores.",
         "give one of them another subnet, or both the same store", "";
     RouteOverlaps = "NET-02", Information, "A route of this machine that is not the pool's own leads addresses of the pool elsewhere.",
         "give the pool another range, or see with `ip route` whether the route is meant", "";
@@ -131,14 +131,14 @@ codes! {
     UnreadablePool = "POL-01", Problem, "What is stored as a pool cannot be read; it counts as absent.",
         "delete it and make it again", "";
     BrokenPool = "POL-02", Problem, "A pool has blocks of a size that cannot be.", "delete it and make it again", "";
-    PoolsOverlap = "POL-03", Problem, "Two pools have addresses in common, which could be given out twice.",
+    PoolsOverlap = "POL-03", Problem, "Two pools have addresses in common, which could be assigned twice.",
         "delete one of them", "";
     BrokenSelector = "POL-04", Problem, "A selector of a pool cannot be read, so that the pool serves nobody.",
         "write the selector anew", "";
     QueuedTwice = "QUE-01", Problem, "A block's queue has free addresses more than once.", "", "writes the queue anew";
-    NotQueued = "QUE-02", Problem, "A block's queue lacks free addresses: Calico never gives them out.", "",
+    NotQueued = "QUE-02", Problem, "A block's queue lacks free addresses: Calico never assigns them.", "",
         "writes the queue anew";
-    QueuedButHeld = "QUE-03", Problem, "A block's queue has addresses that are held: Calico gives them out again.", "",
+    QueuedButHeld = "QUE-03", Problem, "A block's queue has addresses that are held: Calico assigns them again.", "",
         "writes the queue anew";
     QueuedOutside = "QUE-04", Problem, "A block's queue has numbers that are no addresses of it.", "",
         "writes the queue anew";
@@ -152,8 +152,14 @@ codes! {
         "start a container on the network, or reserve them: margay reservation create", "";
     BridgeHalfReserved = "RES-05", Problem, "The reservation of a bridged network lacks its network or gateway addresses.",
         "", "adds them";
-    StraySequenceNumber = "SEQ-01", Problem, "A block has sequence numbers of addresses that are not given out.", "",
+    StraySequenceNumber = "SEQ-01", Problem, "A block has sequence numbers of addresses that are not assigned.", "",
         "drops the numbers";
+    KeptUnrecorded = "STK-01", Problem, "A workload keeps an address that its record lacks, so that it gets another one.", "",
+        "writes the record anew from what the blocks keep";
+    RecordedNotKept = "STK-02", Problem, "The record of a workload has an address that the workload does not keep.", "",
+        "drops it from the record";
+    UnreadableRecord = "STK-03", Problem, "What is stored as the record of a workload cannot be read, so that the workload gets other addresses.",
+        "", "writes the record anew from what the blocks keep";
     UnreadableEndpoint = "WEP-01", Problem, "What is stored as a workload endpoint cannot be read; it counts as absent.",
         "delete it, and start its container anew", "";
     EndpointAddress = "WEP-02", Problem, "A workload endpoint has an address that is free, or that another container holds.",

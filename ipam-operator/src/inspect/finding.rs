@@ -33,6 +33,8 @@ pub enum Subject {
     Network(String),
     /// A workload endpoint, by its namespace and its name.
     Endpoint(String, String),
+    /// A workload that keeps its addresses, by its name.
+    Workload(String),
     /// A key.
     Key(String),
 }
@@ -49,6 +51,7 @@ impl fmt::Display for Subject {
             Self::Address(ip) => write!(f, "address {ip}"),
             Self::Network(name) => write!(f, "network {name}"),
             Self::Endpoint(namespace, name) => write!(f, "endpoint {namespace}/{name}"),
+            Self::Workload(name) => write!(f, "workload {name}"),
             Self::Key(key) => write!(f, "key {key}"),
         }
     }
@@ -131,7 +134,7 @@ pub struct Counts {
     pub endpoints: usize,
     /// Addresses that somebody holds.
     pub held: usize,
-    /// Addresses that were released and rest.
+    /// Addresses in cooldown.
     pub cooling: usize,
     /// Addresses that are held for another node than the one that owns the block: no problem.
     pub borrowed: usize,
@@ -165,7 +168,7 @@ pub struct AllocatedAddress {
     pub attributes: BTreeMap<String, String>,
     /// The attributes of the other holder, if it has two.
     pub alternate_attributes: BTreeMap<String, String>,
-    /// True if it was released and rests.
+    /// True if it is in cooldown.
     pub cooling: bool,
     /// True if its block is another node's.
     pub borrowed: bool,

@@ -156,8 +156,8 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Some networks as text: the first few.
-pub(super) fn join(nets: &[IpNet]) -> String {
+/// Some networks or addresses as text: the first few.
+pub(super) fn join(nets: &[impl ToString]) -> String {
     const SHOWN: usize = 3;
     let mut text = nets.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if nets.len() > SHOWN {

@@ -50,6 +50,9 @@ impl Operator {
             Subject::Handle(id) => {
                 transact!(self, deadline, |tx| self.mend_handle(tx, id, &finding.blocks, at).await)
             }
+            Subject::Workload(name) => {
+                transact!(self, deadline, |tx| self.mend_record(tx, name, &finding.blocks, at).await)
+            }
             Subject::Reservation(name) => transact!(self, deadline, |tx| mend_bridge(tx, name).await),
             Subject::Endpoint(namespace, name) => {
                 transact!(self, deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
@@ -69,7 +72,7 @@ impl Operator {
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
         let mut work = Workset::new(tx, self.now(), rest);
-        // As it will be written: with addresses freed whose rest is over.
+        // As it will be written: with addresses freed whose cooldown is over.
         let Some(block) = work.block(cidr).await?.cloned() else { return Ok(Mended::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
         let (is_empty, owner) = (block.is_empty(), block.owner());
@@ -181,6 +184,6 @@ async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<Mended> {
     Ok(Mended::Done)
 }
 
-fn pools_range() -> Range {
+pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }

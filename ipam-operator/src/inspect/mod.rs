@@ -18,6 +18,7 @@ mod mend_handle;
 mod reclaim;
 mod secondary;
 mod surroundings;
+mod workloads;
 
 use ipam_core::Result;
 use ipam_core::model::keys::{self, ResourceKind};
@@ -36,6 +37,7 @@ use endpoints::Endpoints;
 use handles::Handles;
 use secondary::Secondary;
 use surroundings::Surroundings;
+use workloads::Workloads;
 
 /// Whether an inspection tells every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,7 @@ pub struct Inspector {
     handles: Handles,
     secondary: Secondary,
     endpoints: Endpoints,
+    workloads: Workloads,
     done: Inspection,
 }
 
@@ -71,6 +74,7 @@ impl Inspector {
             handles: Handles::default(),
             secondary: Secondary::default(),
             endpoints: Endpoints::default(),
+            workloads: Workloads::default(),
             done: Inspection::default(),
         }
     }
@@ -83,6 +87,7 @@ impl Inspector {
         ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
         // Blocks, the configuration once more, handles, affinities.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
+        ranges.push(Range::Prefix(keys::sticky_prefix()));
         ranges
     }
 
@@ -100,6 +105,8 @@ impl Inspector {
         } else if let Some((owner, cidr)) = keys::parse_affinity(key) {
             self.done.counts.affinities += 1;
             self.blocks.compare_affinity(&owner, cidr, kv, &mut self.done.findings);
+        } else if let Some(name) = keys::parse_sticky(key) {
+            self.workloads.compare(name, kv, &self.blocks, &mut self.done);
         } else if !self.endpoints.add(kv, &self.around, &mut self.done) && keys::parse_legacy_host(key).is_none() {
             self.done.findings.push(unknown(key));
         }
@@ -110,6 +117,7 @@ impl Inspector {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
         self.handles.finish(&self.blocks, &mut self.done);
+        self.workloads.finish(&self.blocks, &mut self.done);
         self.secondary.finish(&mut self.done.findings);
         self.endpoints.finish(&self.around, &mut self.done.findings);
         self.done.revision = revision;

@@ -25,7 +25,7 @@ const MOST_ADDRESSES: usize = 60;
 pub struct Reclaimed {
     /// They are free, or rest.
     pub released: Vec<IpAddr>,
-    /// They were given out or released since, and were left alone.
+    /// They were assigned or released since, and were left alone.
     pub changed: Vec<IpAddr>,
 }
 

@@ -142,7 +142,7 @@ impl Block {
         held.collect()
     }
 
-    /// The number that the block had when an address was given out.
+    /// The number that the block had when an address was assigned.
     pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
         let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()

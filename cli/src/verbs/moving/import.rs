@@ -146,8 +146,8 @@ fn answer(location: &Location, plan: &Plan, walked: &Walked) -> Result<Answer> {
         plan.tally
     );
     let mut answer = Answer::new(text, &json(location, plan, walked, false))?.note(format!(
-        "this is revision {} of a {} store, read at {}: addresses that were given out after that are free in this store \
-         and will be given out again",
+        "this is revision {} of a {} store, read at {}: addresses that were assigned after that are free in this store \
+         and will be assigned again",
         header.revision, header.engine, header.time
     ));
     if walked.kept > 0 {

@@ -79,7 +79,7 @@ fn inspected(json: &[u8], network: &str) -> serde_json::Result<Leases> {
         let Some(of) = networks.get(network) else { continue };
         let addresses: Vec<IpAddr> = [&of.v4, &of.v6].into_iter().filter_map(|text| text.parse().ok()).collect();
         if networks.len() > 1 {
-            let why = "it is in several networks, and its interfaces are not told";
+            let why = "it is in several networks, and the file does not say which interface is in which";
             found.left_out.push(LeftOut::new(format!("container {}", printable(&container.id)), why));
         } else if !addresses.is_empty() {
             let lease =

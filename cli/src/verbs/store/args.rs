@@ -31,7 +31,7 @@ Examples:
   margay store backup /var/backups/margay-$(date +%F).jsonl
   margay store backup --force /var/backups/margay.jsonl
 
-Containers can be started and stopped meanwhile: the store is given back while somebody waits for it.
+Containers can be started and stopped meanwhile: the store is released while another process waits for it.
 The file is JSON lines with a checksum, and only its owner can read it.
 Of an etcd the keys below /calico/ and /margay/ are written.")]
     Backup(Backup),
@@ -42,7 +42,7 @@ Examples:
   margay store restore /var/backups/margay.jsonl --replace --dry-run
   margay store restore /var/backups/margay.jsonl --store redb:///var/lib/margay/ipam.redb
 
-The backup is checked first. The store is there in full or not at all. Addresses that were given out
+The backup is checked first. The store is there in full or not at all. Addresses that were assigned
 after the backup was made are unknown to it: start the containers anew that are younger.")]
     Restore(Restore),
     /// Give up history and, where the engine can, the room that is not needed

@@ -95,7 +95,7 @@ fn answer(location: &Location, args: &Restore, done: Restored) -> Result<Answer>
         answer = answer.note(format!("what was there is in {aside} now: remove it when you do not need it"));
     }
     Ok(answer.note(format!(
-        "addresses that were given out after {time} are free in this store and will be given out again: start anew \
+        "addresses that were assigned after {time} are free in this store and will be assigned again: start anew \
          every container that is younger"
     )))
 }

@@ -39,7 +39,7 @@ fn in_a_container_what_was_given_outside_stays_and_what_was_given_inside_is_judg
         String::from_utf8_lossy(&done.stdout).into_owned()
     };
     let said = inside("--boot --netns --apply");
-    assert!(said.contains("3 given outside of this container (run margay gc where they were given)"), "{said}");
+    assert!(said.contains("3 assigned outside of this container (run margay gc where they were assigned)"), "{said}");
     age_looks(lab_, 61);
     let report: Value = serde_json::from_str(&inside("--boot --netns --apply -o json")).unwrap();
     assert_eq!(list(&report, "freed"), [gone.as_str()], "{report}");

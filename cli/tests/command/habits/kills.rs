@@ -96,7 +96,7 @@ fn a_split_that_is_killed_is_finished_by_the_next() {
             assert!(pools == 1 || (is_there && pools <= 513) || pools == 512, "{pools}");
             if is_there {
                 let pool = &lab.margay("get ippool main -o json").json();
-                assert!(pools == 1 || pool["spec"]["disabled"] == true, "two pools give out the same addresses");
+                assert!(pools == 1 || pool["spec"]["disabled"] == true, "two pools assign the same addresses");
                 if pool["spec"]["disabled"] == true {
                     let other = lab.margay("ipam split 256 --name main").failure();
                     assert!(other.contains("is being split into 512 parts: finish that first"), "{other}");

@@ -25,7 +25,7 @@ fn a_store_moves_from_one_engine_to_the_other_and_back() {
         let moved = other(&lab);
         let done = restore(&moved, &there, &[]);
         assert_eq!(done.code, 0, "{}", done.err);
-        assert!(done.err.contains("will be given out again"), "{}", done.err);
+        assert!(done.err.contains("will be assigned again"), "{}", done.err);
         assert_eq!(content(&moved), content(&lab.location));
         assert_ne!(id(&moved), id(&lab.location), "it is another store");
         assert!(beside(&moved).is_empty(), "{:?}", beside(&moved));

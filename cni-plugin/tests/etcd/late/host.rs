@@ -129,7 +129,7 @@ impl<'a> Host<'a> {
         let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
             ipam.release_all_affinities(&owner, ReleaseIf::Empty, Deadline::after(WAIT)).await.ok()
         });
-        assert!(given.is_some(), "the blocks of the node could not be given back");
+        assert!(given.is_some(), "the blocks of the node could not be released");
     }
 
     /// Waits until the member that was stopped has passed on all that it received, and knows all that was done: its

@@ -111,6 +111,13 @@ fn holder<'b>(block: &'b mut Value, container: &str) -> &'b mut Value {
     &mut entries.find(|entry| entry["handle_id"] == handle.as_str()).unwrap()["secondary"]
 }
 
+/// Has the workload `shop/web` keep the address of a container.
+fn keep(block: &mut Value, container: &str) {
+    let entry = holder(block, container);
+    entry["margay.io/sticky"] = "shop/web".into();
+    entry["margay.io/sticky-for"] = "60".into();
+}
+
 /// A block of four addresses of which none is held.
 fn empty_block(cidr: &str, owner: &Value) -> Value {
     let size = 1_usize << (32 - cidr.rsplit('/').next().unwrap().parse::<u32>().unwrap());
@@ -145,6 +152,7 @@ const RESERVATIONS: &str = "/calico/resources/v3/projectcalico.org/ipreservation
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 const CLUSTER: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
 const CONFIG: &str = "/calico/ipam/v2/config";
+const RECORD: &str = "/margay/v1/sticky/shop/web";
 const CONFIRMED: &str = r#"{"state":"confirmed","deleted":false}"#;
 
 /// Whether all of a damage is mended.
@@ -296,6 +304,28 @@ const DAMAGES: &[Damage] = &[
     (&["HND-05"], Whole, |c| put(c, &handle("c0"), "not JSON")),
     (&["HND-05"], Whole, |c| put(c, &handle("nobody"), "not JSON")),
     (&["HND-06"], Whole, |c| put(c, &handle("nobody"), r#"{"block":{},"deleted":false}"#)),
+    (&["STK-01"], Whole, |c| edit_block(c, "c2", |b| keep(b, "c2"))),
+    (&["STK-01"], Whole, |c| {
+        edit_block(c, "c2", |b| keep(b, "c2"));
+        put(c, RECORD, r#"{"addresses":[]}"#);
+    }),
+    (&["STK-02"], Whole, |c| put(c, RECORD, r#"{"addresses":[{"address":"10.0.0.250"}]}"#)),
+    (&["STK-01", "STK-02"], Whole, |c| {
+        edit_block(c, "c2", |b| keep(b, "c2"));
+        put(c, RECORD, r#"{"addresses":[{"address":"10.0.0.250"},{"address":"fd00::9"}]}"#);
+    }),
+    (&["STK-03"], Whole, |c| put(c, RECORD, "7")),
+    (&["STK-03"], Whole, |c| {
+        edit_block(c, "c2", |b| keep(b, "c2"));
+        put(c, RECORD, "[");
+    }),
+    // A block that cannot be read may keep what is recorded.
+    (&["BLK-01"], Left, |c| {
+        let key = block_of(c, "c2");
+        let cidr = key.rsplit('/').next().unwrap().rsplit_once('-').unwrap().0.to_owned();
+        put(c, &key, "{");
+        put(c, RECORD, json!({"addresses": [{"address": cidr}]}));
+    }),
     (&["POL-01"], Left, |c| put(c, &format!("{POOLS}/bad"), pool("nonsense", ""))),
     (&["POL-02"], Left, |c| put(c, &format!("{POOLS}/bad"), pool("10.77.0.0/16", r#","blockSize":12"#))),
     (&["POL-02"], Left, |c| put(c, &format!("{POOLS}/bad"), pool("10.77.0.0/28", r#","blockSize":26"#))),

@@ -76,7 +76,7 @@ async fn an_address_belongs_to_the_container_that_its_endpoint_names() {
     world.release("b", "c2").await;
     remove(&world, &format!("{ENDPOINTS}/shop/b-cni-c2-eth0")).await;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{two}/32")]})).await;
-    assert_eq!(reported(&world).await, [format!("{subject} {two} is free: it rests since it was released")]);
+    assert_eq!(reported(&world).await, [format!("{subject} {two} is free: it is in cooldown since it was released")]);
     assert!(!inspect(&world).await.findings[0].mendable, "its container may be alive");
 }
 

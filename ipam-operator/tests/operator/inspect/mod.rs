@@ -3,3 +3,4 @@
 mod damages;
 mod endpoints;
 mod own;
+mod workloads;

@@ -92,7 +92,7 @@ async fn a_repair_leaves_alone_what_has_changed() {
     let finding = ipam_operator::inspect::Finding::new(
         Code::AddressTwice,
         ipam_operator::inspect::Subject::Address(address),
-        "given out twice",
+        "assigned twice",
     );
     assert!(world.operator().mend(&finding, found.revision, soon()).await.is_err());
 }
@@ -110,7 +110,7 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
         requests.push(request.with_sequence_number(one.sequence_number));
     }
     assert_eq!(requests.len(), 70);
-    // One is given out anew since.
+    // One is assigned anew since.
     let anew = requests[3].clone();
     let container = anew.handle.clone().unwrap().replace("net.", "");
     world.release("a", &container).await;

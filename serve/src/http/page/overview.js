@@ -8,7 +8,7 @@ import { USES, addressLink, count, legend, many, moment, nodeLink, share, span }
 /** The most events beside the pools. */
 const LATEST = 10;
 
-/** The part of a pool that cannot be given out. */
+/** The part of a pool that cannot be assigned. */
 export function taken(pool) {
   return pool.used + pool.borrowed + pool.resting + Number(pool.reserved);
 }

@@ -1,0 +1,163 @@
+//! The records of workloads that keep their addresses, compared with the blocks. A block says which workload keeps an
+//! address; the record only leads an assignment there. So a record can be written anew from the blocks.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use ipam_core::Result;
+use ipam_core::attachment::{INTERFACE, NETWORK};
+use ipam_core::covering::blocks_of;
+use ipam_core::model::keys;
+use ipam_core::model::{Attribute, Block, Document, Pool, ReleaseRequest, StickyAddress, StickyRecord};
+use ipam_core::sticky::{STICKY, is_pinned};
+use ipam_core::surroundings::{decode_all, read_config};
+use ipam_core::workloads::write_record;
+use ipam_core::workset::{Found, Workset};
+use ipnet::IpNet;
+use kv::{Kv, Revision, Transaction};
+
+use super::blocks::Blocks;
+use super::code::Code;
+use super::finding::{Finding, Inspection, Subject};
+use super::handles::{MOST_BLOCKS, join};
+use super::mend::{Mended, is_newer, pools_range};
+use crate::Operator;
+
+/// The addresses that the blocks keep for each workload whose record was not read yet, each with its block.
+#[derive(Debug, Default)]
+pub(super) struct Workloads {
+    kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
+}
+
+impl Workloads {
+    /// Notes the workload that keeps an address, if one does.
+    pub(super) fn note(&mut self, ip: IpAddr, entry: &Attribute, block: u32) {
+        if let Some(name) = entry.get(STICKY) {
+            self.kept.entry(name.into()).or_default().push((ip, block));
+        }
+    }
+
+    /// Compares a stored record; all blocks were read before.
+    pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &Blocks, done: &mut Inspection) {
+        let kept = self.kept.remove(name).unwrap_or_default();
+        let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
+            Ok(record) => record,
+            Err(error) => {
+                let what = error.reason().to_owned();
+                return done.findings.push(finding(Code::UnreadableRecord, name, what, &kept, blocks));
+            }
+        };
+        let is_recorded = |ip: IpAddr| record.addresses.iter().any(|one| one.address == ip);
+        let missing: Vec<IpAddr> = kept.iter().map(|(ip, _)| *ip).filter(|ip| !is_recorded(*ip)).collect();
+        if !missing.is_empty() {
+            done.findings.push(finding(Code::KeptUnrecorded, name, lacks(&missing), &kept, blocks));
+        }
+        let is_kept = |ip: IpAddr| kept.iter().any(|(kept, _)| *kept == ip);
+        let recorded = record.addresses.iter().map(|one| one.address);
+        let stray: Vec<IpAddr> = recorded.filter(|ip| !is_kept(*ip) && !blocks.has_unreadable(*ip)).collect();
+        if !stray.is_empty() {
+            let what = format!("it has {}, which the blocks do not keep for it", join(&stray));
+            done.findings.push(finding(Code::RecordedNotKept, name, what, &kept, blocks));
+        }
+    }
+
+    /// Finds the records that are not stored.
+    pub(super) fn finish(&mut self, blocks: &Blocks, done: &mut Inspection) {
+        for (name, kept) in std::mem::take(&mut self.kept) {
+            let missing: Vec<IpAddr> = kept.iter().map(|(ip, _)| *ip).collect();
+            done.findings.push(finding(Code::KeptUnrecorded, &name, lacks(&missing), &kept, blocks));
+        }
+    }
+}
+
+fn finding(code: Code, name: &str, what: String, kept: &[(IpAddr, u32)], blocks: &Blocks) -> Finding {
+    let named: BTreeSet<IpNet> = kept.iter().map(|(_, block)| blocks.cidr(*block)).collect();
+    let finding = Finding::new(code, Subject::Workload(name.to_owned()), what);
+    finding.mendable(named.len() <= MOST_BLOCKS).with_blocks(named.into_iter().collect())
+}
+
+fn lacks(missing: &[IpAddr]) -> String {
+    format!("its record lacks {}", join(missing))
+}
+
+impl Operator {
+    /// Writes the record of a workload anew from the blocks that keep an address for it, and from those of the addresses
+    /// that are recorded.
+    ///
+    /// Guards: the record, and the blocks that keep an address for the workload.
+    pub(super) async fn mend_record(
+        &self,
+        tx: &mut Transaction,
+        name: &str,
+        found: &[IpNet],
+        at: Revision,
+    ) -> Result<Mended> {
+        let key = keys::sticky(name);
+        let blocks = found.iter().map(|cidr| keys::block(*cidr));
+        let needed = blocks.chain([key.clone(), keys::config()]).collect();
+        tx.prefetch(needed, vec![pools_range().into()]).await?;
+        let stored = tx.get(&key).await?;
+        if is_newer(tx, &key, at) {
+            return Ok(Mended::Changed);
+        }
+        let read = stored.map(|value| StickyRecord::decode(&key, value.as_bytes()));
+        let was_unreadable = matches!(read, Some(Err(_)));
+        let before = read.and_then(std::result::Result::ok).unwrap_or_default();
+        let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
+        let recorded: Vec<_> = before.addresses.iter().map(|one| ReleaseRequest::new(one.address)).collect();
+        let of_recorded = blocks_of(tx, &pools, &recorded).await?.into_keys();
+        let all: BTreeSet<IpNet> = found.iter().copied().chain(of_recorded).collect();
+
+        let cooldown = read_config(tx).await?.cooldown_seconds();
+        let mut work = Workset::new(tx, self.now(), cooldown);
+        let (mut kept, mut damaged) = (Vec::new(), Vec::new());
+        for cidr in all {
+            match work.find(cidr).await? {
+                Found::Absent => {}
+                Found::Damaged => damaged.push(cidr),
+                Found::There(block) => {
+                    let of_block = kept_for(block, name);
+                    if !of_block.is_empty() {
+                        work.tx.get(&keys::block(cidr)).await?;
+                    }
+                    kept.extend(of_block);
+                }
+            }
+        }
+        let after = brought_together(&before, kept, &damaged);
+        if after == before && !was_unreadable {
+            return Ok(Mended::Changed);
+        }
+        write_record(work.tx, name, &after)?;
+        Ok(Mended::Done)
+    }
+}
+
+/// The addresses that a block keeps for a workload, and whether each is pinned.
+fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
+    let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
+    let kept = block.allocated().filter(|(_, entry)| of_workload(entry));
+    let place = |entry: &Attribute, name| entry.get(name).map(str::to_owned);
+    kept.map(|(address, entry)| {
+        let (network, interface) = (place(entry, NETWORK), place(entry, INTERFACE));
+        (StickyAddress { address, network, interface }, is_pinned(entry))
+    })
+    .collect()
+}
+
+/// A record without the addresses that no block keeps, and with those that it lacks. Pinned addresses come first, as where
+/// they are pinned. A damaged block may keep the addresses that it covers.
+fn brought_together(before: &StickyRecord, kept: Vec<(StickyAddress, bool)>, damaged: &[IpNet]) -> StickyRecord {
+    let mut after = before.clone();
+    after.addresses.retain(|one| {
+        let is_kept = kept.iter().any(|(kept, _)| kept.address == one.address);
+        is_kept || damaged.iter().any(|cidr| cidr.contains(&one.address))
+    });
+    for (one, is_pinned) in kept {
+        if after.addresses.iter().all(|recorded| recorded.address != one.address) {
+            let place = if is_pinned { 0 } else { after.addresses.len() };
+            after.addresses.insert(place, one);
+        }
+    }
+    after
+}
