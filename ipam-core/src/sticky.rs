@@ -19,7 +19,7 @@ use crate::timestamps::{parse_rfc3339, rfc3339};
 
 /// The attribute that names the workload.
 pub const STICKY: &str = "margay.io/sticky";
-/// The attribute of an address in use that says for how many seconds after its release it waits, or [`FOREVER`].
+/// The attribute that says for how many seconds after its release an address waits, or [`FOREVER`].
 pub const STICKY_FOR: &str = "margay.io/sticky-for";
 /// The attribute of an address that waits that says until when, in RFC 3339, or [`FOREVER`].
 pub const STICKY_UNTIL: &str = "margay.io/sticky-until";
@@ -87,6 +87,26 @@ pub fn waits_until(entry: &Attribute) -> Option<Until> {
     entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(Until::Forever, Until::At))
 }
 
+/// How far another machine's clock may be ahead of ours without a correction of what it has recorded.
+const AHEAD: time::Duration = time::Duration::MINUTE;
+
+/// The right end of a wait that is recorded too late, because a clock was far ahead at the release: as late as after a
+/// release now. `None` if the wait is in order.
+pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
+    if entry.handle_id().is_some() {
+        return None;
+    }
+    let Until::At(recorded) = waits_until(entry)? else { return None };
+    let Until::At(latest) = until_after(now, entry.get(STICKY_FOR)?, cooldown_seconds) else { return None };
+    (recorded - latest > AHEAD).then_some(latest)
+}
+
+/// The end of a wait that begins now; it is not over before the cooldown.
+fn until_after(now: OffsetDateTime, wait: &str, cooldown_seconds: i64) -> Until {
+    let seconds = wait.parse::<i64>().ok().map(|seconds| seconds.max(cooldown_seconds));
+    seconds.and_then(|seconds| now.checked_add(time::Duration::seconds(seconds))).map_or(Until::Forever, Until::At)
+}
+
 /// True if an address is in use by its workload or waits for it, and is never assigned to another one.
 pub fn is_pinned(entry: &Attribute) -> bool {
     [STICKY_FOR, STICKY_UNTIL].iter().any(|name| entry.get(name) == Some(FOREVER))
@@ -104,21 +124,19 @@ pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDa
 /// address that no workload keeps.
 pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<Attribute> {
     let (name, wait) = (entry.get(STICKY)?, entry.get(STICKY_FOR)?);
-    let until = match wait.parse::<i64>() {
-        Ok(seconds) => {
-            let wait = time::Duration::seconds(seconds.max(cooldown_seconds));
-            now.checked_add(wait).map_or(Until::Forever, Until::At)
-        }
-        Err(_) => Until::Forever,
-    };
-    Some(entry_of(name, until, entry.get(NETWORK), entry.get(INTERFACE)))
+    let until = until_after(now, wait, cooldown_seconds);
+    let more = [(STICKY_FOR, Some(wait)), (NETWORK, entry.get(NETWORK)), (INTERFACE, entry.get(INTERFACE))];
+    Some(waiting_for(name, until, more))
 }
 
-/// The entry of an address that waits for a workload.
+/// The entry of an address that waits for a workload, in this network and for this interface or for any.
 pub fn entry_of(name: &str, until: Until, network: Option<&str>, interface: Option<&str>) -> Attribute {
-    let of = |(name, value): (&str, Option<&str>)| Some((name.to_owned(), value?.to_owned()));
+    waiting_for(name, until, [(NETWORK, network), (INTERFACE, interface)])
+}
+
+fn waiting_for<const N: usize>(name: &str, until: Until, more: [(&str, Option<&str>); N]) -> Attribute {
     let until = until.text();
-    let attributes =
-        [(STICKY, Some(name)), (STICKY_UNTIL, Some(until.as_str())), (NETWORK, network), (INTERFACE, interface)];
-    Attribute::new(None, attributes.into_iter().filter_map(of).collect())
+    let own = [(STICKY, Some(name)), (STICKY_UNTIL, Some(until.as_str()))];
+    let text = |(name, value): (&str, Option<&str>)| Some((name.to_owned(), value?.to_owned()));
+    Attribute::new(None, own.into_iter().chain(more).filter_map(text).collect())
 }

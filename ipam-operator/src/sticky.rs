@@ -11,6 +11,7 @@ use ipam_core::reservations::Reservations;
 use ipam_core::sticky::{FOREVER, STICKY, STICKY_FOR, Sticky, Until, entry_of, is_pinned, waits_until};
 use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::usage::{Reading, reread};
+use ipam_core::vm::is_vms;
 use ipam_core::workloads::{forget, read_record, write_record};
 use ipam_core::workset::Workset;
 use ipam_core::{Error, Result, transact};
@@ -60,13 +61,14 @@ impl KeptAddress {
 impl Operator {
     /// Pins an address: it is for the workload of this name and for no other, for ever. An address in use stays with its
     /// holder, and waits for the workload after its release. A network that is named has the workload get the address
-    /// there only.
+    /// there only. Without one an address that is in use or waits already stays for its network and interface, and a free
+    /// one is for any.
     ///
     /// Guards: the block and the record of the workload.
     ///
     /// # Errors
-    /// `Invalid` for a name that cannot be one, and for an address that is in no pool, reserved, in cooldown, or another
-    /// workload's.
+    /// `Invalid` for a name that cannot be one, and for an address that is in no pool, reserved, in cooldown, another
+    /// workload's, in use in another network than the named one, or a virtual machine's.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
         transact!(self, deadline, |tx| {
@@ -83,7 +85,6 @@ impl Operator {
             }
             let cooldown = read_config(tx).await?.cooldown_seconds();
             let mut work = Workset::new(tx, self.now(), cooldown);
-            let waiting = entry_of(name, Until::Forever, network, None);
             let entry = match work.block(cidr).await?.map(|block| block.lookup(ip)) {
                 None => {
                     work.create(Block::of_length(cidr, unit.prefix_len(), None, self.now(), None)?).await?;
@@ -97,7 +98,16 @@ impl Operator {
                 let text = format!("{ip} is kept for {other}; first: margay ipam unpin {ip}");
                 return Err(Error::Invalid(text));
             }
-            let in_use = entry.is_some_and(|entry| waits_until(&entry).is_none());
+            let in_use = entry.as_ref().is_some_and(|entry| waits_until(entry).is_none());
+            let of = |attribute| entry.as_ref().and_then(|entry| entry.get(attribute));
+            let (network, interface) = match network {
+                Some(network) if of(NETWORK) != Some(network) => (Some(network), None),
+                _ => (of(NETWORK), of(INTERFACE)),
+            };
+            if let Some(entry) = entry.as_ref().filter(|_| in_use) {
+                refuse_use_elsewhere(ip, entry, network)?;
+            }
+            let waiting = entry_of(name, Until::Forever, network, interface);
             let pin = [(STICKY, Some(name)), (STICKY_FOR, Some(FOREVER))];
             let changed = work.change(cidr, |block| match in_use {
                 true => block.renew(ip, pin),
@@ -109,8 +119,8 @@ impl Operator {
             let mut record = read_record(work.tx, name).await?;
             record.remove(ip);
             // A pinned address comes before one that only waits for a time.
-            let network = kept.network.clone();
-            record.addresses.insert(0, StickyAddress { address: ip, network, interface: kept.interface.clone() });
+            let (network, interface) = (kept.network.clone(), kept.interface.clone());
+            record.addresses.insert(0, StickyAddress { address: ip, network, interface });
             write_record(work.tx, name, &record)?;
             work.write().await?;
             Ok(kept)
@@ -168,6 +178,20 @@ impl Operator {
             Ok(all)
         };
         Ok(reread(read).await?)
+    }
+}
+
+/// Refuses to pin an address whose holder would not leave it to the workload in this network.
+fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) -> Result<()> {
+    if is_vms(entry) {
+        let text = format!("{ip} is a virtual machine's, which keeps it without a pin");
+        return Err(Error::Invalid(text));
+    }
+    match (entry.get(NETWORK), network) {
+        (Some(own), Some(other)) if own != other => Err(Error::Invalid(format!(
+            "{ip} is in use in network {own}; pin it without --network, or once its container has ended"
+        ))),
+        _ => Ok(()),
     }
 }
 

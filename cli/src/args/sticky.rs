@@ -11,7 +11,8 @@ Examples:
   margay ipam pin 10.65.0.5 shop/web-0 --dry-run
 
 NAME is what ipam.sticky of the network makes of the workload: NAMESPACE/POD, the container's name, or the value of a label
-or an annotation. An address in use stays with its holder, and waits for the workload after its release.";
+or an annotation. An address in use stays with its holder, and waits for the workload after its release, in the same network.
+A pin holds until margay ipam unpin.";
 pub(crate) const UNPIN_HELP: &str = "\
 Examples:
   margay ipam unpin 10.65.0.5
@@ -35,7 +36,7 @@ pub(crate) struct Pin {
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 
-    /// The workload gets the address in this network only [default: in any]
+    /// The workload gets the address in this network only [default: where it has it, or in any]
     #[arg(long, value_name = "NETWORK")]
     pub(crate) network: Option<String>,
 

@@ -139,7 +139,7 @@ impl Assignment<'_> {
         if let Some(block) = pools::block_of(&pool, ip)
             && self.is_kept(work, ip, block).await?
         {
-            work.change(block, |block| block.keep(ip, &self.holder)).await?;
+            work.change(block, |block| block.assign_kept(ip, &self.holder)).await?;
             work.touch_handle(&self.handle, block);
             return Ok(Assigned::of(&pool, ip, block, gateway));
         }

@@ -372,7 +372,8 @@ impl Pass<'_> {
         let is_old = block.claim_age(self.now).is_none_or(|age| age >= RECLAIM_AGE);
         Ok(match owner {
             Some(owner) if owner == self.owner => Verdict::Reclaim(None),
-            None if block.is_empty() => Verdict::Reclaim(None),
+            // Addresses that wait for their workloads do not keep a block from its first user.
+            None if block.is_empty() || block.only_waits() => Verdict::Reclaim(None),
             Some(owner) if owner.node().is_some() && block.is_empty() && is_old => Verdict::Reclaim(Some(owner)),
             Some(owner) if !self.may_borrow(block, &owner) => Verdict::Nothing,
             _ => Verdict::Borrow,

@@ -110,6 +110,7 @@ impl Assignment<'_> {
             let mut taken = Vec::new();
             match self.pass(family, 1, &[pool]).take_free(work, &mut taken).await {
                 Ok(()) => {
+                    full.retain(|pool| !self.is_shared(family, *pool));
                     if !full.is_empty() {
                         self.ipam.remember_full_pools(attachment, &full);
                     }
@@ -138,6 +139,12 @@ impl Assignment<'_> {
             Some(Error::Exhausted { .. }) | None => self.pass(family, 1, &all).short(0, 0),
             Some(error) => error,
         })
+    }
+
+    /// True if several sets of ranges have a part of a pool each: the pool is not full where the part of one set is.
+    fn is_shared(&self, family: Family, pool: IpNet) -> bool {
+        let is_in = |one: &&PoolDefinition| define::pool_of(self.around, one).map_or(one.cidr, Pool::cidr) == pool;
+        self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
     /// Adds addresses that the attachment has got now.

@@ -80,6 +80,8 @@ impl Ipam {
             Err(error) => error,
         };
         if let Error::Quota(reached) = &mut error {
+            // There may be room in the blocks that were read, and leftovers in others.
+            findings.leftovers = self.leftovers_of(&reached.subject, &request.attachment, deadline).await?;
             reached.over_leftovers = !findings.leftovers.is_empty();
         }
         let assigned = if is_short(&error) {

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::assignment::Assignment;
 use super::auto::Pass;
 use super::request::AssignRequest;
-use crate::attachment::BOOT;
+use crate::attachment::{BOOT, INTERFACE, NETWORK};
 use crate::error::Result;
 use crate::ipam::Nodes;
 use crate::model::{Attribute, Block, Pool, StickyAddress, StickyRecord};
@@ -41,6 +41,8 @@ enum State {
     Leftover(String),
     /// Another container of the same name has it.
     InUse,
+    /// The workload has it in another network, or on another interface.
+    OnOther,
     /// It is the workload's no more.
     Gone,
 }
@@ -76,7 +78,11 @@ impl Kept {
         let is_earlier = matches!(boots, (Some(then), Some(now)) if then != now);
         match entry.handle().filter(|_| is_earlier && nodes == Nodes::FirstSeen) {
             Some(handle) => State::Leftover(handle.to_owned()),
-            None => State::InUse,
+            None => {
+                let own = [(NETWORK, &request.attachment.network), (INTERFACE, &request.attachment.interface)];
+                let is_here = own.into_iter().all(|(name, own)| entry.get(name) == Some(own));
+                if is_here { State::InUse } else { State::OnOther }
+            }
         }
     }
 }
@@ -107,7 +113,8 @@ impl Assignment<'_> {
         let Some(mut kept) = self.kept.take() else { return Ok(None) };
         let attachment = &self.request.attachment;
         let mut taken = None;
-        for ip in kept.record.of(family, &attachment.network, &attachment.interface) {
+        for one in kept.record.of(family, &attachment.network, &attachment.interface) {
+            let ip = one.address;
             if !is_wanted(ip) || self.answer.iter().any(|assigned| assigned.ip == ip) {
                 continue;
             }
@@ -122,12 +129,16 @@ impl Assignment<'_> {
                 Found::Damaged => State::InUse,
             };
             let is_reserved = || pool.is_some_and(|pool| self.around.reservations.touches(pool.unit_of(ip)));
-            let may_have = pool_holding(pools, cidr).is_some() && !is_reserved();
+            let is_in_pools = pool_holding(pools, cidr).is_some();
+            let may_have = is_in_pools && !is_reserved();
             let former = match state {
                 State::Gone => {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
+                // It is for any network of the workload, and this one is not where it can be used.
+                State::OnOther => continue,
+                _ if one.network.is_none() && !is_in_pools => continue,
                 // The network has other pools by now, or the address is reserved.
                 State::Waits(Until::At(_)) if !may_have => {
                     let (now, cooldown) = (self.ipam.now(), self.around.config.cooldown_seconds());
@@ -152,7 +163,7 @@ impl Assignment<'_> {
                 kept.elsewhere.push(family);
                 continue;
             }
-            work.change(cidr, |block| block.keep(ip, &self.holder)).await?;
+            work.change(cidr, |block| block.assign_kept(ip, &self.holder)).await?;
             for handle in former.iter().chain([&self.handle]) {
                 work.touch_handle(handle, cidr);
             }
@@ -215,30 +226,34 @@ impl Pass<'_> {
         })
     }
 
-    /// Assigns addresses that wait for a workload whose time is over, among the blocks that were read. Nothing else is
-    /// free.
+    /// Assigns addresses that wait for a workload whose time is over, among the blocks that were read: first those in
+    /// blocks of the owner's, so that nodes do not all take from one block, and of each kind the longest overdue first.
+    /// Nothing else is free.
     pub(super) async fn take_overdue(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
-        let is_free = |block: &Block, ip: &IpAddr| !block.is_reserved(*ip, &self.around.reservations);
-        let overdue =
-            |block: &Block| names_of(block, block.overdue(self.now).into_iter().filter(|ip| is_free(block, ip)));
-        let found: Vec<(IpNet, Vec<(IpAddr, String)>)> =
-            work.blocks().filter(in_pools).map(|block| (block.cidr(), overdue(block))).collect();
-        for (cidr, overdue) in found.into_iter().filter(|(_, overdue)| !overdue.is_empty()) {
+        let mut found = Vec::new();
+        for block in work.blocks().filter(in_pools) {
+            let is_others = !block.is_owned_by(&self.owner);
+            let free = block.overdue(self.now).filter(|(_, ip)| !block.is_reserved(*ip, &self.around.reservations));
+            found.extend(free.map(|(since, ip)| (is_others, since, ip, block.cidr())));
+        }
+        found.sort_unstable();
+        for (_, _, ip, cidr) in found {
+            if taken.len() == self.wanted {
+                break;
+            }
             if !self.may_take_from(work, cidr).await? {
                 continue;
             }
             self.move_for(work, cidr).await?;
-            for (ip, name) in overdue {
-                if taken.len() == self.wanted {
-                    return Ok(());
-                }
+            let names = work.block(cidr).await?.map(|block| names_of(block, [ip].into_iter())).unwrap_or_default();
+            for (_, name) in names {
                 forget(work.tx, &name, ip).await?;
                 tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
-                work.change(cidr, |block| block.keep(ip, self.holder)).await?;
-                work.touch_handle(self.handle, cidr);
-                taken.push((ip, cidr));
             }
+            work.change(cidr, |block| block.keep(ip, self.holder)).await?;
+            work.touch_handle(self.handle, cidr);
+            taken.push((ip, cidr));
         }
         Ok(())
     }

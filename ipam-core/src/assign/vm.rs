@@ -106,9 +106,7 @@ impl Ipam {
                 let given = self.first_of_vm(&mut work, &mut around, request, wanted, (&vm.handle, holder)).await;
                 *misdated = work.misdated().to_vec();
                 let given = given?;
-                if !given.is_empty() {
-                    work.check_quotas(Some(&**self.store())).await?;
-                }
+                work.check_quotas(Some(&**self.store())).await?;
                 if kept.is_empty() {
                     VmAnswer::First(given)
                 } else {

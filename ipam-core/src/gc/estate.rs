@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
+use crate::sticky::waits_until;
 use crate::usage::{Reading, reread};
 use crate::vm::is_vms;
 
@@ -52,7 +53,7 @@ pub struct Estate {
     /// How many addresses are recorded for it and for a second owner, who may be alive, or are a virtual machine's, which may
     /// run elsewhere next.
     pub shared: usize,
-    /// How many addresses of its blocks are recorded for no node.
+    /// How many addresses of its blocks are recorded for no node. Those that wait for their workloads are not among them.
     pub nameless: usize,
     /// How many addresses of its blocks are recorded for other nodes.
     pub of_others: usize,
@@ -122,7 +123,7 @@ impl Estates {
             concerned.extend(entry.alternate_node().filter(|node| !node.is_empty()).map(str::to_owned));
             let Some(node) = entry.node().filter(|node| !node.is_empty()) else {
                 let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
-                nameless += usize::from(!windows);
+                nameless += usize::from(!windows && waits_until(entry).is_none());
                 continue;
             };
             concerned.insert(node.to_owned());

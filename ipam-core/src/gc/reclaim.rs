@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use kv::Deadline;
 use time::OffsetDateTime;
 
 use super::decide::{Verdict, verdict};
@@ -11,7 +12,7 @@ use super::{Allocation, Evidence, Kind};
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::ipam::Ipam;
-use crate::model::{Block, Document, Handle, keys};
+use crate::model::{Block, Document, Handle, Subject, keys};
 use crate::workset::{Found, Workset};
 
 /// How many attachments one assignment frees at most, so that the next ones find room at once.
@@ -32,16 +33,25 @@ impl Leftover {
     /// The leftovers in the blocks from the node of an attachment and boots other than its own, oldest first, each
     /// attachment once and the one that asks not at all.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
+        let allocations = blocks.flat_map(|block| {
+            let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
+                Kind::Ours(one) => Some(*one),
+                Kind::Unmarked | Kind::Special | Kind::Other => None,
+            };
+            block.allocated().filter_map(of_node).collect::<Vec<_>>()
+        });
+        Self::among(allocations, asks)
+    }
+
+    /// The same among these allocations of the node.
+    fn among(allocations: impl Iterator<Item = Allocation>, asks: &Attachment) -> Vec<Self> {
         let Some(boot) = &asks.boot else { return Vec::new() };
         let mut found: Vec<Self> = Vec::new();
-        for block in blocks {
-            for (address, entry) in block.allocated() {
-                let Kind::Ours(one) = Allocation::of(block, address, entry, &asks.node) else { continue };
-                let its_own = one.interface == asks.interface && one.handle == asks.handle();
-                if !its_own && one.boot.as_ref().is_some_and(|other| other != boot) {
-                    let since = one.assigned_at().map_or(i64::MAX, OffsetDateTime::unix_timestamp);
-                    found.push(Self { since, handle: one.handle, interface: one.interface });
-                }
+        for one in allocations {
+            let its_own = one.interface == asks.interface && one.handle == asks.handle();
+            if !its_own && one.boot.as_ref().is_some_and(|other| other != boot) {
+                let since = one.assigned_at().map_or(i64::MAX, OffsetDateTime::unix_timestamp);
+                found.push(Self { since, handle: one.handle, interface: one.interface });
             }
         }
         found.sort();
@@ -61,6 +71,24 @@ pub(crate) struct Leftovers {
 }
 
 impl Ipam {
+    /// The leftovers on an attachment's node that count for the subject of a quota, wherever they are, oldest first.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn leftovers_of(
+        &self,
+        subject: &Subject,
+        asks: &Attachment,
+        deadline: Deadline,
+    ) -> Result<Vec<Leftover>> {
+        if asks.boot.is_none() {
+            return Ok(Vec::new());
+        }
+        let (holdings, _) = self.holdings_within(&asks.node, &self.reach_of(&asks.node), deadline).await?;
+        let counts = |one: &Allocation| subject.kind.name_in(&one.entry) == Some(&subject.name);
+        Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
+    }
+
     /// Frees leftovers of a node as a part of what the workset will write. An attachment that has become live, was
     /// renewed, or is spread over too many blocks stays.
     pub(crate) async fn free_leftovers(

@@ -40,9 +40,9 @@ impl StickyAddress {
 
 impl StickyRecord {
     /// The addresses of a family that an interface of a network may have.
-    pub fn of(&self, family: Family, network: &str, interface: &str) -> Vec<IpAddr> {
+    pub fn of(&self, family: Family, network: &str, interface: &str) -> Vec<StickyAddress> {
         let own = |one: &&StickyAddress| Family::of(one.address) == family && one.is_for(network, interface);
-        self.addresses.iter().filter(own).map(|one| one.address).collect()
+        self.addresses.iter().filter(own).cloned().collect()
     }
 
     /// Adds an address. One that is recorded already is replaced.

@@ -10,6 +10,7 @@ use super::Workset;
 use crate::attachment::NETWORK;
 use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, Quotas, Subject, keys};
+use crate::sticky::waits_until;
 
 /// The most counters that one commit lowers: each is a guard.
 const MOST_LOWERED: usize = 8;
@@ -72,9 +73,10 @@ impl Change {
 }
 
 /// Shows each address of a block that is in use and counts for a subject with a limit, with the subject's kind and name
-/// and the address's entry. Addresses in cooldown count for nobody.
+/// and the address's entry. Addresses in cooldown, and those that wait for their workloads, count for nobody.
 pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
-    for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+    let is_in_use = |entry: &Attribute| entry.released_at().is_none() && waits_until(entry).is_none();
+    for (_, entry) in block.allocated().filter(|(_, entry)| is_in_use(entry)) {
         for kind in QuotaKind::ALL {
             if let Some(name) = kind.name_in(entry).filter(|name| quotas.limit(kind, name).is_some()) {
                 see(kind, name, entry);

@@ -251,6 +251,33 @@ async fn a_full_pool_costs_no_round_trip_and_a_stale_hint_refuses_nothing() {
 }
 
 #[tokio::test]
+async fn the_full_part_of_one_set_is_no_full_pool_for_another() {
+    let world = World::new().await;
+    let ipam = world.ipam.clone().with_hints(Arc::new(Memory::default()) as Arc<dyn Hints>);
+    let part = |set: usize, name: &str, cidr: &str, ranges: &[(&str, &str)]| PoolDefinition {
+        name: name.into(),
+        cidr: cidr.parse().unwrap(),
+        ranges: ranges.iter().map(|(first, last)| (ip(first), ip(last))).collect(),
+        set,
+        free_of: None,
+    };
+    for number in 0..6 {
+        let mut request = bridged(&format!("c{number}"), &[]);
+        request.wanted = Wanted::any(2, 0);
+        request.define = vec![
+            part(0, "shared", "10.5.0.0/24", &[("10.5.0.10", "10.5.0.11")]),
+            part(0, "more", "10.6.0.0/24", &[]),
+            part(1, "shared", "10.5.0.0/24", &[("10.5.0.20", "10.5.0.90")]),
+            part(1, "last", "10.7.0.0/24", &[]),
+        ];
+        let pools: Vec<String> =
+            ipam.assign(&request, soon()).await.unwrap().iter().map(|one| one.pool.to_string()).collect();
+        let first = if number < 2 { "10.5.0.0/24" } else { "10.6.0.0/24" };
+        assert_eq!(pools, [first, "10.5.0.0/24"], "{number}");
+    }
+}
+
+#[tokio::test]
 async fn a_workload_keeps_its_address_in_whichever_pool_it_is() {
     let world = world().await;
     let sticky = |container: &str| {

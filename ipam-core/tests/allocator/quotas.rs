@@ -9,6 +9,8 @@ use ipam_core::attachment::NAMESPACE;
 use ipam_core::model::{
     Block, Document, IpamConfig, Owner, QuotaCount, QuotaKind, Quotas, ReleaseRequest, Subject, keys,
 };
+use ipam_core::sticky::Sticky;
+use ipam_core::vm::{Fate, Role};
 use ipam_core::{Error, Nodes, Result};
 use kv::wrap::Counting;
 use kv::{EventKind, Range, StoreExt, WatchRequest};
@@ -297,6 +299,64 @@ async fn leftovers_of_an_earlier_boot_give_their_room_in_a_quota() {
         Error::Quota(reached) => assert!(reached.over_leftovers, "only a look at the machine can tell"),
         error => panic!("{error}"),
     }
+}
+
+#[tokio::test]
+async fn leftovers_in_blocks_without_room_count_too() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/26").await;
+    set(&world, &[(QuotaKind::Node, "a", 5)]).await;
+    for number in 0..5 {
+        world.one("a", &format!("c{number}")).await.unwrap();
+    }
+    world.release("a", "c4").await;
+    let next = async |container: &str| {
+        let mut next = pod("a", container, "shop");
+        next.attachment.boot = Some("boot0002".into());
+        world.assign(&next).await
+    };
+    // The block with room has nothing of the earlier boot, and the full one has four addresses.
+    next("n0").await.unwrap();
+    match next("n1").await.unwrap_err() {
+        Error::Quota(reached) => assert!(reached.over_leftovers),
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn addresses_that_wait_count_for_nobody() {
+    let world = with_shop(9).await;
+    set(&world, &[(QuotaKind::Network, "net", 2)]).await;
+    for name in ["w0", "w1", "w2", "w3"] {
+        let mut request = pod("a", name, "shop");
+        request.sticky = Some(Sticky { name: name.into(), wait: None });
+        world.assign(&request).await.unwrap();
+        world.release("a", name).await;
+    }
+    shop(&world, "c1").await.unwrap();
+    shop(&world, "c2").await.unwrap();
+    assert_eq!(is_full(shop(&world, "c3").await), (2, 2));
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_machine_that_starts_again_needs_room_in_its_quota() {
+    let world = with_shop(2).await;
+    let start = async |name: &str| {
+        let request = AssignRequest::new(attachment("a", name), Wanted::any(1, 0));
+        let vm = crate::vm::pod(name, Role::Source, Fate::Stays);
+        world.ipam.assign_to_vm(&request, &vm, soon()).await.map(drop)
+    };
+    start("v1").await.unwrap();
+    start("v1").await.expect("the same pod again");
+    let vm = crate::vm::pod("v1", Role::Source, Fate::Stays);
+    world.ipam.release_vm_pod(&vm, &attachment("a", "v1"), &[], &[], soon()).await.unwrap();
+    shop(&world, "c1").await.unwrap();
+    shop(&world, "c2").await.unwrap();
+    assert_eq!(is_full(start("v2").await), (2, 2));
+    world.release("a", "c2").await;
+    start("v2").await.unwrap();
+    assert_eq!(truth(&world, SHOP).await, 2);
 }
 
 /// Callers on three nodes assign and release in one namespace; every tenth transaction goes wrong in some way.

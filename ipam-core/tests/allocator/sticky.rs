@@ -66,6 +66,45 @@ async fn a_workload_gets_its_address_again_and_nobody_else_does() {
 }
 
 #[tokio::test]
+async fn the_longest_overdue_goes_first_in_whichever_block_it_is() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/28").await;
+    let mut own = Vec::new();
+    for number in 0..16 {
+        let name = format!("w{number}");
+        own.push((sticky(&world, "a", &name, &name).await.unwrap(), name));
+    }
+    own.sort();
+    // Those of the last block wait for longest.
+    own.reverse();
+    for (_, name) in &own {
+        world.release("a", name).await;
+        world.pass(60);
+    }
+    world.pass(WAIT as i64);
+    for (number, (ip, _)) in own[..6].iter().enumerate() {
+        assert_eq!(world.one("b", &format!("o{number}")).await.unwrap(), *ip);
+    }
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_wait_that_a_wrong_clock_recorded_ends_all_the_same() {
+    let world = four().await;
+    world.pass(10 * 365 * 24 * 3600);
+    let own = sticky(&world, "a", "c0", "w0").await.unwrap();
+    world.release("a", "c0").await;
+    world.pass(-10 * 365 * 24 * 3600);
+    for number in 0..3 {
+        world.one("a", &format!("o{number}")).await.unwrap();
+    }
+    assert!(world.one("a", "o3").await.unwrap_err().is_exhaustion());
+    world.pass(WAIT as i64 + 1);
+    assert_eq!(world.one("a", "o3").await.unwrap(), own);
+    world.check().await;
+}
+
+#[tokio::test]
 async fn when_nothing_else_is_free_the_longest_overdue_goes_to_others() {
     let world = four().await;
     let mut own = Vec::new();

@@ -173,7 +173,9 @@ impl Endpoints {
             let is_given_out_here = || around.pools.iter().any(|pool| pool.cidr().contains(&ip));
             let what = match standing {
                 Standing::Free if is_given_out_here() => format!("{ip} is free"),
-                Standing::InCooldown if is_given_out_here() => format!("{ip} is free: it is in cooldown since it was released"),
+                Standing::InCooldown if is_given_out_here() => {
+                    format!("{ip} is free: it is in cooldown since it was released")
+                }
                 Standing::Other(handle) => format!("{ip} is held under handle {handle}"),
                 Standing::Free | Standing::InCooldown | Standing::Own => continue,
             };

@@ -8,6 +8,7 @@ use ipam_core::attachment::OWN_NODE;
 use ipam_core::covering::blocks_of;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Block, Document, Handle, Owner, Pool, ReleaseRequest, same_handle};
+use ipam_core::sticky::waits_until;
 use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::transact;
 use ipam_core::vm::is_vms;
@@ -23,7 +24,7 @@ const MOST_ADDRESSES: usize = 60;
 /// The outcome for addresses that nobody uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// They are free, or rest.
+    /// They are free, in cooldown, or wait for the workload that keeps them.
     pub released: Vec<IpAddr>,
     /// They were assigned or released since, and were left alone.
     pub changed: Vec<IpAddr>,
@@ -65,9 +66,9 @@ impl Operator {
 
     async fn reclaim_from(&self, tx: &mut Transaction, cidr: IpNet, requests: &[ReleaseRequest]) -> Result<Reclaimed> {
         tx.prefetch(vec![keys::config(), keys::block(cidr)], Vec::new()).await?;
-        let rest = read_config(tx).await?.cooldown_seconds();
+        let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
-        let mut work = Workset::new(tx, now, rest);
+        let mut work = Workset::new(tx, now, cooldown);
         let mut spared = BTreeSet::new();
         for node in secondary_nodes(work.block(cidr).await?, requests) {
             if !self.is_gone(work.tx, Some(Owner::Host(node.clone()))).await? {
@@ -83,8 +84,12 @@ impl Operator {
         if held.is_empty() {
             return Ok(done);
         }
-        if let Some(released) = work.change(cidr, |block| block.release_addresses(&held, now, rest)).await? {
-            let released = released?;
+        // A workload that keeps its address still does: what nobody uses waits for it.
+        let named: BTreeSet<IpAddr> =
+            held.iter().filter_map(|request| Some(block?.first_of(request.address))).collect();
+        if let Some(released) =
+            work.change(cidr, |block| block.release_where(now, cooldown, |ip, _| named.contains(&ip))).await?
+        {
             for handle in released.by_handle.keys() {
                 work.touch_handle(handle, cidr);
             }
@@ -146,8 +151,10 @@ fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>)
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
-    // A virtual machine has its address also while it is stopped, and whatever became of its last node.
+    // A virtual machine has its address also while it is stopped, and whatever became of its last node. An address that
+    // waits for its workload is in no use, as it should be.
     !is_vms(entry)
+        && waits_until(entry).is_none()
         && request.sequence_number.is_none_or(|said| said == number)
         && request.handle.as_ref().is_none_or(|said| same_handle(entry.handle_id().unwrap_or_default(), said))
 }

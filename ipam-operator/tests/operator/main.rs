@@ -8,6 +8,7 @@ mod pools;
 mod prefixes;
 mod reading;
 mod secondary;
+mod sticky;
 mod vm;
 #[path = "../../../ipam-core/tests/allocator/world.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]

@@ -113,7 +113,7 @@ pub enum AddressState<'a> {
 pub struct Cooldown {
     /// The addresses whose cooldown is over, now free.
     pub freed: Vec<IpAddr>,
-    /// The number of releases that were dated so far ahead that they were moved to now. Write the block even if nothing
+    /// The number of releases and waits that were dated so far ahead that they were moved. Write the block even if nothing
     /// else changed, or they are moved again and again and the addresses stay in cooldown for ever.
     pub moved: usize,
 }
@@ -282,12 +282,17 @@ impl Block {
     /// less there is no cooldown. Clocks differ: a release that is dated ahead counts as just now. Up to one cooldown
     /// ahead it is not changed, so the address waits for two cooldowns at most. One that is further ahead is moved to
     /// now, so that its cooldown ends too: either its writer's clock is wrong or ours is, and if it is ours, the
-    /// cooldown is too short for once, which harms less than a cooldown that never ends.
+    /// cooldown is too short for once, which harms less than a cooldown that never ends. The same holds for an address that
+    /// waits for its workload.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
         let mut over = vec![false; self.attributes().len()];
         for (attribute, over) in self.attributes.get_mut().into_iter().flatten().zip(&mut over) {
+            if attribute.correct_wait(now, cooldown_seconds) {
+                done.moved += 1;
+                continue;
+            }
             let Some(released_at) = attribute.released_at() else { continue };
             if cooldown.is_zero() || age(now, released_at) > cooldown {
                 *over = true;

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use time::OffsetDateTime;
 
 use super::{Attribute, Block};
-use crate::sticky::{Until, overdue, waits_until};
+use crate::sticky::{FOREVER, STICKY_FOR, STICKY_UNTIL, Until, end_of_wait, is_pinned, overdue, waits_until};
+use crate::timestamps::rfc3339;
 
 impl Block {
     /// Puts this entry in the place of whatever an address has: another holder, a workload that it waits for, or nothing.
@@ -17,17 +18,36 @@ impl Block {
         true
     }
 
-    /// The addresses that wait for a workload whose time is over, the longest overdue first.
-    pub fn overdue(&self, now: OffsetDateTime) -> Vec<IpAddr> {
-        let mut found: Vec<(OffsetDateTime, IpAddr)> =
-            self.allocated().filter_map(|(ip, entry)| Some((overdue(entry, now)?, ip))).collect();
-        found.sort();
-        found.into_iter().map(|(_, ip)| ip).collect()
+    /// Assigns an address to the workload that keeps it, under this entry. A pinned address stays pinned.
+    pub fn assign_kept(&mut self, ip: IpAddr, entry: &Attribute) {
+        let is_pinned = self.attributes_of(ip).is_some_and(is_pinned);
+        if self.keep(ip, entry) && is_pinned {
+            self.renew(ip, [(STICKY_FOR, Some(FOREVER))]);
+        }
+    }
+
+    /// The addresses that wait for a workload whose time is over, each with the end of its wait.
+    pub fn overdue(&self, now: OffsetDateTime) -> impl Iterator<Item = (OffsetDateTime, IpAddr)> {
+        self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
     /// True if an address waits for its workload for a time: it becomes assignable without a write.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(Until::At(_))))
+    }
+
+    /// True if no address of the block has a holder, although some may wait for their workloads.
+    pub fn only_waits(&self) -> bool {
+        self.allocated().all(|(_, entry)| waits_until(entry).is_some())
+    }
+}
+
+impl Attribute {
+    /// Moves the end of a wait to where it belongs, if a clock that was far ahead has recorded it. True if it did.
+    pub(super) fn correct_wait(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> bool {
+        let Some(end) = end_of_wait(self, now, cooldown_seconds) else { return false };
+        self.set(STICKY_UNTIL, &rfc3339(end));
+        true
     }
 }
 
@@ -41,7 +61,7 @@ mod tests {
     use crate::attachment::{INTERFACE, NETWORK};
     use crate::model::AddressState;
     use crate::reservations::Reservations;
-    use crate::sticky::{STICKY, STICKY_FOR, STICKY_UNTIL};
+    use crate::sticky::STICKY;
 
     const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
 
@@ -76,14 +96,14 @@ mod tests {
             assert_ne!(block.sequence_number_of(ip), number);
             assert!(!block.is_empty());
             assert!(!block.free_addresses().any(|free| free == ip));
-            assert!(block.overdue(until).is_empty());
-            assert_eq!(block.overdue(until + Duration::SECOND), [ip]);
+            assert_eq!(block.overdue(until).count(), 0);
+            assert_eq!(block.overdue(until + Duration::SECOND).collect::<Vec<_>>(), [(until, ip)]);
 
             let again = holder("net.c2", "web-0", "30");
             assert!(block.keep(ip, &again));
             assert_eq!(block.attributes_of(ip), Some(&again));
             assert_eq!(block.free_addresses().count(), 3);
-            assert!(block.overdue(until + Duration::SECOND).is_empty());
+            assert_eq!(block.overdue(until + Duration::SECOND).count(), 0);
         }
     }
 
@@ -98,7 +118,26 @@ mod tests {
         assert_eq!(block.lookup(other), AddressState::Free);
         let entry = block.attributes_of(kept).unwrap();
         assert_eq!((waits_until(entry), entry.get(STICKY_UNTIL)), (Some(Until::Forever), Some("forever")));
-        assert!(block.overdue(NOW + Duration::days(40_000)).is_empty());
+        assert_eq!(block.overdue(NOW + Duration::days(40_000)).count(), 0);
+    }
+
+    #[test]
+    fn a_pin_outlives_its_use_and_a_wait_by_a_wrong_clock_is_corrected() {
+        let mut block = block();
+        let none = Reservations::default();
+        let ip = block.assign_auto(1, &holder("net.c1", "web-0", "forever"), &none)[0];
+        block.release_by_handle("net.c1", NOW, 0);
+        block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
+        assert!(is_pinned(block.attributes_of(ip).unwrap()));
+
+        block.keep(ip, &holder("net.c3", "web-0", "30"));
+        block.release_by_handle("net.c3", NOW + Duration::days(3650), 0);
+        assert_eq!(block.apply_cooldown(NOW, 0).moved, 1);
+        let end = NOW + Duration::seconds(30);
+        assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(Until::At(end)));
+        // Clocks differ by a few seconds: that is left alone.
+        assert_eq!(block.apply_cooldown(NOW - Duration::seconds(5), 0).moved, 0);
+        assert_eq!(block.apply_cooldown(end, 0).moved, 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::model::{Document, StickyRecord, keys};
 use ipam_core::sticky::Sticky;
 use ipam_operator::inspect::{Code, Mended};
-use kv::StoreExt;
+use kv::{Range, StoreExt};
 
 use super::damages::{inspect, mend_all};
 use crate::Operated;
@@ -65,7 +65,7 @@ async fn a_workload_whose_record_was_lost_gets_its_address_again_after_the_repai
     let before = recorded(&world, WEB).await;
     assert_eq!(before, [ip("10.0.0.9"), own]);
     world.release("a", "c1").await;
-    world.store.delete(keys::sticky(WEB)).await.unwrap();
+    world.store.delete(Range::Key(keys::sticky(WEB))).await.unwrap();
 
     let found = inspect(&world).await;
     let [lost] = &found.findings[..] else { panic!("{:?}", found.findings) };
@@ -83,7 +83,7 @@ async fn a_record_that_is_in_order_by_now_is_left_alone() {
     world.add_pool("v4", "10.0.0.0/30").await;
     let own = sticky(&world, "c1", WEB).await;
     world.release("a", "c1").await;
-    world.store.delete(keys::sticky(WEB)).await.unwrap();
+    world.store.delete(Range::Key(keys::sticky(WEB))).await.unwrap();
     let found = inspect(&world).await;
     // The address was released for good meanwhile.
     world.operator().unpin(own, soon()).await.unwrap();
