@@ -58,7 +58,7 @@ impl Ipam {
 
     /// All pools, for a caller that makes another one: the commit fails if one has come or changed by then. Of more
     /// than can be guarded one by one, those that are made come one after the other.
-    async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
+    pub(crate) async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         match tx.list(&pools).await {
             Ok(listed) => Ok(decode_all(&listed)),

@@ -71,6 +71,8 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
+    // Of more pools than can be guarded one by one, those that are made come one after the other.
+    ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
     let cidr = &match &definition.free_of {

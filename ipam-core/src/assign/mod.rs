@@ -169,11 +169,13 @@ impl Ipam {
             owners.push(Owner::secondary(name));
         }
         let families = [Family::V4, Family::V6].into_iter().filter(|family| wanted.all_of(*family) > 0);
-        let affinities = families
-            .flat_map(|family| owners.iter().filter_map(move |owner| keys::affinities_prefix(owner, Some(family))))
-            .map(Range::Prefix)
-            .collect();
-        let around = Surroundings::read(self, tx, owner, keys, affinities).await?;
+        // A new block needs to know those of prefixes; there are none in most stores.
+        let named = families.flat_map(|family| {
+            let affinities = owners.iter().filter_map(move |owner| keys::affinities_prefix(owner, Some(family)));
+            affinities.chain([keys::blocks_of_prefixes_prefix(family)])
+        });
+        let named = named.map(Range::Prefix).collect();
+        let around = Surroundings::read(self, tx, owner, keys, named).await?;
         around.host.pin(tx)?;
         Ok(around)
     }

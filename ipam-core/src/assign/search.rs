@@ -7,7 +7,7 @@ use kv::{Key, Range};
 use time::OffsetDateTime;
 
 use crate::error::{Error, Result};
-use crate::model::{AssignmentMode, PREFIX_LENGTH_ANNOTATION, Pool, keys};
+use crate::model::{PREFIX_LENGTH_ANNOTATION, Pool, keys};
 use crate::net::overlap;
 use crate::pools;
 use crate::reservations::Reservations;
@@ -89,10 +89,10 @@ pub(super) async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: pools::B
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
 }
 
-/// Refuses a new block of addresses in a pool that has blocks of prefixes: the annotation of the pool got lost. Only
-/// pools that networks name can have had prefixes.
+/// Refuses a new block of addresses in a pool that has blocks of prefixes: the annotation of the pool got lost. A program
+/// that drops the annotation may have changed the pool's mode, too, so the mode says nothing.
 pub(super) async fn refuse_among_prefixes(work: &mut Workset<'_>, pool: &Pool) -> Result<()> {
-    if pool.prefix_length().is_some() || pool.assignment_mode() != AssignmentMode::Manual {
+    if pool.prefix_length().is_some() {
         return Ok(());
     }
     let stored = Range::Prefix(keys::blocks_of_prefixes_prefix(pool.family()));

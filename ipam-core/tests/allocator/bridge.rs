@@ -226,3 +226,29 @@ async fn each_pool_has_a_unique_id_of_its_own() {
     }
     assert!(ids.len() == 3 && ids.iter().all(|id| id.len() == 36), "{ids:?}");
 }
+
+/// Where there are more pools than are guarded one by one, too.
+#[tokio::test]
+async fn of_two_networks_that_make_one_subnet_at_once_both_have_one_pool() {
+    let world = World::new().await;
+    for number in 0..70 {
+        world.add_pool(&format!("p{number}"), &format!("10.{}.0.0/24", number + 100)).await;
+    }
+    for round in 0..4 {
+        let cidr = format!("10.{round}.0.0/24");
+        let tasks: Vec<_> = (0..4)
+            .map(|task| {
+                let (world, cidr) = (world.clone(), cidr.parse().unwrap());
+                let mut request = bridged(&format!("c{round}-{task}"), Gateway::First);
+                let name = format!("n{round}-{task}");
+                request.define = vec![PoolDefinition { name, cidr, ranges: Vec::new(), set: 0, free_of: None }];
+                tokio::spawn(async move { world.assign(&request).await.unwrap() })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let pools = world.ipam.inventory(soon()).await.unwrap().pools;
+        assert_eq!(pools.iter().filter(|pool| pool.cidr().to_string() == cidr).count(), 1, "{cidr}");
+    }
+}

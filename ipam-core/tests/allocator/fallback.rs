@@ -8,6 +8,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::Hints;
+use ipam_core::model::keys;
 use ipam_core::sticky::Sticky;
 use ipam_core::{BridgeError, Error, Nodes};
 use ipnet::IpNet;
@@ -48,6 +49,30 @@ async fn the_first_pool_with_room_serves_with_its_gateway_and_mask() {
     world.release("a", "c3").await;
     assert_eq!(world.assign(&bridged("c7", &["two", "one"])).await.unwrap()[0].ip, given[7]);
     assert_eq!(world.assign(&bridged("c10", &["two", "one"])).await.unwrap()[0].ip, given[3]);
+    world.check().await;
+}
+
+#[tokio::test]
+async fn a_disabled_pool_is_passed_over() {
+    let world = world().await;
+    let ask = async |container: &str| {
+        let assigned = world.assign(&bridged(container, &["one", "two"])).await;
+        assigned.map(|assigned| assigned[0].pool.to_string()).map_err(|error| error.to_string())
+    };
+    let disable = async |name: &str| {
+        let pools = world.ipam.inventory(soon()).await.unwrap().pools;
+        let mut pool = pools.into_iter().find(|pool| pool.name() == name).unwrap();
+        pool.disable();
+        world.put(keys::resource(keys::ResourceKind::IpPool, name), &pool).await;
+    };
+    let before = ask("c0").await;
+    assert_eq!(before, Ok("10.1.0.0/29".to_owned()));
+    disable("one").await;
+    assert_eq!(ask("c0").await, before, "it has its address already");
+    assert_eq!(ask("c1").await, Ok("10.2.0.0/29".to_owned()));
+    disable("two").await;
+    let refused = ask("c2").await.unwrap_err();
+    assert!(refused.contains("10.1.0.0/29) does not exist, or is not enabled"), "{refused}");
     world.check().await;
 }
 

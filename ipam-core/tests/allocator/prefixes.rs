@@ -288,9 +288,15 @@ async fn a_release_by_addresses_inside_forgets_the_workload() {
 /// `calicoctl replace` drops annotations that its file does not have.
 #[tokio::test]
 async fn a_pool_that_lost_its_annotation_assigns_nothing() {
+    for mode in [AssignmentMode::Manual, AssignmentMode::Automatic] {
+        refuses_without_its_annotation(mode).await;
+    }
+}
+
+async fn refuses_without_its_annotation(mode: AssignmentMode) {
     let world = world("2001:db8::/48").await;
     let given = prefix(&world, "a", "c1").await.unwrap();
-    let plain = NewPool::new("p", "2001:db8::/48".parse().unwrap()).with_assignment_mode(AssignmentMode::Manual);
+    let plain = NewPool::new("p", "2001:db8::/48".parse().unwrap()).with_assignment_mode(mode);
     let plain = Pool::new(&plain, "u", world.ipam.now()).unwrap();
     world.put(keys::resource(keys::ResourceKind::IpPool, "p"), &plain).await;
     let inside = ip(&format!("{}5", given.addr()));
