@@ -11,6 +11,7 @@ use datastore::{Create, DEFAULT_CONF_DIR, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::model::keys;
 use ipam_core::net::nth;
+use ipam_core::pools::start_of;
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
 use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
@@ -364,7 +365,12 @@ pub(crate) fn assign_request(request: &AddRequest) -> AssignRequest {
 fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
-        let mut name = pool_name(pool.name.as_deref().unwrap_or(network));
+        let network = pool.name.as_deref().unwrap_or(network);
+        let mut name = pool_name(network);
+        // A chosen subnet does not tell networks apart whose names differ in letters that no pool's name can have.
+        if pool.is_auto && name != network {
+            name += &format!("-{:08x}", start_of(network));
+        }
         if !pool.is_v4() {
             name += "-ipv6";
         }

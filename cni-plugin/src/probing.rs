@@ -57,11 +57,13 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(Json::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
+            // The wire of the containers is a VLAN of the master's, which the machine itself has no interface in.
+            "vlan" => None,
             _ => conf.master.as_ref().and_then(Json::as_str),
         };
         let named = Some(interface).filter(|name| !name.is_empty()).or(wire).filter(|name| !name.is_empty());
         let interface = named.ok_or_else(|| {
-            wrong("the network names no master interface")
+            wrong("no interface of this machine is known to be on the wire of the network")
                 .with_details("name the interface whose wire is probed in ipam.probe.interface")
         })?;
         Ok(Some(Self { interface: interface.to_owned(), timeout: Duration::from_millis(timeout) }))

@@ -30,8 +30,9 @@ fn what_is_probed_and_how_long() {
 #[test]
 fn what_is_no_probe() {
     let cases = [
-        (r#"{"type":"ptp","ipam":{"probe":true}}"#, "no master interface"),
-        (r#"{"type":"macvlan","master":7,"ipam":{"probe":true}}"#, "no master interface"),
+        (r#"{"type":"vlan","master":"eth1","vlanId":5,"ipam":{"probe":true}}"#, "no interface of this machine"),
+        (r#"{"type":"ptp","ipam":{"probe":true}}"#, "no interface of this machine"),
+        (r#"{"type":"macvlan","master":7,"ipam":{"probe":true}}"#, "no interface of this machine"),
         (r#"{"master":"a","ipam":{"probe":"eth1"}}"#, "true, false, or an object"),
         (r#"{"master":"a","ipam":{"probe":{"interface":1}}}"#, "interface must be a name"),
         (r#"{"master":"a","ipam":{"probe":{"timeout":0}}}"#, "from 1 to 200"),

@@ -135,6 +135,8 @@ impl AddResult {
             ip4: Option<Family<'a>>,
             #[serde(skip_serializing_if = "Option::is_none")]
             ip6: Option<Family<'a>>,
+            #[serde(rename = "margay.io/prefixes", skip_serializing_if = "<[_]>::is_empty")]
+            prefixes: &'a [IpNet],
             dns: Dns,
         }
         let family = |is_v4: bool| {
@@ -143,7 +145,7 @@ impl AddResult {
             let routes = routes.map(|route| OldRoute { dst: &route.dst, gw: route.gw }).collect();
             Some(Family { ip: ip.address, gateway: ip.gateway, routes })
         };
-        let printed = Printed { version, ip4: family(true), ip6: family(false), dns: Dns {} };
+        let printed = Printed { version, ip4: family(true), ip6: family(false), prefixes: &self.prefixes, dns: Dns {} };
         if printed.ip4.is_none() && printed.ip6.is_none() {
             return Err(no_addresses());
         }

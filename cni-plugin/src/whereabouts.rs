@@ -16,7 +16,7 @@ use crate::netconf::Whereabouts;
 
 /// True if a configuration defines its addresses in these words.
 pub(crate) fn is_used(conf: &Whereabouts) -> bool {
-    text(conf.range.as_ref()).is_some() || conf.ip_ranges.is_some()
+    conf.range.as_ref().is_some_and(|range| range.as_str() != Some("")) || conf.ip_ranges.is_some()
 }
 
 /// `network_name`; the empty text counts as absent.
@@ -38,6 +38,9 @@ pub(crate) fn network_name(conf: &Whereabouts) -> Result<Option<String>> {
 /// Code 7 for a range that is none, or from which nothing can be assigned.
 pub(crate) fn read(conf: &Whereabouts) -> Result<Vec<Vec<Range>>> {
     let mut sets = Vec::new();
+    if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
+        return Err(CniError::config("ipam.range must be a text"));
+    }
     if let Some(range) = text(conf.range.as_ref()) {
         sets.push(read_range(range, conf.range_start.as_ref(), conf.range_end.as_ref(), conf.exclude.as_ref())?);
     }
@@ -180,6 +183,7 @@ mod tests {
     fn mistakes_are_reported() {
         for (ipam, expected) in [
             (r#"{"range":"x"}"#, "ipam.range \"x\" is not a range"),
+            (r#"{"range":["10.0.0.0/24"]}"#, "ipam.range must be a text"),
             (r#"{"range":"10.0.0.9-x/24"}"#, "is not a range"),
             (r#"{"range":"10.0.0.0/31"}"#, "ipam.range 10.0.0.0/31 is too small for containers' addresses"),
             (r#"{"range":"10.0.0.0/24","range_start":"10.0.1.1"}"#, "10.0.1.1 is not in ipam.range 10.0.0.0/24"),

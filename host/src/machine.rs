@@ -2,9 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::socket::SockaddrStorage;
 use nix::time::{ClockId, clock_gettime};
 
 /// The file with the node's name where nothing names another one: Calico's.
@@ -14,6 +16,12 @@ pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
 const SHORT_BOOT: usize = 8;
 /// More bytes than a file with a node's name has.
 const MAX_NAME_FILE: u64 = 4096;
+
+/// The IP address that an interface is said to have; `None` for an address of another kind.
+pub(crate) fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+}
 
 /// The id that the kernel gave this boot, if it tells.
 pub fn boot_id() -> Option<String> {

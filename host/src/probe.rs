@@ -16,6 +16,8 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{LinkAddr, bind};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::machine::ip_of;
+
 /// The kernel's number for Ethernet, in what it says of an interface.
 const ETHERNET: u16 = 1;
 const ARP: u16 = 0x0806;
@@ -88,8 +90,7 @@ impl Link {
             if let Some(link) = address.as_link_addr() {
                 found = Some((*link, one.flags));
             }
-            own.extend(address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())));
-            own.extend(address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())));
+            own.extend(ip_of(&address));
         }
         let (address, flags) =
             found.ok_or_else(|| format!("there is no interface {name} in the plugin's namespace"))?;

@@ -5,6 +5,9 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nix::ifaddrs::getifaddrs;
+
+use crate::machine::ip_of;
 
 /// A route of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,13 +27,21 @@ const GATEWAY: u32 = 0x2;
 /// `RTF_REJECT` of the kernel.
 const REJECT: u32 = 0x200;
 
-/// The destinations of the routes of this network namespace, without the default routes, addresses of the machine's own interfaces
-/// included. IPv6 may be off.
+/// The shortest prefix of a route that is no default route. VPNs put two halves of everything in the place of a default route.
+const SHORTEST: u8 = 2;
+
+/// The destinations of the routes of this network namespace, without the default routes, and the networks of its interfaces. Of
+/// IPv4 only the main table's routes are known. IPv6 may be off.
 ///
 /// # Errors
-/// `/proc` cannot be read.
+/// `/proc` cannot be read, or the interfaces cannot.
 pub fn routes() -> io::Result<Vec<IpNet>> {
-    Ok(all_routes()?.into_iter().map(|route| route.net).collect())
+    let routes = all_routes()?.into_iter().map(|route| route.net);
+    let own = getifaddrs()?.filter_map(|interface| {
+        let (address, mask) = (ip_of(&interface.address?)?, ip_of(&interface.netmask?)?);
+        IpNet::with_netmask(address, mask).ok().map(|net| net.trunc())
+    });
+    Ok(routes.chain(own).collect())
 }
 
 /// The same routes with the interfaces that they lead to.
@@ -62,7 +73,7 @@ fn of_v4(line: &str) -> Option<Route> {
     let destination = address(columns.next()?)?;
     let flags = columns.nth(1)?;
     let mask = address(columns.nth(3)?)?;
-    let net = Ipv4Net::with_netmask(destination, mask).ok().filter(|net| net.prefix_len() > 0)?;
+    let net = Ipv4Net::with_netmask(destination, mask).ok().filter(|net| net.prefix_len() >= SHORTEST)?;
     route(net.into(), device, flags)
 }
 
@@ -72,7 +83,8 @@ fn of_v6(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let address = Ipv6Addr::from(u128::from_str_radix(columns.next()?, 16).ok()?);
     let length = u8::from_str_radix(columns.next()?, 16).ok()?;
-    let net = Ipv6Net::new(address, length).ok().filter(|net| net.prefix_len() > 0 && !address.is_multicast())?;
+    let net =
+        Ipv6Net::new(address, length).ok().filter(|net| net.prefix_len() >= SHORTEST && !address.is_multicast())?;
     let flags = columns.nth(6)?;
     route(net.into(), columns.next()?, flags)
 }
@@ -94,6 +106,11 @@ mod tests {
             assert!(of_v4(line).is_some_and(|route| route.drops && route.net.prefix_len() == 26));
         }
         assert_eq!(of_v4("eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0"), None, "a default route");
+        assert_eq!(
+            of_v4("tun0\t00000000\t010200C0\t0003\t0\t0\t0\t00000080\t0\t0\t0"),
+            None,
+            "a half of a default route"
+        );
         assert_eq!(of_v4("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"), None);
         let v6 = "fd000000000000000000000000000000 40 00000000000000000000000000000000 00 0 0 0 0 00000001 eth0";
         assert_eq!(
@@ -106,6 +123,7 @@ mod tests {
 
     #[test]
     fn the_loopbacks_of_this_machine_are_there() {
-        assert!(routes().is_ok());
+        let loopback = "127.0.0.0/8".parse().unwrap();
+        assert!(routes().unwrap().contains(&loopback));
     }
 }

@@ -28,6 +28,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::sched::{CloneFlags, setns};
 
 use crate::listed::{addresses_of, listing};
+use crate::machine::ip_of;
 use crate::mounts::{net_inode, network_namespaces};
 use crate::netns::{self, Reach};
 
@@ -311,11 +312,7 @@ fn enter(inode: u64, path: &Path) -> io::Result<Entered> {
         return Err(io::Error::other("another file is in the way"));
     }
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
-    let addresses = getifaddrs()?.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-    });
+    let addresses = getifaddrs()?.filter_map(|interface| ip_of(&interface.address?));
     let listing = listing(Path::new("/proc/thread-self"))?;
     Ok(Entered { name: netns::name(about.dev(), inode), listing, addresses: addresses.collect() })
 }

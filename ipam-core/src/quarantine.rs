@@ -63,13 +63,27 @@ fn recorded(document: &IpReservation) -> Quarantine {
     noted
 }
 
+/// True if the time of an entry is over.
+fn is_over(entry: &Quarantined, now: OffsetDateTime) -> bool {
+    parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINED_FOR)
+}
+
+/// A reservation as an assignment heeds it: a quarantined address whose time is over can be assigned, and is probed again.
+pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
+    if document.name() == QUARANTINE {
+        let before = recorded(&document);
+        let mut after = before.clone();
+        after.retain(|_, entry| !is_over(entry, now));
+        record(&mut document, &before, &after);
+    }
+    document
+}
+
 /// Adds addresses to the quarantine. Those whose time is over go, and the oldest of too many, which are returned.
 fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
     let before = recorded(document);
-    let is_over =
-        |entry: &Quarantined| parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINED_FOR);
-    let mut after: Quarantine =
-        before.iter().filter(|(_, entry)| !is_over(entry)).map(|(ip, entry)| (*ip, entry.clone())).collect();
+    let mut after = before.clone();
+    after.retain(|_, entry| !is_over(entry, now));
     after.extend(new.iter().map(|(ip, entry)| (*ip, entry.clone())));
     let mut dropped = Vec::new();
     while after.len() > MOST_QUARANTINED {

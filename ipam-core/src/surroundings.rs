@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::ipam::{Host, Ipam};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
+use crate::quarantine::in_force;
 use crate::reservations::Reservations;
 
 /// The state of the store around an assignment.
@@ -59,6 +60,7 @@ impl Surroundings {
         let config = read_config(tx).await?;
         let pools = decode_all(&list_guarded_if_short(tx, &pools).await?);
         let documents: Vec<IpReservation> = decode_all(&list_guarded_if_short(tx, &reservations).await?);
+        let documents: Vec<_> = documents.into_iter().map(|document| in_force(document, ipam.now())).collect();
         let reservations = set_of(&documents);
         Ok(Self {
             config,

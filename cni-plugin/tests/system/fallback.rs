@@ -154,6 +154,14 @@ fn a_network_chooses_a_subnet_once() {
             Call::new("DEL", &format!("c{number}"), &conf).ok();
         }
         Call::new("DEL", "c9", &other).ok();
+        // Names that differ in a letter that no pool's name has.
+        let gateways = ["web_app", "web-app", "web.App"].map(|name| {
+            other["name"] = name.into();
+            let gateway = Call::new("ADD", "c9", &other).ok().json()["ips"][0]["gateway"].to_string();
+            Call::new("DEL", "c9", &other).ok();
+            gateway
+        });
+        assert_eq!(BTreeSet::from(gateways.clone()).len(), 3, "{gateways:?}");
         lab.nothing_is_left();
     }
 }

@@ -61,6 +61,21 @@ async fn an_address_is_released_and_reserved_at_once() {
 }
 
 #[tokio::test]
+async fn a_pool_that_the_quarantine_has_filled_serves_again_after_a_day() {
+    let world = World::new().await;
+    world.add_pool("v4", "10.0.0.0/30").await;
+    let mine = attachment("a", "c1");
+    for _ in 0..4 {
+        let ip = world.one("a", "c1").await.unwrap();
+        world.ipam.quarantine(&mine, &[(ip, REASON.into())], soon()).await.unwrap();
+    }
+    assert!(world.one("a", "c1").await.unwrap_err().is_exhaustion());
+    world.pass(24 * 3600 + 1);
+    world.one("a", "c1").await.unwrap();
+    world.check().await;
+}
+
+#[tokio::test]
 async fn the_next_entry_drops_what_is_a_day_old() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;

@@ -19,6 +19,7 @@ use crate::output::printable;
 use crate::verbs::documents::values;
 
 const HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
+const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
 /// The interface in records of versions that did not write it: the first that Multus adds.
 const USUAL_INTERFACE: &str = "net1";
 
@@ -62,10 +63,17 @@ struct Allocation {
     ifname: String,
 }
 
+/// An IPPool: its name, its range and its addresses by their place in the range.
+struct Pool {
+    name: String,
+    range: IpNet,
+    allocations: BTreeMap<String, Allocation>,
+}
+
 /// The objects of a file.
 #[derive(Default)]
 struct Records {
-    pools: Vec<(IpNet, BTreeMap<String, Allocation>)>,
+    pools: Vec<Pool>,
     /// The nodes of the pods, by `namespace/name`.
     pods: BTreeMap<String, Option<String>>,
 }
@@ -84,11 +92,12 @@ pub(super) fn read(file: &Path, ranges: &[IpNet]) -> Result<Leases> {
     if records.pools.is_empty() {
         return Err(wrong("it has no IPPool of whereabouts".to_owned()));
     }
-    if let Some(range) = ranges.iter().find(|range| records.pools.iter().all(|(found, _)| found != *range)) {
-        let found: Vec<String> = records.pools.iter().map(|(range, _)| range.to_string()).collect();
+    if let Some(range) = ranges.iter().find(|range| records.pools.iter().all(|pool| pool.range != **range)) {
+        let found: Vec<String> = records.pools.iter().map(|pool| pool.range.to_string()).collect();
         return Err(wrong(format!("it has no IPPool of the range {range}; it has {}", found.join(", "))));
     }
-    records.pools.retain(|(range, _)| ranges.is_empty() || ranges.contains(range));
+    records.pools.retain(|pool| ranges.is_empty() || ranges.contains(&pool.range));
+    records.require_one_network().map_err(|why| wrong(why).hint(ONE_POOL))?;
     Ok(records.leases())
 }
 
@@ -105,7 +114,8 @@ impl Records {
                         printable(&object.metadata.name)
                     )
                 })?;
-                self.pools.push((range.trunc(), object.spec.allocations.unwrap_or_default()));
+                let (name, allocations) = (object.metadata.name, object.spec.allocations.unwrap_or_default());
+                self.pools.push(Pool { name, range: range.trunc(), allocations });
             }
             "Pod" => {
                 let name = format!("{}/{}", object.metadata.namespace, object.metadata.name);
@@ -116,11 +126,27 @@ impl Records {
         Ok(())
     }
 
+    /// Refuses several IPPools of one range: they are of networks with different `network_name`s, which have the same
+    /// addresses, and whereabouts puts that name into the name of the IPPool alone.
+    fn require_one_network(&self) -> std::result::Result<(), String> {
+        for pool in &self.pools {
+            let same = self.pools.iter().find(|other| other.range == pool.range && other.name != pool.name);
+            if let Some(other) = same {
+                let names = format!("{} and {}", printable(&pool.name), printable(&other.name));
+                return Err(format!(
+                    "its IPPools {names} have one range, {}, for networks with network_name",
+                    pool.range
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The leases. Where the file has pods, a lease whose pod is not among them is left out: nobody uses it.
     fn leases(self) -> Leases {
         let mut leases: BTreeMap<(String, String), Lease> = BTreeMap::new();
         let mut left_out = Vec::new();
-        for (range, allocations) in self.pools {
+        for Pool { range, allocations, .. } in self.pools {
             for (place, Allocation { id, podref, ifname }) in allocations {
                 let Some(address) = address_at(range, &place) else {
                     left_out.push(LeftOut::new(format!("{} in {range}", printable(&place)), "it is not in the range"));

@@ -230,6 +230,13 @@ fn whereabouts_records_without_pods_are_one_nodes() {
 
     let unknown = at(&location, &[&args[..], &["--range", "10.98.0.0/24"]].concat()).failure();
     assert!(unknown.contains("it has no IPPool of the range 10.98.0.0/24; it has 10.99.0.0/24"), "{unknown}");
+    // Two networks that have the same addresses, by `network_name`.
+    let two = "kind: List\nitems:\n- {kind: IPPool, metadata: {name: blue-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n\
+        - {kind: IPPool, metadata: {name: green-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n";
+    fs::write(&file, two).unwrap();
+    let refused = at(&location, &args).failure();
+    assert!(refused.contains("IPPools blue-10.99.0.0-24 and green-10.99.0.0-24 have one range"), "{refused}");
+    assert!(refused.contains("hint: give the pods and one of these IPPools at a time"), "{refused}");
     for (text, expected) in [
         ("kind: List\nitems: []\n", "it has no IPPool of whereabouts"),
         ("kind: IPPool\nmetadata: {name: a}\nspec: {range: x}\n", "the range x of IPPool a is not a CIDR"),
