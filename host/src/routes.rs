@@ -5,9 +5,6 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use nix::ifaddrs::getifaddrs;
-
-use crate::machine::ip_of;
 
 /// A route of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,18 +27,31 @@ const REJECT: u32 = 0x200;
 /// The shortest prefix of a route that is no default route. VPNs put two halves of everything in the place of a default route.
 const SHORTEST: u8 = 2;
 
-/// The destinations of the routes of this network namespace, without the default routes, and the networks of its interfaces. Of
-/// IPv4 only the main table's routes are known. IPv6 may be off.
+/// The destinations of the routes of this network namespace in all tables, without the default routes, and the addresses of its
+/// interfaces. IPv6 may be off.
 ///
 /// # Errors
-/// `/proc` cannot be read, or the interfaces cannot.
+/// `/proc` cannot be read.
 pub fn routes() -> io::Result<Vec<IpNet>> {
-    let routes = all_routes()?.into_iter().map(|route| route.net);
-    let own = getifaddrs()?.filter_map(|interface| {
-        let (address, mask) = (ip_of(&interface.address?)?, ip_of(&interface.netmask?)?);
-        IpNet::with_netmask(address, mask).ok().map(|net| net.trunc())
-    });
-    Ok(routes.chain(own).collect())
+    let mut nets: Vec<IpNet> = all_routes()?.into_iter().map(|route| route.net).collect();
+    nets.extend(of_trie(&fs::read_to_string("/proc/self/net/fib_trie")?));
+    Ok(nets)
+}
+
+/// The networks in `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, and below it a line
+/// `/LENGTH SCOPE KIND` for each of its routes.
+fn of_trie(text: &str) -> Vec<IpNet> {
+    let (mut nets, mut address) = (Vec::new(), None);
+    for line in text.lines().map(str::trim_start) {
+        if let Some(leaf) = line.strip_prefix("|-- ") {
+            address = leaf.trim_end().parse::<Ipv4Addr>().ok();
+        } else if let Some(length) = line.strip_prefix('/') {
+            let length = length.split(' ').next().and_then(|length| length.parse().ok());
+            let net = address.zip(length).and_then(|(address, length)| Ipv4Net::new(address, length).ok());
+            nets.extend(net.filter(|net| net.prefix_len() >= SHORTEST).map(IpNet::V4));
+        }
+    }
+    nets
 }
 
 /// The same routes with the interfaces that they lead to.
@@ -119,6 +129,15 @@ mod tests {
         );
         assert_eq!(of_v6("ff000000000000000000000000000000 08 0 00 0 0 0 0 0 eth0"), None);
         assert_eq!(of_v6(""), None);
+    }
+
+    #[test]
+    fn routes_of_other_tables_and_own_addresses_are_read() {
+        let text = "Id 52:\n  |-- 10.200.77.0\n     /24 link UNICAST\nMain:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        \
+            /0 universe UNICAST\n     |-- 192.0.2.2\n        /32 host LOCAL\n";
+        let nets = ["10.200.77.0/24", "192.0.2.2/32"].map(|net| net.parse::<IpNet>().unwrap());
+        assert_eq!(of_trie(text), nets);
+        assert_eq!(of_trie("/24\n|-- x\n/24\n|--\n"), []);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod remove;
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction};
 
+use crate::assign::refuse_among_prefixes;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
@@ -176,6 +177,7 @@ impl Ipam {
         let mut work = Workset::new(tx, now, cooldown);
         match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
             None => {
+                refuse_among_prefixes(&mut work, pool).await?;
                 let block = Block::of_length(cidr, pool.length(), Some(&owner), now, None);
                 work.create(block?).await?;
             }

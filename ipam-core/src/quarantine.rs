@@ -72,9 +72,11 @@ fn is_over(entry: &Quarantined, now: OffsetDateTime) -> bool {
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);
-        let mut after = before.clone();
-        after.retain(|_, entry| !is_over(entry, now));
-        record(&mut document, &before, &after);
+        if before.values().any(|entry| is_over(entry, now)) {
+            let mut after = before.clone();
+            after.retain(|_, entry| !is_over(entry, now));
+            record(&mut document, &before, &after);
+        }
     }
     document
 }

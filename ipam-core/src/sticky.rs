@@ -19,12 +19,14 @@ use crate::timestamps::{parse_rfc3339, rfc3339};
 
 /// The attribute that names the workload.
 pub const STICKY: &str = "margay.io/sticky";
-/// The attribute that says for how many seconds after its release an address waits, or [`FOREVER`].
+/// The attribute that says for how many seconds after its release an address waits, or [`FOREVER`] or [`PINNED`].
 pub const STICKY_FOR: &str = "margay.io/sticky-for";
 /// The attribute of an address that waits that says until when, in RFC 3339, or [`FOREVER`].
 pub const STICKY_UNTIL: &str = "margay.io/sticky-until";
-/// The value of an address that is never assigned to another workload: it is pinned.
+/// The value of an address that is never assigned to another workload.
 pub const FOREVER: &str = "forever";
+/// The value of [`STICKY_FOR`] of an address that an operator has pinned: it waits for ever, whatever the network says.
+pub const PINNED: &str = "pinned";
 
 /// The longest name, in bytes: that of a pod and its namespace has at most 317.
 pub const MAX_NAME: usize = 512;
@@ -64,7 +66,7 @@ impl Sticky {
 pub enum Until {
     /// This time.
     At(OffsetDateTime),
-    /// Never: the address is pinned.
+    /// Never.
     Forever,
 }
 
@@ -107,9 +109,9 @@ fn until_after(now: OffsetDateTime, wait: &str, cooldown_seconds: i64) -> Until 
     seconds.and_then(|seconds| now.checked_add(time::Duration::seconds(seconds))).map_or(Until::Forever, Until::At)
 }
 
-/// True if an address is in use by its workload or waits for it, and is never assigned to another one.
+/// True if an operator has pinned an address, which is in use or waits.
 pub fn is_pinned(entry: &Attribute) -> bool {
-    [STICKY_FOR, STICKY_UNTIL].iter().any(|name| entry.get(name) == Some(FOREVER))
+    entry.get(STICKY_FOR) == Some(PINNED)
 }
 
 /// The end of the wait, if it is over.
@@ -129,9 +131,9 @@ pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: 
     Some(waiting_for(name, until, more))
 }
 
-/// The entry of an address that waits for a workload, in this network and for this interface or for any.
-pub fn entry_of(name: &str, until: Until, network: Option<&str>, interface: Option<&str>) -> Attribute {
-    waiting_for(name, until, [(NETWORK, network), (INTERFACE, interface)])
+/// The entry of an address that is pinned to a workload and waits for it, in this network and for this interface or for any.
+pub fn pinned_to(name: &str, network: Option<&str>, interface: Option<&str>) -> Attribute {
+    waiting_for(name, Until::Forever, [(STICKY_FOR, Some(PINNED)), (NETWORK, network), (INTERFACE, interface)])
 }
 
 fn waiting_for<const N: usize>(name: &str, until: Until, more: [(&str, Option<&str>); N]) -> Attribute {

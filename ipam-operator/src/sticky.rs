@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
+use ipam_core::assign::refuse_among_prefixes;
 use ipam_core::attachment::{INTERFACE, NETWORK};
 use ipam_core::covering::blocks_of;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{AddressState, Attribute, Block, IpReservation, Pool, ReleaseRequest, StickyAddress};
 use ipam_core::pools::block_of;
 use ipam_core::reservations::Reservations;
-use ipam_core::sticky::{FOREVER, STICKY, STICKY_FOR, Sticky, Until, entry_of, is_pinned, waits_until};
+use ipam_core::sticky::{PINNED, STICKY, STICKY_FOR, Sticky, Until, is_pinned, pinned_to, waits_until};
 use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::usage::{Reading, reread};
 use ipam_core::vm::is_vms;
@@ -27,7 +28,7 @@ pub struct KeptAddress {
     pub address: IpAddr,
     /// The workload's name.
     pub workload: String,
-    /// True if it is never assigned to another workload.
+    /// True if an operator has pinned it.
     pub is_pinned: bool,
     /// The end of its wait; `None` while it is in use.
     pub until: Option<Until>,
@@ -87,6 +88,9 @@ impl Operator {
             let mut work = Workset::new(tx, self.now(), cooldown);
             let entry = match work.block(cidr).await?.map(|block| block.lookup(ip)) {
                 None => {
+                    if let Some(pool) = &around.pool {
+                        refuse_among_prefixes(&mut work, pool).await?;
+                    }
                     work.create(Block::of_length(cidr, unit.prefix_len(), None, self.now(), None)?).await?;
                     None
                 }
@@ -107,8 +111,8 @@ impl Operator {
             if let Some(entry) = entry.as_ref().filter(|_| in_use) {
                 refuse_use_elsewhere(ip, entry, network)?;
             }
-            let waiting = entry_of(name, Until::Forever, network, interface);
-            let pin = [(STICKY, Some(name)), (STICKY_FOR, Some(FOREVER))];
+            let waiting = pinned_to(name, network, interface);
+            let pin = [(STICKY, Some(name)), (STICKY_FOR, Some(PINNED))];
             let changed = work.change(cidr, |block| match in_use {
                 true => block.renew(ip, pin),
                 false => drop(block.keep(ip, &waiting)),

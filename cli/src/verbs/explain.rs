@@ -329,7 +329,11 @@ fn source_text(
         Source::TakenOver(owner) => {
             let owner = owner.as_ref().map(ToString::to_string);
             let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
-            ("taken_over", owner, format!("from the empty block {block} that the node would take over from {whose}"))
+            (
+                "taken_over",
+                owner,
+                format!("from block {block} without a holder that the node would take over from {whose}"),
+            )
         }
         Source::Borrowed(owner) => {
             let owner = owner.as_ref().map(ToString::to_string);

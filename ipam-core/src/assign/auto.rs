@@ -381,7 +381,7 @@ impl Pass<'_> {
     }
 
     /// Makes a stored block the host's.
-    async fn take_over(&self, work: &mut Workset<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
+    pub(super) async fn take_over(&self, work: &mut Workset<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
         if let Some(former) = former {
             return work.hand_block(cidr, &former, &self.owner, self.now).await;
         }

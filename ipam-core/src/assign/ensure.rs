@@ -63,7 +63,7 @@ impl Ipam {
     pub async fn ensure_blocks(&self, request: &BlockRequest, deadline: Deadline) -> Result<Vec<IpNet>> {
         let BlockRequest { owner, terms } = request;
         transact!(self, deadline, |tx| {
-            let mut around = self.read_around(tx, owner, &terms.wanted, Vec::new()).await?;
+            let mut around = self.read_around(tx, owner, &terms.wanted, Vec::new(), Vec::new()).await?;
             let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
             let (holder, handle) = (Attribute::default(), String::new());
             let mut assignment = Assignment::new(self, terms, &mut around, holder, handle);

@@ -106,7 +106,7 @@ pub enum Source {
     Own,
     /// From a block that is not stored yet and that the node would claim.
     New,
-    /// From an empty block that the node would take over from its owner; `None` if it has none.
+    /// From a block without a holder that the node would take over from its owner; `None` if it has none.
     TakenOver(Option<Owner>),
     /// From a block that keeps its owner; `None` if it has none.
     Borrowed(Option<Owner>),
@@ -134,7 +134,7 @@ impl Ipam {
         request.namespace = if namespace.is_some() { NamespaceLabels::Known } else { NamespaceLabels::NotYetRead };
         request.namespace_labels = namespace.cloned().unwrap_or_default();
         transact!(self, deadline, |tx| {
-            let known = self.read_around(tx, &owner, &request.wanted, Vec::new()).await;
+            let known = self.read_around(tx, &owner, &request.wanted, Vec::new(), Vec::new()).await;
             tx.forget_writes();
             let explained = match known {
                 Ok(around) => self.explain_in(tx, request.clone(), around, family, pools).await,

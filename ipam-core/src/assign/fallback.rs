@@ -63,7 +63,7 @@ impl Assignment<'_> {
         set: &[&PoolDefinition],
     ) -> Result<()> {
         let is_disabled =
-            |cidr: &IpNet| self.around.pools.iter().any(|pool| pool.cidr() == *cidr && pool.is_disabled());
+            |cidr: &IpNet| self.around.pools.iter().any(|pool| pool.cidr() == *cidr && !pool.is_enabled());
         let (disabled, enabled): (Vec<IpNet>, Vec<IpNet>) = requested.iter().copied().partition(is_disabled);
         let pools = self.select(family, if enabled.is_empty() { requested } else { &enabled })?;
         pools.iter().try_for_each(|pool| self.require_manual(pool))?;

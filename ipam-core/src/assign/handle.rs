@@ -114,7 +114,7 @@ impl Ipam {
         let HandleRequest { handle, owner, attributes, most, terms } = request;
         let mut misdated = Vec::new();
         let assigned = transact!(self, deadline, |tx| {
-            let mut around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)]).await?;
+            let mut around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)], Vec::new()).await?;
             let holder = Attribute::new(Some(handle), attributes.clone());
             let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
             work.heed_quotas().await?;

@@ -30,6 +30,7 @@ pub use handle::HandleRequest;
 pub(crate) use held::held_by;
 use held::renew;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+pub use search::refuse_among_prefixes;
 use sticky::Kept;
 
 use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP, namespace_of};
@@ -154,13 +155,15 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads the surroundings of an assignment to an owner, in one round trip, along with other needed keys.
+    /// Reads the surroundings of an assignment to an owner, in one round trip, along with other needed keys, and the keys of
+    /// ranges.
     async fn read_around(
         &self,
         tx: &mut Transaction,
         owner: &Owner,
         wanted: &Wanted,
         mut keys: Vec<Key>,
+        mut named: Vec<Range>,
     ) -> Result<Surroundings> {
         let given = wanted.these.iter().take(MOST_GIVEN_AHEAD);
         keys.extend(given.flat_map(|ip| hints::possible_blocks(*ip)).map(keys::block));
@@ -169,12 +172,9 @@ impl Ipam {
             owners.push(Owner::secondary(name));
         }
         let families = [Family::V4, Family::V6].into_iter().filter(|family| wanted.all_of(*family) > 0);
-        // A new block needs to know those of prefixes; there are none in most stores.
-        let named = families.flat_map(|family| {
-            let affinities = owners.iter().filter_map(move |owner| keys::affinities_prefix(owner, Some(family)));
-            affinities.chain([keys::blocks_of_prefixes_prefix(family)])
-        });
-        let named = named.map(Range::Prefix).collect();
+        let affinities = families
+            .flat_map(|family| owners.iter().filter_map(move |owner| keys::affinities_prefix(owner, Some(family))));
+        named.extend(affinities.map(Range::Prefix));
         let around = Surroundings::read(self, tx, owner, keys, named).await?;
         around.host.pin(tx)?;
         Ok(around)
@@ -198,6 +198,15 @@ impl Ipam {
         first.extend(
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
+        // Without a block that may serve, a new one is likely, and needs to know the blocks of prefixes.
+        let mut named = Vec::new();
+        for family in [Family::V4, Family::V6] {
+            if wanted.these.iter().any(|ip| Family::of(*ip) == family)
+                || (wanted.any_of(family) > 0 && hints::latest_of(&findings.used, family).next().is_none())
+            {
+                named.push(Range::Prefix(keys::blocks_of_prefixes_prefix(family)));
+            }
+        }
         for family in [Family::V4, Family::V6].into_iter().filter(|family| wanted.any_of(*family) > 0) {
             let most = requests.iter().map(|request| request.likely_blocks(family)).max().unwrap_or(1);
             let likely: Vec<IpNet> = hints::latest_of(&findings.used, family).take(most).collect();
@@ -208,7 +217,7 @@ impl Ipam {
         if let [AssignRequest { attachment, attributes, .. }] = requests {
             first.extend(likely_counters(&attachment.network, node, namespace_of(attributes)));
         }
-        let mut around = self.read_around(tx, &owner, &wanted, first).await?;
+        let mut around = self.read_around(tx, &owner, &wanted, first, named).await?;
 
         let cooldown = around.config.cooldown_seconds();
         let mut work = Workset::new(tx, self.now(), cooldown);

@@ -91,7 +91,10 @@ pub(super) async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: pools::B
 
 /// Refuses a new block of addresses in a pool that has blocks of prefixes: the annotation of the pool got lost. A program
 /// that drops the annotation may have changed the pool's mode, too, so the mode says nothing.
-pub(super) async fn refuse_among_prefixes(work: &mut Workset<'_>, pool: &Pool) -> Result<()> {
+///
+/// # Errors
+/// `Invalid`, with the block of prefixes; those of the store.
+pub async fn refuse_among_prefixes(work: &mut Workset<'_>, pool: &Pool) -> Result<()> {
     if pool.prefix_length().is_some() {
         return Ok(());
     }

@@ -139,6 +139,11 @@ impl Assignment<'_> {
                 // It is for any network of the workload, and this one is not where it can be used.
                 State::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
+                // Its pool is out of service, perhaps for a while: the address waits on.
+                _ if pool.is_some_and(|pool| !pool.is_enabled()) => {
+                    kept.elsewhere.push(family);
+                    continue;
+                }
                 // The network has other pools by now, or the address is reserved.
                 State::Waits(Until::At(_)) if !may_have => {
                     let (now, cooldown) = (self.ipam.now(), self.around.config.cooldown_seconds());
@@ -220,9 +225,9 @@ impl Pass<'_> {
         let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
         Ok(match block.owner() {
             Some(owner) if owner == self.owner => true,
-            _ if self.around.config.strict_affinity() => false,
-            Some(owner) => self.may_borrow(block, &owner),
             None => true,
+            Some(_) if self.around.config.strict_affinity() => false,
+            Some(owner) => self.may_borrow(block, &owner),
         })
     }
 
@@ -246,6 +251,10 @@ impl Pass<'_> {
                 continue;
             }
             self.move_for(work, cidr).await?;
+            let has_owner = work.block(cidr).await?.is_some_and(|block| block.owner().is_some());
+            if !has_owner && self.around.config.strict_affinity() {
+                self.take_over(work, cidr, None).await?;
+            }
             let names = work.block(cidr).await?.map(|block| names_of(block, [ip].into_iter())).unwrap_or_default();
             for (_, name) in names {
                 forget(work.tx, &name, ip).await?;

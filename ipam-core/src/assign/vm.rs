@@ -65,7 +65,7 @@ impl Ipam {
         misdated: &mut Vec<IpNet>,
     ) -> Result<VmAnswer> {
         let owner = Owner::host(&request.attachment.node);
-        let mut around = self.read_around(tx, &owner, &request.wanted, first).await?;
+        let mut around = self.read_around(tx, &owner, &request.wanted, first, Vec::new()).await?;
         if is_off(tx).await? {
             return match vm.role {
                 Role::Source => Ok(VmAnswer::Off),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::Hints;
-use ipam_core::model::keys;
+use ipam_core::model::{Pool, keys};
 use ipam_core::sticky::Sticky;
 use ipam_core::{BridgeError, Error, Nodes};
 use ipnet::IpNet;
@@ -56,19 +56,30 @@ async fn the_first_pool_with_room_serves_with_its_gateway_and_mask() {
 async fn a_disabled_pool_is_passed_over() {
     let world = world().await;
     let ask = async |container: &str| {
-        let assigned = world.assign(&bridged(container, &["one", "two"])).await;
+        let mut request = bridged(container, &["one", "two"]);
+        request.sticky = Some(Sticky { name: container.into(), wait: Some(Duration::from_secs(60)) });
+        let assigned = world.assign(&request).await;
         assigned.map(|assigned| assigned[0].pool.to_string()).map_err(|error| error.to_string())
     };
-    let disable = async |name: &str| {
+    let edit = async |name: &str, edit: fn(&mut Pool)| {
         let pools = world.ipam.inventory(soon()).await.unwrap().pools;
         let mut pool = pools.into_iter().find(|pool| pool.name() == name).unwrap();
-        pool.disable();
+        edit(&mut pool);
         world.put(keys::resource(keys::ResourceKind::IpPool, name), &pool).await;
     };
+    let disable = async |name: &str| edit(name, Pool::disable).await;
+    let enable = async |name: &str| edit(name, Pool::enable).await;
     let before = ask("c0").await;
     assert_eq!(before, Ok("10.1.0.0/29".to_owned()));
+    ask("w").await.unwrap();
+    world.release("a", "w").await;
     disable("one").await;
     assert_eq!(ask("c0").await, before, "it has its address already");
+    assert_eq!(ask("w").await, Ok("10.2.0.0/29".to_owned()));
+    world.release("a", "w").await;
+    enable("one").await;
+    assert_eq!(ask("w").await, before, "it has waited on");
+    disable("one").await;
     assert_eq!(ask("c1").await, Ok("10.2.0.0/29".to_owned()));
     disable("two").await;
     let refused = ask("c2").await.unwrap_err();

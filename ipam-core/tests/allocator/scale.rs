@@ -8,7 +8,7 @@ use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::{FullBlocks, Hints};
 use ipam_core::model::{Attribute, Block, IpamConfig, NewPool, Owner, ReleaseRequest, keys};
-use ipam_core::sticky::{Until, entry_of};
+use ipam_core::sticky::{STICKY, STICKY_UNTIL, Until};
 use ipnet::{IpNet, Ipv4Subnets};
 use kv::wrap::{Counting, Counts};
 use time::OffsetDateTime;
@@ -137,8 +137,9 @@ async fn a_full_pool_says_so_without_reading_its_blocks_again() {
 
     // So is one that has waited for its workload for too long.
     let mut kept = world.block("10.0.77.0/28").await.unwrap();
-    let until = Until::At(world.ipam.now() + Duration::from_secs(30));
-    assert!(kept.keep(ip("10.0.77.7"), &entry_of("shop/web-0", until, None, None)));
+    let until = Until::At(world.ipam.now() + Duration::from_secs(30)).text();
+    let waits = [(STICKY.to_owned(), "shop/web-0".to_owned()), (STICKY_UNTIL.to_owned(), until)];
+    assert!(kept.keep(ip("10.0.77.7"), &Attribute::new(None, waits.into())));
     kept.bump();
     world.put(keys::block(kept.cidr()), &kept).await;
     assert!(is_exhausted(add().await.0));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use ipam_core::model::{Document, IpamConfig, NewPool, ReleaseRequest, StickyRecord, keys};
+use ipam_core::model::{Document, IpamConfig, NewPool, Owner, ReleaseRequest, StickyRecord, keys};
 use ipam_core::sticky::{STICKY, Sticky, Until, waits_until};
 use ipam_core::{Error, Nodes, Result};
 use kv::{Range, StoreExt};
@@ -84,6 +84,29 @@ async fn the_longest_overdue_goes_first_in_whichever_block_it_is() {
     world.pass(WAIT as i64);
     for (number, (ip, _)) in own[..6].iter().enumerate() {
         assert_eq!(world.one("b", &format!("o{number}")).await.unwrap(), *ip);
+    }
+    world.check().await;
+}
+
+/// Its owner is gone, and strict affinity lets nobody borrow.
+#[tokio::test]
+async fn a_block_of_nobody_in_which_all_is_overdue_serves_again() {
+    let world = four().await;
+    world.configure(IpamConfig::default().with_strict_affinity(true)).await;
+    for number in 0..4 {
+        let name = format!("w{number}");
+        sticky(&world, "a", &name, &name).await.unwrap();
+        world.release("a", &name).await;
+    }
+    let mut block = world.block("10.0.0.0/30").await.unwrap();
+    block.clear_owner();
+    block.bump();
+    world.put(keys::block(block.cidr()), &block).await;
+    world.store.delete(Range::Prefix(keys::affinities_prefix(&Owner::host("a"), None).unwrap())).await.unwrap();
+    assert!(world.one("b", "o0").await.unwrap_err().is_exhaustion());
+    world.pass(WAIT as i64 + 1);
+    for number in 0..4 {
+        world.one("b", &format!("o{number}")).await.unwrap();
     }
     world.check().await;
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, Wanted};
-use ipam_core::model::{Attribute, Block, Document, NewPool, Owner, keys};
+use ipam_core::model::{Attribute, Block, Document, NewPool, Owner, Pool, keys};
 use ipam_operator::events::of_listed;
 use ipam_operator::history::HistoryOf;
 use ipam_operator::inspect::{Code, Finding, Keep};
@@ -61,6 +61,22 @@ async fn names_with_dots_are_told_apart() {
     let other = operator.assign_node_prefix("a", "b.c", soon()).await.unwrap();
     assert!(one.is_new && other.is_new && one.handle != other.handle);
     assert_eq!((one.prefix.prefix_len(), other.prefix.prefix_len()), (64, 80));
+}
+
+/// The annotation of the pool got lost.
+#[tokio::test]
+async fn no_address_inside_a_held_prefix_is_pinned() {
+    let world = World::new().await;
+    world.add(NewPool::new("pods", "2001:db8::/48".parse().unwrap()).with_prefix_length(64)).await;
+    let mut request = AssignRequest::new(attachment("a", "c1"), Wanted::any(0, 1));
+    request.v6_pools = vec!["pods".into()];
+    let held = world.assign(&request).await.unwrap()[0].ip;
+    let plain = NewPool::new("pods", "2001:db8::/48".parse().unwrap());
+    let plain = Pool::new(&plain, "u", world.ipam.now()).unwrap();
+    world.put(keys::resource(keys::ResourceKind::IpPool, "pods"), &plain).await;
+    let inside = format!("{held}5").parse().unwrap();
+    let refused = world.operator().pin(inside, "shop/web", None, soon()).await.unwrap_err().to_string();
+    assert!(refused.contains("pool pods has addresses now"), "{refused}");
 }
 
 #[tokio::test]

@@ -134,7 +134,7 @@ impl Records {
             if let Some(other) = same {
                 let names = format!("{} and {}", printable(&pool.name), printable(&other.name));
                 return Err(format!(
-                    "its IPPools {names} have one range, {}, for networks with network_name",
+                    "its IPPools {names} have the same range {}: their networks have different network_names",
                     pool.range
                 ));
             }

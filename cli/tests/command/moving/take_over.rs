@@ -235,7 +235,10 @@ fn whereabouts_records_without_pods_are_one_nodes() {
         - {kind: IPPool, metadata: {name: green-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n";
     fs::write(&file, two).unwrap();
     let refused = at(&location, &args).failure();
-    assert!(refused.contains("IPPools blue-10.99.0.0-24 and green-10.99.0.0-24 have one range"), "{refused}");
+    assert!(
+        refused.contains("IPPools blue-10.99.0.0-24 and green-10.99.0.0-24 have the same range 10.99.0.0/24"),
+        "{refused}"
+    );
     assert!(refused.contains("hint: give the pods and one of these IPPools at a time"), "{refused}");
     for (text, expected) in [
         ("kind: List\nitems: []\n", "it has no IPPool of whereabouts"),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use time::OffsetDateTime;
 
 use super::{Attribute, Block};
-use crate::sticky::{FOREVER, STICKY_FOR, STICKY_UNTIL, Until, end_of_wait, is_pinned, overdue, waits_until};
+use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, Until, end_of_wait, is_pinned, overdue, waits_until};
 use crate::timestamps::rfc3339;
 
 impl Block {
@@ -22,7 +22,7 @@ impl Block {
     pub fn assign_kept(&mut self, ip: IpAddr, entry: &Attribute) {
         let is_pinned = self.attributes_of(ip).is_some_and(is_pinned);
         if self.keep(ip, entry) && is_pinned {
-            self.renew(ip, [(STICKY_FOR, Some(FOREVER))]);
+            self.renew(ip, [(STICKY_FOR, Some(PINNED))]);
         }
     }
 
@@ -125,10 +125,17 @@ mod tests {
     fn a_pin_outlives_its_use_and_a_wait_by_a_wrong_clock_is_corrected() {
         let mut block = block();
         let none = Reservations::default();
-        let ip = block.assign_auto(1, &holder("net.c1", "web-0", "forever"), &none)[0];
+        let ip = block.assign_auto(1, &holder("net.c1", "web-0", "pinned"), &none)[0];
         block.release_by_handle("net.c1", NOW, 0);
+        assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(Until::Forever));
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
+
+        // What the network said before is no pin.
+        block.keep(ip, &holder("net.c2", "web-0", "forever"));
+        block.release_by_handle("net.c2", NOW, 0);
+        block.assign_kept(ip, &holder("net.c3", "web-0", "30"));
+        assert_eq!(block.attributes_of(ip).unwrap().get(STICKY_FOR), Some("30"));
 
         block.keep(ip, &holder("net.c3", "web-0", "30"));
         block.release_by_handle("net.c3", NOW + Duration::days(3650), 0);
