@@ -21,11 +21,13 @@ pub(crate) struct Embedded {
     /// The id of the store; `None` before the first opening.
     id: Option<String>,
     place: Place,
+    /// True if only the past is read.
+    is_past: bool,
 }
 
 impl Embedded {
     pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
-        Self { location, range, id: None, place: Place::Before(start) }
+        Self { location, range, id: None, place: Place::Before(start), is_past: start == Start::Oldest }
     }
 
     pub(super) async fn is_worth_reading(&self) -> Result<bool> {
@@ -35,8 +37,17 @@ impl Embedded {
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
-    /// Opens the store, reads the next parts, and closes it.
+    /// Reads the next parts. A state comes as a whole: the history could move past it while the caller delivers a part.
     pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
+        let mut parts = self.turn().await?;
+        while !self.is_past && matches!(self.place, Place::State(..) | Place::Lost(_)) {
+            parts.extend(self.turn().await?);
+        }
+        Ok(parts)
+    }
+
+    /// Opens the store, reads the next parts, and closes it.
+    async fn turn(&mut self) -> Result<Vec<Part>> {
         let open = store::open_files(&self.location, Use::Existing).await?;
         let read = self.batch(&open).await;
         let closed = open.close().await.map_err(|error| explain(&self.location, error));
@@ -60,8 +71,13 @@ impl Embedded {
                 Ok(part) => part,
             };
             bytes += size(&part);
-            let is_all = matches!(part, Part::Reached(_));
+            let listed = if let Part::Listed(at, _) = part { Some(at) } else { None };
+            let mut is_all = matches!(part, Part::Reached(_));
             parts.push(part);
+            if let (Some(at), Place::Log(_), false) = (listed, &self.place, self.is_past) {
+                parts.push(Part::Reached(at));
+                is_all = true;
+            }
             if is_all || bytes >= TURN_BYTES || somebody_waits(&self.location).await? {
                 return Ok(parts);
             }
@@ -97,6 +113,11 @@ impl Embedded {
                 };
                 Ok(Part::Begins(status.revision, status.time))
             }
+            Place::Lost(after) => {
+                let at = store.status().revision;
+                self.place = Place::State(at, self.range.bounds().0);
+                Ok(Part::GivenUp(after, at))
+            }
             Place::State(at, from) => {
                 let page = store.page(from, at, PAGE_BYTES).await?;
                 let end = self.range.bounds().1;
@@ -118,12 +139,16 @@ impl Embedded {
         }
     }
 
-    /// Goes on at the oldest revision if an error says that the next one was compacted.
+    /// Goes on at the newest state if an error says that the next revision was compacted; in the past, at the oldest state.
     fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.place.read();
-        self.place = Place::State(mark, self.range.bounds().0);
-        Some(Part::GivenUp(read, mark))
+        if self.is_past {
+            self.place = Place::State(mark, self.range.bounds().0);
+            return Some(Part::GivenUp(read, mark));
+        }
+        self.place = Place::Lost(read);
+        Some(Part::Happened(Vec::new()))
     }
 }
 

@@ -1,7 +1,9 @@
 //! Reading the history of a store, and following its changes.
 //!
 //! The reader returns parts: first a state, then every change after it. If the store removed history before it was
-//! read, the reader reports that, and the state from which it goes on.
+//! read, the reader reports that, and the state from which it goes on. A reader of the past goes on at the oldest state.
+//! Any other reader goes on at the newest one, and has read all of it before it returns any of it: otherwise a slow caller
+//! could lose each state, and never come to the changes after it.
 
 mod embedded;
 mod watched;
@@ -42,7 +44,7 @@ pub(crate) enum Part {
     GivenUp(Revision, Revision),
     /// The store cannot be reached, because of this. The caller reads again a little later; the reader goes on here.
     Interrupted(String),
-    /// Everything up to this revision was reported.
+    /// Everything up to this revision was reported. It also follows the last key of a state, unless only the past is read.
     Reached(Revision),
 }
 
@@ -114,6 +116,8 @@ enum Place {
     Before(Start),
     /// The state at this revision, from this key on.
     State(Revision, Key),
+    /// The newest state, because the changes after this revision were removed.
+    Lost(Revision),
     /// The changes from this revision on.
     Log(Revision),
 }
@@ -132,7 +136,7 @@ impl Place {
     fn read(&self) -> Revision {
         match *self {
             Self::Before(_) => Revision::UNSET,
-            Self::State(at, _) => at,
+            Self::State(at, _) | Self::Lost(at) => at,
             Self::Log(next) => Revision::new(next.get() - 1),
         }
     }

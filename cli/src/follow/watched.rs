@@ -69,24 +69,40 @@ impl Watched {
     }
 
     pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
-        let part = self.part().await;
-        let part = match part {
+        match self.parts().await {
             Err(Stop::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
-                Some(part) => part,
-                None => return Err(explain(&self.location, error)),
+                Some(part) => Ok(vec![part]),
+                None => Err(explain(&self.location, error)),
             },
-            Err(Stop::Failed(failure)) => return Err(failure),
-            Ok(part) => part,
-        };
-        Ok(vec![part])
+            Err(Stop::Failed(failure)) => Err(failure),
+            Ok(parts) => Ok(parts),
+        }
     }
 
-    async fn part(&mut self) -> Result<Part, Stop> {
+    async fn parts(&mut self) -> Result<Vec<Part>, Stop> {
         match self.place.clone() {
-            Place::Before(start) => self.begin(start).await,
-            Place::State(at, from) => self.page(at, from).await,
-            Place::Log(next) => self.follow(next).await,
+            Place::Before(Start::Newest) => self.state(|at| Part::Begins(at, None)).await,
+            Place::Before(start) => Ok(vec![self.begin(start).await?]),
+            Place::State(at, from) => Ok(vec![self.page(at, from).await?]),
+            Place::Lost(after) => self.state(|at| Part::GivenUp(after, at)).await,
+            Place::Log(next) => Ok(vec![self.follow(next).await?]),
         }
+    }
+
+    /// The whole newest state, after a part that names its revision. The watch of what comes next begins before the caller
+    /// delivers the state, since that may take longer than the store keeps its history.
+    async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Stop> {
+        let listing = self.store().await?.list(self.range.clone()).await?;
+        let at = listing.revision;
+        let changes = self.watch(at.next()).await?;
+        self.changes = Some(changes);
+        self.place = Place::Log(at.next());
+        Ok(vec![first(at), Part::Listed(at, listing.kvs), Part::Reached(at)])
+    }
+
+    async fn watch(&mut self, next: Revision) -> Result<WatchStream, Stop> {
+        let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return);
+        Ok(self.store().await?.watch(request).await?)
     }
 
     /// The store, which is opened when it is needed first.
@@ -114,8 +130,7 @@ impl Watched {
                 };
                 ((oldest, time), Place::State(oldest, from))
             }
-            Start::Newest => ((head, None), Place::State(head, from)),
-            Start::Next => ((head, None), Place::Log(head.next())),
+            Start::Newest | Start::Next => ((head, None), Place::Log(head.next())),
             Start::After(after) => {
                 check_after(&self.location, after, head)?;
                 ((after, None), Place::Log(after.next()))
@@ -126,6 +141,7 @@ impl Watched {
         Ok(Part::Begins(first, time))
     }
 
+    /// The next page of a state of the past.
     async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Stop> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
@@ -147,10 +163,7 @@ impl Watched {
         }
         let mut changes = match self.changes.take() {
             Some(changes) => changes,
-            None => {
-                let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return);
-                self.store().await?.watch(request).await?
-            }
+            None => self.watch(next).await?,
         };
         let mut batches = Vec::new();
         let mut first = timeout(QUIET, changes.next()).await.ok().flatten();
@@ -174,15 +187,14 @@ impl Watched {
 
     /// Makes a part of these batches, and records its events.
     fn reported(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
-        // At the compaction mark etcd may not know the former values any more: then the state at the mark comes next.
+        // At the compaction mark etcd may not know the former values any more: then a state comes next.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
             batches.truncate(known);
             self.changes = None;
             if batches.is_empty() {
-                self.place = Place::State(mark, self.range.bounds().0);
-                return Part::GivenUp(Revision::new(next.get() - 1), mark);
+                return self.lost(Revision::new(next.get() - 1), mark);
             }
         }
         self.place = Place::Log(batches.last().map_or(next, |batch| batch.revision.next()));
@@ -214,26 +226,34 @@ impl Watched {
 
     /// Lets the next read begin the watch anew, if the error is transient. The store itself has tried that for long.
     fn interrupted(&mut self, error: &kv::Error) -> Option<Part> {
-        let may_go_on = self.past.is_none() && matches!(self.place, Place::Log(_)) && error.kind().is_transient();
+        let may_go_on =
+            self.past.is_none() && matches!(self.place, Place::Log(_) | Place::Lost(_)) && error.kind().is_transient();
         self.changes = None;
         may_go_on.then(|| Part::Interrupted(error.to_string()))
     }
 
-    /// Goes on at the oldest revision if an error says that the next one was compacted.
+    /// Goes on at a state if an error says that the next revision was compacted.
     fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.place.read();
         self.changes = None;
-        if !mark.is_set() {
+        if self.past.is_some() && !mark.is_set() {
             // A failed read does not report the compaction mark; a watch does.
             self.place = Place::Log(read);
             return Some(Part::Happened(Vec::new()));
         }
+        Some(self.lost(read, mark))
+    }
+
+    /// Goes on at the newest state, because the changes after a revision were removed; in the past, at the compaction mark.
+    fn lost(&mut self, read: Revision, mark: Revision) -> Part {
         if let Some(past) = &mut self.past {
             past.reported.clear();
+            self.place = Place::State(mark, self.range.bounds().0);
+            return Part::GivenUp(read, mark);
         }
-        self.place = Place::State(mark, self.range.bounds().0);
-        Some(Part::GivenUp(read, mark))
+        self.place = Place::Lost(read);
+        Part::Happened(Vec::new())
     }
 }
 

@@ -19,7 +19,7 @@ use sha2::Sha256;
 use tempfile::TempDir;
 
 use crate::common::PATIENCE;
-use crate::moving::fill::{Places, assign, at, release};
+use crate::moving::fill::{Places, assign, at, calicos, release};
 use crate::store::content::{with_store, write};
 
 /// A program that appends its events to a file, and the file of a cursor.
@@ -138,6 +138,45 @@ fn history_that_is_gone_is_a_gap_and_the_state() {
         assert_eq!(held, BTreeSet::from(["held c2", "held c3"]), "{location}");
         assert!(notes.contains("was given up by the store"), "{notes}");
     }
+}
+
+#[test]
+fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
+    let places = Places::with_etcd();
+    let location = places.etcd();
+    let url = places.etcd.as_ref().unwrap().url();
+    // The program's first runs remove all history.
+    let hook = Hook::new(&format!(
+        "n=$(cat \"$0.n\" 2>/dev/null || echo 0)
+        if [ \"$n\" -lt 2 ] && [ -e \"$0.ready\" ]; then
+            echo $((n + 1)) >\"$0.n\"
+            rev=$(etcdctl --endpoints {url} put /other x -w json | jq .header.revision)
+            etcdctl --endpoints {url} compact \"$rev\" >/dev/null
+        fi"
+    ));
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    hook.catch_up(&location);
+    calicos(&location);
+    with_store(&location, Create::Never, async |open| {
+        let newest = open.store().put("/other", "x").await.unwrap();
+        open.store().compact(newest).await.unwrap();
+    });
+    fs::write(hook.folder.path().join("hook.ready"), "").unwrap();
+    let seen = hook.folder.path().join("seen");
+    fs::write(&seen, "").unwrap();
+    let mut watcher = start(&hook, &location);
+    wait_for(&seen, 1);
+    assign(&location, "c1").unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !fs::read_to_string(&seen).unwrap().contains("\"assigned\"") && Instant::now() < until {
+        thread::sleep(Duration::from_millis(20));
+    }
+    watcher.kill().unwrap();
+    watcher.wait().unwrap();
+    let words = hook.words();
+    assert_eq!(words.iter().filter(|word| *word == "gap -").count(), 1);
+    assert_eq!([words.first(), words.last()], [Some(&"gap -".to_owned()), Some(&"assigned c1".to_owned())]);
+    assert_eq!(words.len(), 244, "242 addresses were in use");
 }
 
 #[test]
