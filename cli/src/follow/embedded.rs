@@ -4,7 +4,7 @@ use datastore::care::{self, MvccStore};
 use datastore::{Location, OpenStore};
 use kv::{Batch, ErrorKind, Kv, Prev, Range, WatchRequest};
 
-use super::{Part, Place, Start, check_after};
+use super::{Part, Place, Start, check_after, check_identity};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
@@ -26,8 +26,15 @@ pub(crate) struct Embedded {
 }
 
 impl Embedded {
-    pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
-        Self { location, range, id: None, place: Place::Before(start), is_past: start == Start::Oldest }
+    pub(super) fn new(location: Location, range: Range, place: Place, id: Option<String>) -> Self {
+        let is_past = matches!(place, Place::Before(Start::Oldest));
+        Self { location, range, id, place, is_past }
+    }
+
+    /// The place, and the store's id, from which a daemon can go on. The past is read to its end here.
+    pub(super) fn place_to_leave(&self) -> Option<(Place, Option<String>)> {
+        let may_leave = !self.is_past && matches!(self.place, Place::Log(_) | Place::Lost(_));
+        may_leave.then(|| (self.place.clone(), self.id.clone()))
     }
 
     pub(super) async fn is_worth_reading(&self) -> Result<bool> {
@@ -60,7 +67,9 @@ impl Embedded {
         let Some(store) = open.embedded() else {
             return Err(Failure::new(format!("{} has no history to read", self.location)));
         };
-        self.check_identity(store)?;
+        let id = store.id().to_string();
+        check_identity(&self.location, self.id.as_deref(), &id)?;
+        self.id = Some(id);
         if let Place::Before(Start::After(after)) = self.place {
             check_after(&self.location, after, store.status().revision)?;
         }
@@ -82,15 +91,6 @@ impl Embedded {
                 return Ok(parts);
             }
         }
-    }
-
-    fn check_identity(&mut self, store: &MvccStore) -> Result<()> {
-        let id = store.id().to_string();
-        if *self.id.get_or_insert_with(|| id.clone()) == id {
-            return Ok(());
-        }
-        Err(Failure::new(format!("{} was replaced by another store meanwhile", self.location))
-            .hint("begin anew to see what is in it"))
     }
 
     /// Reads the next part.

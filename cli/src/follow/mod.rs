@@ -49,7 +49,13 @@ pub(crate) enum Part {
 }
 
 /// The reader.
-pub(crate) enum Follower {
+pub(crate) struct Follower {
+    location: Location,
+    range: Range,
+    reader: Reader,
+}
+
+enum Reader {
     /// It opens the files again and again.
     Embedded(Box<Embedded>),
     /// It watches a store that others keep open.
@@ -59,27 +65,44 @@ pub(crate) enum Follower {
 impl Follower {
     /// A reader of this range of a store.
     pub(crate) async fn new(location: &Location, range: Range, start: Start) -> Self {
-        let is_kept_open = match location {
-            Location::Etcd(_) => true,
-            _ => served::connect(location, crate::store::wait()).await.is_some(),
+        let place = Place::Before(start);
+        let reader = match location {
+            Location::Etcd(_) => Reader::Watched(Box::new(Watched::new(location.clone(), range.clone(), place, None))),
+            _ => Reader::of_files(location, &range, place, None).await,
         };
-        if is_kept_open {
-            Self::Watched(Box::new(Watched::new(location.clone(), range, start)))
-        } else {
-            Self::Embedded(Box::new(Embedded::new(location.clone(), range, start)))
-        }
+        Self { location: location.clone(), range, reader }
     }
 
     /// The next parts; possibly none. An embedded store is closed when this returns, and stays open for a few
-    /// milliseconds at most while another process waits for it. A watch waits a quarter of a second for changes.
+    /// milliseconds at most while another process waits for it. A watch waits a quarter of a second for changes. When a
+    /// daemon has ended, or has begun to keep the store open, the reader goes over from the one to the other.
     ///
     /// # Errors
     /// Those of the store.
     pub(crate) async fn read(&mut self) -> Result<Vec<Part>> {
-        match self {
-            Self::Embedded(one) => one.read().await,
-            Self::Watched(one) => one.read().await,
+        let left = match &self.reader {
+            Reader::Embedded(one) => one.place_to_leave(),
+            Reader::Watched(one) => one.place_to_leave(),
+        };
+        if let Some((place, id)) = left {
+            self.go_on(place, id).await?;
         }
+        match &mut self.reader {
+            Reader::Embedded(one) => one.read().await,
+            Reader::Watched(one) => one.read().await,
+        }
+    }
+
+    /// Goes on at a place of this store, through its daemon if there is one.
+    async fn go_on(&mut self, place: Place, id: Option<String>) -> Result<()> {
+        let next = Reader::of_files(&self.location, &self.range, place, id.clone()).await;
+        match (&next, &self.reader) {
+            (Reader::Embedded(_), Reader::Embedded(_)) => return Ok(()),
+            (Reader::Watched(one), _) => check_identity(&self.location, id.as_deref(), one.id())?,
+            _ => {}
+        }
+        self.reader = next;
+        Ok(())
     }
 
     /// False if there is certainly nothing new. The caller checks it before it reads on after [`Part::Reached`].
@@ -87,24 +110,34 @@ impl Follower {
     /// # Errors
     /// Those of the store.
     pub(crate) async fn is_worth_reading(&self) -> Result<bool> {
-        match self {
-            Self::Embedded(one) => one.is_worth_reading().await,
-            Self::Watched(_) => Ok(true),
+        match &self.reader {
+            Reader::Embedded(one) => one.is_worth_reading().await,
+            Reader::Watched(_) => Ok(true),
         }
     }
 
     /// Ends the watch until the next read, so that changes do not pile up in memory.
     pub(crate) fn pause(&mut self) {
-        if let Self::Watched(one) = self {
+        if let Reader::Watched(one) = &mut self.reader {
             one.pause();
         }
     }
 
     /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
-        match self {
-            Self::Embedded(_) => Ok(()),
-            Self::Watched(one) => one.close().await,
+        match self.reader {
+            Reader::Embedded(_) => Ok(()),
+            Reader::Watched(one) => one.close().await,
+        }
+    }
+}
+
+impl Reader {
+    /// A reader of an embedded store with this id, if that is known: through its daemon, or of its files.
+    async fn of_files(location: &Location, range: &Range, place: Place, id: Option<String>) -> Self {
+        match served::connect(location, crate::store::wait()).await {
+            Some(daemon) => Self::Watched(Box::new(Watched::new(location.clone(), range.clone(), place, Some(daemon)))),
+            None => Self::Embedded(Box::new(Embedded::new(location.clone(), range.clone(), place, id))),
         }
     }
 }
@@ -129,6 +162,15 @@ fn check_after(location: &Location, after: Revision, newest: Revision) -> Result
     }
     Err(Failure::new(format!("the watch begins after revision {after}, and {location} is only at {newest}"))
         .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now"))
+}
+
+/// Refuses another store than the one that was read before, if that is known.
+fn check_identity(location: &Location, known: Option<&str>, found: &str) -> Result<()> {
+    if known.is_none_or(|known| known == found) {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{location} was replaced by another store meanwhile"))
+        .hint("begin anew to see what is in it"))
 }
 
 impl Place {

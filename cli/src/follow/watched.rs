@@ -6,14 +6,16 @@
 //! keys that were made and deleted after the last change of every present key, if the server reports them late.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use datastore::served::ServedStore;
 use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
 use ipam_operator::events::is_before_unknown;
 use kv::{
-    Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Range, RangeRequest, Revision, StoreExt, WatchRequest,
-    WatchStream,
+    Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Range, RangeRequest, Revision, Store, StoreExt,
+    WatchRequest, WatchStream,
 };
 use tokio::time::{Instant, timeout};
 
@@ -35,6 +37,11 @@ pub(crate) struct Watched {
     location: Location,
     range: Range,
     place: Place,
+    /// The store of a daemon; `None` for a cluster.
+    daemon: Option<ServedStore>,
+    /// The daemon cannot be reached any more.
+    is_cut_off: bool,
+    /// The cluster, once it was needed.
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
     /// The progress, if only the past is read.
@@ -52,8 +59,18 @@ struct Past {
 }
 
 impl Watched {
-    pub(super) fn new(location: Location, range: Range, start: Start) -> Self {
-        Self { location, range, place: Place::Before(start), open: None, changes: None, past: None }
+    pub(super) fn new(location: Location, range: Range, place: Place, daemon: Option<ServedStore>) -> Self {
+        Self { location, range, place, daemon, is_cut_off: false, open: None, changes: None, past: None }
+    }
+
+    /// The id of the daemon's store.
+    pub(super) fn id(&self) -> &str {
+        self.daemon.as_ref().map_or("", ServedStore::id)
+    }
+
+    /// The place, and the store's id, from which another daemon or the files can go on, once the daemon is gone.
+    pub(super) fn place_to_leave(&self) -> Option<(Place, Option<String>)> {
+        self.is_cut_off.then(|| (self.place.clone(), Some(self.id().to_owned())))
     }
 
     pub(super) fn pause(&mut self) {
@@ -105,8 +122,11 @@ impl Watched {
         Ok(self.store().await?.watch(request).await?)
     }
 
-    /// The store, which is opened when it is needed first.
-    async fn store(&mut self) -> Result<std::sync::Arc<dyn kv::Store>> {
+    /// The store. A cluster is opened when it is needed first.
+    async fn store(&mut self) -> Result<Arc<dyn Store>> {
+        if let Some(daemon) = &self.daemon {
+            return Ok(Arc::new(daemon.clone()));
+        }
         let open = match self.open.take() {
             Some(open) => open,
             None => store::open(&self.location, Use::Existing).await?,
@@ -123,9 +143,8 @@ impl Watched {
             Start::Oldest => {
                 let goal = keys.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
                 self.past = Some(Past { head, goal, reported: BTreeMap::new(), last: Instant::now() });
-                let served = self.open.as_ref().and_then(OpenStore::served);
-                let (oldest, time) = match served {
-                    Some(served) => served.oldest().await?,
+                let (oldest, time) = match &self.daemon {
+                    Some(daemon) => daemon.oldest().await?,
                     None => (oldest(&*store).await?, None),
                 };
                 ((oldest, time), Place::State(oldest, from))
@@ -224,11 +243,12 @@ impl Watched {
         Err(Stop::Failed(failure.hint("see whether its members are well with: etcdctl endpoint status --cluster")))
     }
 
-    /// Lets the next read begin the watch anew, if the error is transient. The store itself has tried that for long.
+    /// Lets the next read begin the watch anew, if the error is transient. A cluster itself has tried that for long.
     fn interrupted(&mut self, error: &kv::Error) -> Option<Part> {
         let may_go_on =
             self.past.is_none() && matches!(self.place, Place::Log(_) | Place::Lost(_)) && error.kind().is_transient();
         self.changes = None;
+        self.is_cut_off = may_go_on && self.daemon.is_some();
         may_go_on.then(|| Part::Interrupted(error.to_string()))
     }
 
@@ -276,7 +296,7 @@ impl From<Failure> for Stop {
 }
 
 /// The oldest revision that can be read.
-async fn oldest(store: &dyn kv::Store) -> kv::Result<Revision> {
+async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
     let first = Revision::new(1);
     let nothing = RangeRequest::new(Range::key("/calico/ipam/v2/config")).with_content(Content::CountOnly);
     match store.range(nothing.clone().with_at(first)).await {

@@ -1,13 +1,18 @@
 //! Commands beside a daemon say what they say without it.
 
+use std::fs;
+use std::io::Write;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use wire::{Frame, Hello, Kind};
 
 use crate::daemon::{Daemon, serves_again};
+use crate::fake::{Fake, hello};
 use crate::lab::{ENGINES, Lab};
-use crate::programs::{Ended, PATIENCE, Running, margay, run};
+use crate::programs::{Ended, PATIENCE, Running, margay, run, wait_until};
 
 const POOL: &str = "10.81.0.0/24";
 
@@ -181,7 +186,7 @@ fn a_watch_sees_what_goes_through_the_daemon() {
         command.stdout(Stdio::piped());
         let watch = Running::start(command, "");
         // It has to be there first.
-        std::thread::sleep(Duration::from_secs(1));
+        thread::sleep(Duration::from_secs(1));
         let add = lab.add("seen").ok().by_daemon();
         lab.del("seen").ok().by_daemon();
         lab.held();
@@ -199,4 +204,45 @@ fn a_watch_sees_what_goes_through_the_daemon() {
             expected.iter().map(|(event, of)| (json!(event), json!(of.address().to_string()))).collect();
         assert_eq!(seen, expected, "{watched:?}");
     }
+}
+
+#[test]
+fn a_watch_goes_on_without_its_daemon_and_beside_one_of_another_version() {
+    let lab = furnished("redb");
+    let daemon = Daemon::start(&lab);
+    let lines = lab.root().join("lines");
+    let mut command = margay(["--store", &lab.url(), "watch", "--count", "4", "--for", "10s", "-o", "json"]);
+    let notes = lab.root().join("notes");
+    command.stdout(fs::File::create(&lines).unwrap()).stderr(fs::File::create(&notes).unwrap());
+    let watch = Running::start(command, "");
+    let seen = |count: usize| {
+        let until = Instant::now() + PATIENCE / 10;
+        while fs::read_to_string(&lines).unwrap().lines().count() < count && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let lines = fs::read_to_string(&lines).unwrap();
+        assert_eq!(lines.lines().count(), count, "{lines}");
+    };
+    wait_until("the watch begins", || fs::read_to_string(&notes).unwrap().contains("watching"));
+    lab.add("first").ok().by_daemon();
+    seen(1);
+    daemon.kill();
+    thread::sleep(Duration::from_millis(500));
+    lab.add("alone").ok();
+    seen(2);
+    let folder = lab.store.clone();
+    let upgraded = Fake::listen(&lab.socket(), move |mut stream| {
+        let hello = Hello { program: "99.0.0".to_owned(), ..hello(&folder) };
+        let _ = stream.write_all(&Frame::new(Kind::Hello, &hello).unwrap().to_bytes());
+    });
+    lab.add("beside").ok();
+    seen(3);
+    drop(upgraded);
+    let mut daemon = Daemon::start(&lab);
+    lab.add("again").ok().by_daemon();
+    watch.end().ok();
+    seen(4);
+    daemon.runs();
+    let notes = fs::read_to_string(&notes).unwrap();
+    assert!(notes.lines().count() < 4, "{notes}");
 }

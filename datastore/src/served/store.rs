@@ -102,6 +102,14 @@ impl ServedStore {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
     }
 
+    /// The id of the embedded store that the daemon had at first; empty for a cluster.
+    pub fn id(&self) -> &str {
+        match &self.shared.store {
+            Identity::Embedded { id, .. } => id,
+            Identity::Nothing | Identity::Cluster { .. } => "",
+        }
+    }
+
     /// The oldest revision that can be read, and its time as far as it is known.
     ///
     /// # Errors
