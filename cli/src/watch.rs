@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::args::{Cli, Format, Watch};
 use crate::backup::identity;
 use crate::error::{Failure, Result};
-use crate::follow::{Follower, Part, Start};
+use crate::follow::{Follower, Part, Start, Stop};
 use crate::happening::Row;
 use crate::hook::{Cursor, Delivered, Delivery, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
@@ -72,6 +72,7 @@ pub(crate) fn run(
             pool,
             format: cli.output,
             left,
+            begins_with_state: start == Start::Newest,
             hook,
             cursor,
             deliveries: Vec::new(),
@@ -109,7 +110,7 @@ async fn follow(
             tokio::time::sleep(PAUSE).await;
             continue;
         }
-        for part in follower.read().await? {
+        for part in follower.read().await.map_err(|stop| teller.stopped(stop))? {
             is_current = matches!(part, Part::Reached(_));
             may_end |= matches!(part, Part::Reached(_) | Part::Interrupted(_));
             if matches!(part, Part::Interrupted(_)) {
@@ -163,6 +164,8 @@ struct Teller<'a> {
     format: Format,
     /// The number of lines that are still to come.
     left: u64,
+    /// True if the first events are what is in use.
+    begins_with_state: bool,
     hook: Option<Hook>,
     cursor: Option<Cursor>,
     /// The events for the hook that were not handled yet.
@@ -181,10 +184,22 @@ struct Gap {
     up_to_revision: i64,
 }
 
+impl Gap {
+    fn new(after: Revision, up_to: Revision) -> Self {
+        Self { event: "gap", after_revision: after.get(), up_to_revision: up_to.get() }
+    }
+}
+
 impl Teller<'_> {
     fn tell(&mut self, location: &Location, part: Part) -> Result<()> {
         match part {
-            Part::Begins(at, _) => self.note(&format!("watching {location} from revision {at} on")),
+            Part::Begins(at, _) => {
+                self.note(&format!("watching {location} from revision {at} on"));
+                if self.begins_with_state && self.hook.is_some() {
+                    // The receiver may have a list of an earlier watch.
+                    self.queue_gap(Revision::UNSET, at)?;
+                }
+            }
             Part::Listed(at, kvs) => {
                 let reported = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
                 reported.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
@@ -258,12 +273,25 @@ impl Teller<'_> {
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
              read; what is in use at revision {up_to} follows"
         ));
-        let gap = Gap { event: "gap", after_revision: after.get(), up_to_revision: up_to.get() };
         match self.format {
-            _ if self.hook.is_some() => self.queue(&gap, format!("a gap up to revision {up_to}")),
+            _ if self.hook.is_some() => self.queue_gap(after, up_to),
             Format::Table | Format::Wide => Ok(()),
-            Format::Json | Format::Yaml => self.document(&gap),
+            Format::Json | Format::Yaml => self.document(&Gap::new(after, up_to)),
         }
+    }
+
+    fn queue_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
+        self.queue(&Gap::new(after, up_to), format!("a gap up to revision {up_to}"))
+    }
+
+    /// Records in the cursor that the store does not go on there, if that is why the reader ends.
+    fn stopped(&mut self, stop: Stop) -> Failure {
+        if let (Stop::Another(why), Some(cursor)) = (&stop, &mut self.cursor)
+            && let Err(unwritten) = cursor.refuse(why.message())
+        {
+            self.note(unwritten.message());
+        }
+        stop.into()
     }
 
     /// Lets an event wait for the hook.

@@ -182,7 +182,10 @@ pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Id
         return Ok(Identity { engine: "etcd", id: format!("{:x}", about.cluster), leases: None });
     }
     let engine = if matches!(location, Location::Redb(_)) { "redb" } else { "sled" };
-    let Some(store) = open.embedded() else { return Ok(Identity { engine, id: String::new(), leases: None }) };
+    let Some(store) = open.embedded() else {
+        let id = open.served().map(|daemon| daemon.id().to_owned()).unwrap_or_default();
+        return Ok(Identity { engine, id, leases: None });
+    };
     let leases = if store.has_leases() { Some(store.leases().await) } else { None };
     let leases = leases.transpose().map_err(|error| explain(location, error))?;
     Ok(Identity { engine, id: store.id().to_string(), leases })

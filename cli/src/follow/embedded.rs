@@ -4,7 +4,7 @@ use datastore::care::{self, MvccStore};
 use datastore::{Location, OpenStore};
 use kv::{Batch, ErrorKind, Kv, Prev, Range, WatchRequest};
 
-use super::{Part, Place, Start, check_after, check_identity};
+use super::{Part, Place, Start, Stop, check_after, check_identity};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain, somebody_waits};
 
@@ -45,7 +45,7 @@ impl Embedded {
     }
 
     /// Reads the next parts. A state comes as a whole: the history could move past it while the caller delivers a part.
-    pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
+    pub(super) async fn read(&mut self) -> Result<Vec<Part>, Stop> {
         let mut parts = self.turn().await?;
         while !self.is_past && matches!(self.place, Place::State(..) | Place::Lost(_)) {
             parts.extend(self.turn().await?);
@@ -54,7 +54,7 @@ impl Embedded {
     }
 
     /// Opens the store, reads the next parts, and closes it.
-    async fn turn(&mut self) -> Result<Vec<Part>> {
+    async fn turn(&mut self) -> Result<Vec<Part>, Stop> {
         let open = store::open_files(&self.location, Use::Existing).await?;
         let read = self.batch(&open).await;
         let closed = open.close().await.map_err(|error| explain(&self.location, error));
@@ -63,9 +63,9 @@ impl Embedded {
         Ok(parts)
     }
 
-    async fn batch(&mut self, open: &OpenStore) -> Result<Vec<Part>> {
+    async fn batch(&mut self, open: &OpenStore) -> Result<Vec<Part>, Stop> {
         let Some(store) = open.embedded() else {
-            return Err(Failure::new(format!("{} has no history to read", self.location)));
+            return Err(Failure::new(format!("{} has no history to read", self.location)).into());
         };
         let id = store.id().to_string();
         check_identity(&self.location, self.id.as_deref(), &id)?;

@@ -48,6 +48,29 @@ pub(crate) enum Part {
     Reached(Revision),
 }
 
+/// Why a reader ends.
+pub(crate) enum Stop {
+    /// The store is not the one that was read before, or is one of its earlier states. The changes after the place that the
+    /// reader had reached are no continuation, also if the revision grows beyond that place later.
+    Another(Failure),
+    /// Anything else.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Another(failure) | Stop::Failed(failure) => failure,
+        }
+    }
+}
+
 /// The reader.
 pub(crate) struct Follower {
     location: Location,
@@ -79,7 +102,7 @@ impl Follower {
     ///
     /// # Errors
     /// Those of the store.
-    pub(crate) async fn read(&mut self) -> Result<Vec<Part>> {
+    pub(crate) async fn read(&mut self) -> Result<Vec<Part>, Stop> {
         let left = match &self.reader {
             Reader::Embedded(one) => one.place_to_leave(),
             Reader::Watched(one) => one.place_to_leave(),
@@ -94,7 +117,7 @@ impl Follower {
     }
 
     /// Goes on at a place of this store, through its daemon if there is one.
-    async fn go_on(&mut self, place: Place, id: Option<String>) -> Result<()> {
+    async fn go_on(&mut self, place: Place, id: Option<String>) -> Result<(), Stop> {
         let next = Reader::of_files(&self.location, &self.range, place, id.clone()).await;
         match (&next, &self.reader) {
             (Reader::Embedded(_), Reader::Embedded(_)) => return Ok(()),
@@ -156,21 +179,26 @@ enum Place {
 }
 
 /// Refuses a place after the newest revision: it is another store's, or one of a state that was lost.
-fn check_after(location: &Location, after: Revision, newest: Revision) -> Result<()> {
+fn check_after(location: &Location, after: Revision, newest: Revision) -> Result<(), Stop> {
     if after <= newest {
         return Ok(());
     }
-    Err(Failure::new(format!("the watch begins after revision {after}, and {location} is only at {newest}"))
-        .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now"))
+    let failure = Failure::new(format!("the watch begins after revision {after}, and {location} is only at {newest}"))
+        .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now");
+    Err(Stop::Another(failure))
 }
 
 /// Refuses another store than the one that was read before, if that is known.
-fn check_identity(location: &Location, known: Option<&str>, found: &str) -> Result<()> {
+fn check_identity(location: &Location, known: Option<&str>, found: &str) -> Result<(), Stop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
     }
-    Err(Failure::new(format!("{location} was replaced by another store meanwhile"))
-        .hint("begin anew to see what is in it"))
+    Err(replaced(location))
+}
+
+fn replaced(location: &Location) -> Stop {
+    let failure = Failure::new(format!("{location} was replaced by another store meanwhile"));
+    Stop::Another(failure.hint("begin anew to see what is in it"))
 }
 
 impl Place {

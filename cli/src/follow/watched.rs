@@ -19,7 +19,7 @@ use kv::{
 };
 use tokio::time::{Instant, timeout};
 
-use super::{Part, Place, Start, check_after};
+use super::{Part, Place, Start, Stop, check_after, replaced};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain};
 
@@ -85,18 +85,19 @@ impl Watched {
         }
     }
 
-    pub(super) async fn read(&mut self) -> Result<Vec<Part>> {
+    pub(super) async fn read(&mut self) -> Result<Vec<Part>, Stop> {
         match self.parts().await {
-            Err(Stop::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
+            Err(Cause::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
                 Some(part) => Ok(vec![part]),
-                None => Err(explain(&self.location, error)),
+                None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(&self.location)),
+                None => Err(explain(&self.location, error).into()),
             },
-            Err(Stop::Failed(failure)) => Err(failure),
+            Err(Cause::Stop(stop)) => Err(stop),
             Ok(parts) => Ok(parts),
         }
     }
 
-    async fn parts(&mut self) -> Result<Vec<Part>, Stop> {
+    async fn parts(&mut self) -> Result<Vec<Part>, Cause> {
         match self.place.clone() {
             Place::Before(Start::Newest) => self.state(|at| Part::Begins(at, None)).await,
             Place::Before(start) => Ok(vec![self.begin(start).await?]),
@@ -108,7 +109,7 @@ impl Watched {
 
     /// The whole newest state, after a part that names its revision. The watch of what comes next begins before the caller
     /// delivers the state, since that may take longer than the store keeps its history.
-    async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Stop> {
+    async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Cause> {
         let listing = self.store().await?.list(self.range.clone()).await?;
         let at = listing.revision;
         let changes = self.watch(at.next()).await?;
@@ -117,7 +118,7 @@ impl Watched {
         Ok(vec![first(at), Part::Listed(at, listing.kvs), Part::Reached(at)])
     }
 
-    async fn watch(&mut self, next: Revision) -> Result<WatchStream, Stop> {
+    async fn watch(&mut self, next: Revision) -> Result<WatchStream, Cause> {
         let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return);
         Ok(self.store().await?.watch(request).await?)
     }
@@ -134,7 +135,7 @@ impl Watched {
         Ok(self.open.insert(open).store())
     }
 
-    async fn begin(&mut self, start: Start) -> Result<Part, Stop> {
+    async fn begin(&mut self, start: Start) -> Result<Part, Cause> {
         let store = self.store().await?;
         let keys = store.list_at(self.range.clone(), Revision::UNSET, Content::KeysOnly).await?;
         let head = keys.revision;
@@ -161,7 +162,7 @@ impl Watched {
     }
 
     /// The next page of a state of the past.
-    async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Stop> {
+    async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Cause> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
         self.place = match page.kvs.last() {
@@ -176,7 +177,7 @@ impl Watched {
     }
 
     /// The next batches, if one comes soon.
-    async fn follow(&mut self, next: Revision) -> Result<Part, Stop> {
+    async fn follow(&mut self, next: Revision) -> Result<Part, Cause> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(Part::Reached(past.head));
         }
@@ -231,7 +232,7 @@ impl Watched {
     }
 
     /// The part when no event came: whether everything was reported.
-    fn quiet(&mut self, next: Revision) -> Result<Part, Stop> {
+    fn quiet(&mut self, next: Revision) -> Result<Part, Cause> {
         let Some(past) = &self.past else { return Ok(Part::Reached(self.place.read())) };
         if past.reported == past.goal {
             return Ok(Part::Reached(past.head));
@@ -240,7 +241,9 @@ impl Watched {
             return Ok(Part::Happened(Vec::new()));
         }
         let failure = Failure::new(format!("{} does not tell what happened since revision {next}", self.location));
-        Err(Stop::Failed(failure.hint("see whether its members are well with: etcdctl endpoint status --cluster")))
+        Err(Cause::Stop(Stop::Failed(
+            failure.hint("see whether its members are well with: etcdctl endpoint status --cluster"),
+        )))
     }
 
     /// Lets the next read begin the watch anew, if the error is transient. A cluster itself has tried that for long.
@@ -278,20 +281,26 @@ impl Watched {
 }
 
 /// Why there is no next part.
-enum Stop {
+enum Cause {
     Store(kv::Error),
-    Failed(Failure),
+    Stop(Stop),
 }
 
-impl From<kv::Error> for Stop {
+impl From<kv::Error> for Cause {
     fn from(error: kv::Error) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<Failure> for Stop {
+impl From<Failure> for Cause {
     fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
+        Self::Stop(failure.into())
+    }
+}
+
+impl From<Stop> for Cause {
+    fn from(stop: Stop) -> Self {
+        Self::Stop(stop)
     }
 }
 

@@ -19,16 +19,19 @@ pub(crate) struct Cursor {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Saved {
-    /// The id of the store, or of the cluster; empty if it was not known.
+    /// The id of the store, or of the cluster; empty in the cursors of earlier versions beside a daemon.
     store: String,
     revision: i64,
+    /// Why no watch goes on at this cursor any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
 }
 
 impl Cursor {
-    /// Reads the file; it need not be there.
+    /// Reads the file; it need not be there. A cursor without a store's id becomes one of this store.
     ///
     /// # Errors
-    /// The file cannot be read, is none of ours, or is about another store than `store`.
+    /// The file cannot be read, is none of ours, is about another store than `store`, or was refused before.
     pub(crate) fn load(path: &Path, store: &str) -> Result<Self> {
         let advice = "remove the file to begin with what is in use now, or name another one";
         let failed = |why: String| Failure::new(format!("the cursor {} {why}", path.display())).hint(advice);
@@ -42,12 +45,16 @@ impl Cursor {
                     .ok_or_else(|| failed("is not one that margay watch has written".to_owned()))?,
             ),
         };
-        if let Some(saved) = saved.as_ref().filter(|saved| ![saved.store.as_str(), store].contains(&""))
-            && saved.store != store
-        {
+        let unused = Saved { store: store.to_owned(), revision: 0, refused: None };
+        let mut saved = saved.unwrap_or(unused);
+        if saved.store.is_empty() {
+            store.clone_into(&mut saved.store);
+        } else if !store.is_empty() && saved.store != store {
             return Err(failed(format!("is about another store, {}, and this one is {store}", saved.store)));
         }
-        let saved = saved.unwrap_or_else(|| Saved { store: store.to_owned(), revision: 0 });
+        if let Some(why) = &saved.refused {
+            return Err(failed(format!("was refused before: {why}")));
+        }
         Ok(Self { path: path.to_owned(), saved })
     }
 
@@ -65,6 +72,23 @@ impl Cursor {
             return Ok(());
         }
         self.saved.revision = revision.get();
+        self.write()
+    }
+
+    /// Records that the store does not go on at this cursor. Otherwise a later start could skip events: the store's revision
+    /// grows, and passes the cursor.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn refuse(&mut self, why: &str) -> Result<()> {
+        if self.revision().is_none() {
+            return Ok(());
+        }
+        self.saved.refused = Some(why.to_owned());
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
         let text = serde_json::to_string(&self.saved).map_err(|error| Failure::new(format!("JSON: {error}")))?;
         whole_file(&self.path, &(text + "\n"))
     }
@@ -83,9 +107,15 @@ mod tests {
         cursor.save(Revision::new(7)).unwrap();
         cursor.save(Revision::new(5)).unwrap();
         assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)));
-        assert_eq!(Cursor::load(&path, "").unwrap().revision(), Some(Revision::new(7)), "a daemon does not say the id");
         let other = format!("{:?}", Cursor::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
+        // The cursor of an earlier version.
+        fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
+        Cursor::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
+        assert!(Cursor::load(&path, "b").is_err());
+        Cursor::load(&path, "a").unwrap().refuse("it went back").unwrap();
+        let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());
+        assert!(refused.contains("was refused before: it went back"), "{refused}");
         for garbage in ["", "{}", "[1", "{\"store\":\"a\",\"revision\":-1}"] {
             fs::write(&path, garbage).unwrap();
             let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());

@@ -76,7 +76,7 @@ impl Report {
                         break Ok(());
                     }
                 }
-                Err(failure) => break Err(failure),
+                Err(stop) => break Err(stop.into()),
             }
         };
         let closed = follower.close().await;

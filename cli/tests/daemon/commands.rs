@@ -246,3 +246,24 @@ fn a_watch_goes_on_without_its_daemon_and_beside_one_of_another_version() {
     let notes = fs::read_to_string(&notes).unwrap();
     assert!(notes.lines().count() < 4, "{notes}");
 }
+
+#[test]
+fn a_cursor_is_of_the_store_behind_a_daemon() {
+    let lab = furnished("redb");
+    let _daemon = Daemon::start(&lab);
+    let backup = lab.root().join("backup");
+    lab.margay(&format!("store backup {}", backup.display())).ok();
+    let cursor = lab.root().join("cursor");
+    let watch = format!("watch --exec /bin/cat --cursor {} --for 1s", cursor.display());
+    lab.add("lost").ok().by_daemon();
+    lab.margay(&watch).ok();
+    lab.margay(&format!("store restore --replace {}", backup.display())).ok();
+    for number in 0..9 {
+        lab.add(&format!("n{number}")).ok();
+    }
+    let refused = lab.margay(&watch).failed();
+    assert!(refused.err.contains("is about another store") && refused.out.is_empty(), "{refused:?}");
+    fs::remove_file(&cursor).unwrap();
+    let anew = lab.margay(&watch).ok();
+    assert!(anew.out.starts_with(r#"{"event":"gap","after_revision":0,"#), "{anew:?}");
+}
