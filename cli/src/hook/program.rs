@@ -2,13 +2,20 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
 use super::GLANCE;
 use crate::error::{Failure, Result};
 use crate::interrupt::Interrupt;
+
+/// The time that a run has after SIGTERM until SIGKILL.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The program.
 #[derive(Debug)]
@@ -34,9 +41,11 @@ impl Program {
         self.path.display().to_string()
     }
 
-    /// Runs the program, which must end with exit code 0.
+    /// Runs the program, which must end with exit code 0. Its processes have a group of their own, which ends with a run that
+    /// is given up.
     pub(super) fn run(&self, json: &str, interrupt: &Interrupt) -> std::result::Result<(), String> {
-        let mut child = Command::new(&self.path).stdin(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+        let mut command = Command::new(&self.path);
+        let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
         let written = child.stdin.take().map_or(Ok(()), |mut stdin| writeln!(stdin, "{json}"));
         match written {
             // A program need not read all of it.
@@ -65,8 +74,23 @@ fn reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
+/// Ends a run and all processes of its group: with SIGTERM, and after a while with SIGKILL.
 fn end(child: &mut Child) {
-    _ = child.kill();
+    let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
+    _ = killpg(group, Signal::SIGTERM);
+    let until = Instant::now() + GRACE;
+    loop {
+        // The group has its first process until that was waited for.
+        _ = child.try_wait();
+        if killpg(group, None).is_err() {
+            return;
+        }
+        if Instant::now() >= until {
+            break;
+        }
+        std::thread::sleep(GLANCE);
+    }
+    _ = killpg(group, Signal::SIGKILL);
     _ = child.wait();
 }
 
@@ -94,5 +118,25 @@ mod tests {
         assert_eq!(program(folder.path(), "exit 0").run(&"x".repeat(1 << 20), &interrupt), Ok(()));
         assert!(program(folder.path(), "kill -9 $$").run("x", &interrupt).unwrap_err().contains("signal: 9"));
         assert!(Program::new(&folder.path().join("none"), Duration::from_secs(1)).is_err());
+    }
+    #[test]
+    fn a_run_that_is_given_up_ends_with_its_children_and_may_clean_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let interrupt = Interrupt::listen().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let [late, clean] = ["late", "clean"].map(path);
+        let script =
+            format!("(sleep 0.8; : >{}) & trap ': >{}; exit 0' TERM; sleep 60 & wait", late.display(), clean.display());
+        let hook = program(folder.path(), &script);
+        assert!(hook.run("x", &interrupt).is_err());
+        assert!(clean.exists(), "the run was not asked to end");
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(!late.exists(), "a child has outlived its run");
+        fs::remove_file(&clean).unwrap();
+        // A signal comes.
+        interrupt.flag().store(true, std::sync::atomic::Ordering::SeqCst);
+        let ready = format!("trap ': >{}; exit 0' TERM; sleep 60 & wait", clean.display());
+        let hook = Program { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };
+        assert!(hook.run("x", &interrupt).is_err());
     }
 }
