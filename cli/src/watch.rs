@@ -84,8 +84,10 @@ pub(crate) fn run(
         let until = args.time.map(|time| Instant::now() + time);
         let done = follow(&mut follower, &mut teller, &location, &interrupt, until).await;
         let closed = follower.close().await;
+        let finished = teller.cursor.as_mut().map_or(Ok(()), Cursor::finish);
         let code = done?;
         closed?;
+        finished?;
         Ok(code)
     })
 }
@@ -228,8 +230,9 @@ impl Teller<'_> {
     /// Runs the hook for all events that wait for it.
     fn deliver(&mut self, follower: &mut Follower, interrupt: &Interrupt, until: Option<Instant>) -> Result<Delivered> {
         let Some(hook) = &self.hook else { return Ok(Delivered::Done) };
-        let handled = self.handled.take();
-        for delivery in std::mem::take(&mut self.deliveries) {
+        let (handled, deliveries) = (self.handled.take(), std::mem::take(&mut self.deliveries));
+        let had_some = !deliveries.is_empty();
+        for delivery in deliveries {
             let failed = |note: &str| {
                 _ = writeln!(self.err, "note: {note}");
                 follower.pause();
@@ -242,8 +245,10 @@ impl Teller<'_> {
                 cursor.save(at)?;
             }
         }
-        if let (Some(cursor), Some(at)) = (&mut self.cursor, handled) {
-            cursor.save(at)?;
+        match (&mut self.cursor, handled) {
+            (Some(cursor), Some(at)) if had_some => cursor.save(at)?,
+            (Some(cursor), Some(at)) => cursor.reach(at)?,
+            _ => {}
         }
         Ok(Delivered::Done)
     }

@@ -6,6 +6,7 @@
 //! could lose each state, and never come to the changes after it.
 
 mod embedded;
+mod idle;
 mod watched;
 
 use std::time::SystemTime;

@@ -4,6 +4,9 @@
 //! request for progress too early. So a reader of the past compares the reported events with the state: when the keys
 //! and their revisions equal the newest state, and no event comes for a while, the past is complete. It can only lack
 //! keys that were made and deleted after the last change of every present key, if the server reports them late.
+//!
+//! The revisions of a cluster are mostly those of other keys. A watch goes on over them as the server reports its progress;
+//! if it does not, [`Idle`] does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,11 +17,12 @@ use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
 use ipam_operator::events::is_before_unknown;
 use kv::{
-    Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Range, RangeRequest, Revision, Store, StoreExt,
+    Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Progress, Range, RangeRequest, Revision, Store, StoreExt,
     WatchRequest, WatchStream,
 };
 use tokio::time::{Instant, timeout};
 
+use super::idle::Idle;
 use super::{Part, Place, Start, Stop, check_after, replaced};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain};
@@ -46,6 +50,7 @@ pub(crate) struct Watched {
     changes: Option<WatchStream>,
     /// The progress, if only the past is read.
     past: Option<Past>,
+    idle: Idle,
 }
 
 /// The end of the past, and the events that were reported of it.
@@ -60,7 +65,17 @@ struct Past {
 
 impl Watched {
     pub(super) fn new(location: Location, range: Range, place: Place, daemon: Option<ServedStore>) -> Self {
-        Self { location, range, place, daemon, is_cut_off: false, open: None, changes: None, past: None }
+        Self {
+            location,
+            range,
+            place,
+            daemon,
+            is_cut_off: false,
+            open: None,
+            changes: None,
+            past: None,
+            idle: Idle::new(),
+        }
     }
 
     /// The id of the daemon's store.
@@ -119,7 +134,8 @@ impl Watched {
     }
 
     async fn watch(&mut self, next: Revision) -> Result<WatchStream, Cause> {
-        let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return);
+        let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
+        let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return).with_progress(progress);
         Ok(self.store().await?.watch(request).await?)
     }
 
@@ -200,9 +216,22 @@ impl Watched {
         }
         self.changes = Some(changes);
         if batches.is_empty() {
+            self.look_around(next).await;
             return self.quiet(next);
         }
+        self.idle = Idle::new();
         Ok(self.reported(next, batches))
+    }
+
+    /// Moves a quiet watch of a cluster on, over the revisions of other keys.
+    async fn look_around(&mut self, next: Revision) {
+        if self.past.is_some() || self.daemon.is_some() || !self.idle.is_due() {
+            return;
+        }
+        let Ok(store) = self.store().await else { return };
+        if let Some(reached) = self.idle.look(&*store, &self.range, Revision::new(next.get() - 1)).await {
+            self.place = Place::Log(reached.next());
+        }
     }
 
     /// Makes a part of these batches, and records its events.
@@ -228,7 +257,10 @@ impl Watched {
             }
             past.last = Instant::now();
         }
-        Part::Happened(batches)
+        match batches.last() {
+            Some(last) if batches.iter().all(Batch::is_progress) => Part::Reached(last.revision),
+            _ => Part::Happened(batches),
+        }
     }
 
     /// The part when no event came: whether everything was reported.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use kv::Revision;
 use serde::{Deserialize, Serialize};
@@ -10,11 +11,17 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Failure, Result};
 use crate::output::whole_file;
 
+/// The time between two writes that only record that nothing has happened.
+const PAUSE: Duration = Duration::from_secs(10);
+
 /// A file with the last revision whose events were all handled.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     path: PathBuf,
     saved: Saved,
+    /// The revision up to which there was nothing more to handle, perhaps not in the file yet.
+    reached: Revision,
+    written: Instant,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +62,7 @@ impl Cursor {
         if let Some(why) = &saved.refused {
             return Err(failed(format!("was refused before: {why}")));
         }
-        Ok(Self { path: path.to_owned(), saved })
+        Ok(Self { path: path.to_owned(), saved, reached: Revision::UNSET, written: Instant::now() })
     }
 
     /// The last revision that was handled; `None` at the first run.
@@ -72,7 +79,26 @@ impl Cursor {
             return Ok(());
         }
         self.saved.revision = revision.get();
+        self.written = Instant::now();
         self.write()
+    }
+
+    /// Records that there was nothing to handle up to this revision: in the file only now and then, since a busy cluster
+    /// gets there twice a second, and when the watch ends ([`Self::finish`]).
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn reach(&mut self, revision: Revision) -> Result<()> {
+        self.reached = self.reached.max(revision);
+        if self.written.elapsed() < PAUSE { Ok(()) } else { self.finish() }
+    }
+
+    /// Writes what was reached.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.save(self.reached)
     }
 
     /// Records that the store does not go on at this cursor. Otherwise a later start could skip events: the store's revision
@@ -107,6 +133,11 @@ mod tests {
         cursor.save(Revision::new(7)).unwrap();
         cursor.save(Revision::new(5)).unwrap();
         assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)));
+        cursor.reach(Revision::new(6)).unwrap();
+        cursor.reach(Revision::new(8)).unwrap();
+        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)), "a write for nothing");
+        cursor.finish().unwrap();
+        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
         let other = format!("{:?}", Cursor::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
         // The cursor of an earlier version.

@@ -180,6 +180,32 @@ fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
 }
 
 #[test]
+fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
+    let places = Places::with_etcd();
+    let location = places.etcd();
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hook = Hook::new("");
+    hook.catch_up(&location);
+    let mut watcher = start(&hook, &location);
+    thread::sleep(Duration::from_millis(500));
+    with_store(&location, Create::Never, async |open| {
+        let mut newest = kv::Revision::UNSET;
+        for _ in 0..20 {
+            newest = open.store().put("/other", "x").await.unwrap();
+        }
+        thread::sleep(Duration::from_secs(2));
+        open.store().compact(newest).await.unwrap();
+    });
+    let pid = nix::unistd::Pid::from_raw(watcher.id().try_into().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(watcher.wait().unwrap().code(), Some(130));
+    hook.seen();
+    assign(&location, "c1").unwrap();
+    hook.catch_up(&location);
+    assert_eq!(hook.words(), ["assigned c1"]);
+}
+
+#[test]
 fn a_cursor_of_another_store_is_refused() {
     let places = Places::with_etcd();
     let stores = stores(&places);
