@@ -73,6 +73,7 @@ pub(crate) fn run(
             format: cli.output,
             left,
             begins_with_state: start == Start::Newest,
+            finishes_list: false,
             hook,
             cursor,
             deliveries: Vec::new(),
@@ -127,7 +128,7 @@ async fn follow(
                         .hint("with --cursor the next run goes on there"));
                 }
             }
-            if teller.left == 0 {
+            if teller.left == 0 && !teller.finishes_list {
                 return Ok(0);
             }
         }
@@ -168,6 +169,8 @@ struct Teller<'a> {
     left: u64,
     /// True if the first events are what is in use.
     begins_with_state: bool,
+    /// True if more of a list comes, without which the cursor does not move.
+    finishes_list: bool,
     hook: Option<Hook>,
     cursor: Option<Cursor>,
     /// The events for the hook that were not handled yet.
@@ -203,25 +206,30 @@ impl Teller<'_> {
                 }
             }
             Part::Listed(at, kvs) => {
+                self.finishes_list = self.cursor.is_some();
                 let reported = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
                 reported.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
             }
             Part::Happened(batches) => {
-                let last = batches.last().map(|batch| batch.revision);
                 for batch in batches {
+                    if self.left == 0 {
+                        break;
+                    }
                     let (reported, at) = (of_batch(&batch), batch.revision);
                     let row = |one: &Happening| Row::happened(at, time_of(batch.time, &one.what), one);
                     reported.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
-                    // With --count the last event may not be the last one of its revision.
-                    if let Some(last) = self.deliveries.last_mut().filter(|_| self.left > 0) {
+                    if let Some(last) = self.deliveries.last_mut() {
                         last.completes = Some(at);
                     }
+                    self.handled = Some(at);
                 }
-                self.handled = last.filter(|_| self.left > 0);
             }
             Part::GivenUp(after, up_to) => self.gap(after, up_to)?,
             Part::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
-            Part::Reached(at) => self.handled = Some(at),
+            Part::Reached(at) => {
+                self.handled = Some(at);
+                self.finishes_list = false;
+            }
         }
         self.out.flush()?;
         Ok(())
@@ -257,10 +265,11 @@ impl Teller<'_> {
     fn row(&mut self, happening: &Happening, row: impl FnOnce() -> Row) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
-        if !is_wanted || self.left == 0 {
+        // A cursor stands behind a whole revision, or a whole list.
+        if !is_wanted || (self.left == 0 && self.cursor.is_none()) {
             return Ok(());
         }
-        self.left -= 1;
+        self.left = self.left.saturating_sub(1);
         let row = row();
         if self.hook.is_some() {
             let address = row.address.map_or_else(|| row.block.to_string(), |address| address.to_string());

@@ -180,6 +180,27 @@ fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
 }
 
 #[test]
+fn a_count_ends_behind_a_whole_revision_or_list() {
+    let places = Places::new();
+    let location = places.redb("a");
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hook = Hook::new("");
+    let args = hook.args();
+    let args: Vec<&str> = args.iter().map(String::as_str).chain(["--count", "1"]).collect();
+    for container in ["c1", "c2"] {
+        assign(&location, container).unwrap();
+    }
+    assert_eq!(at(&location, &args).code, 0);
+    assert_eq!(hook.words(), ["gap -", "held c1", "held c2"]);
+    release(&location, "c1").unwrap();
+    assign(&location, "c3").unwrap();
+    for expected in ["released c1", "assigned c3"] {
+        assert_eq!(at(&location, &args).code, 0);
+        assert_eq!(hook.words(), [expected]);
+    }
+}
+
+#[test]
 fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
     let places = Places::with_etcd();
     let location = places.etcd();
