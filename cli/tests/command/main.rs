@@ -8,6 +8,7 @@ mod conditions;
 mod conformance;
 #[path = "../../../cni-plugin/tests/system/copy.rs"]
 mod copy;
+mod cursors;
 mod etcd;
 mod explain;
 mod forecast;

@@ -1,0 +1,131 @@
+//! `margay watch --cursor`: where the next start goes on, and what a receiver gets when it cannot.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use datastore::Create;
+use kv::{Store, StoreExt};
+
+use crate::common::PATIENCE;
+use crate::hooks::{Hook, start, stores, wait_for};
+use crate::moving::fill::{Places, assign, at, calicos, release};
+use crate::store::content::with_store;
+
+#[test]
+fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
+    let places = Places::with_etcd();
+    let location = places.etcd();
+    let url = places.etcd.as_ref().unwrap().url();
+    // The program's first runs remove all history.
+    let hook = Hook::new(&format!(
+        "n=$(cat \"$0.n\" 2>/dev/null || echo 0)
+        if [ \"$n\" -lt 2 ] && [ -e \"$0.ready\" ]; then
+            echo $((n + 1)) >\"$0.n\"
+            rev=$(etcdctl --endpoints {url} put /other x -w json | jq .header.revision)
+            etcdctl --endpoints {url} compact \"$rev\" >/dev/null
+        fi"
+    ));
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    hook.catch_up(&location);
+    calicos(&location);
+    with_store(&location, Create::Never, async |open| {
+        let newest = open.store().put("/other", "x").await.unwrap();
+        open.store().compact(newest).await.unwrap();
+    });
+    fs::write(hook.folder.path().join("hook.ready"), "").unwrap();
+    let seen = hook.folder.path().join("seen");
+    fs::write(&seen, "").unwrap();
+    let mut watcher = start(&hook, &location);
+    wait_for(&seen, 1);
+    assign(&location, "c1").unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !fs::read_to_string(&seen).unwrap().contains("\"assigned\"") && Instant::now() < until {
+        thread::sleep(Duration::from_millis(20));
+    }
+    watcher.kill().unwrap();
+    watcher.wait().unwrap();
+    let words = hook.words();
+    assert_eq!(words.iter().filter(|word| *word == "gap -").count(), 1);
+    assert_eq!([words.first(), words.last()], [Some(&"gap -".to_owned()), Some(&"assigned c1".to_owned())]);
+    assert_eq!(words.len(), 244, "242 addresses were in use");
+}
+
+#[test]
+fn a_count_ends_behind_a_whole_revision_or_list() {
+    let places = Places::new();
+    let location = places.redb("a");
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hook = Hook::new("");
+    let args = hook.args();
+    let args: Vec<&str> = args.iter().map(String::as_str).chain(["--count", "1"]).collect();
+    for container in ["c1", "c2"] {
+        assign(&location, container).unwrap();
+    }
+    assert_eq!(at(&location, &args).code, 0);
+    assert_eq!(hook.words(), ["gap -", "held c1", "held c2"]);
+    release(&location, "c1").unwrap();
+    assign(&location, "c3").unwrap();
+    for expected in ["released c1", "assigned c3"] {
+        assert_eq!(at(&location, &args).code, 0);
+        assert_eq!(hook.words(), [expected]);
+    }
+}
+
+#[test]
+fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
+    let places = Places::with_etcd();
+    let location = places.etcd();
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hook = Hook::new("");
+    hook.catch_up(&location);
+    let mut watcher = start(&hook, &location);
+    thread::sleep(Duration::from_millis(500));
+    with_store(&location, Create::Never, async |open| {
+        let mut newest = kv::Revision::UNSET;
+        for _ in 0..20 {
+            newest = open.store().put("/other", "x").await.unwrap();
+        }
+        thread::sleep(Duration::from_secs(2));
+        open.store().compact(newest).await.unwrap();
+    });
+    let pid = nix::unistd::Pid::from_raw(watcher.id().try_into().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(watcher.wait().unwrap().code(), Some(130));
+    hook.seen();
+    assign(&location, "c1").unwrap();
+    hook.catch_up(&location);
+    assert_eq!(hook.words(), ["assigned c1"]);
+}
+
+#[test]
+fn a_cursor_of_another_store_is_refused() {
+    let places = Places::with_etcd();
+    let stores = stores(&places);
+    let hook = Hook::new("");
+    assign(&stores[1], "c1").unwrap();
+    hook.catch_up(&stores[1]);
+    let args = hook.args();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let failure = at(&stores[2], &args).failure();
+    assert!(failure.contains("is about another store") && failure.contains("hint: remove the file"), "{failure}");
+    for location in &stores {
+        let newest = with_store(location, Create::Never, async |open| open.store().put("/other", "x").await.unwrap());
+        let lost = newest.get() + 2;
+        fs::write(hook.folder.path().join("cursor"), format!(r#"{{"store":"","revision":{lost}}}"#)).unwrap();
+        let failure = at(location, &args).failure();
+        assert!(failure.contains(&format!("begins after revision {lost}")), "{location}: {failure}");
+        // The revision passes that of the cursor, but the events are not those that the cursor stands before.
+        for _ in 0..3 {
+            assign(location, "c2").unwrap();
+            release(location, "c2").unwrap();
+        }
+        let failure = at(location, &[&args[..], &["--for", "1s"]].concat()).failure();
+        assert!(failure.contains("was refused before: the watch begins after revision"), "{location}: {failure}");
+    }
+    hook.seen();
+    fs::remove_file(hook.folder.path().join("cursor")).unwrap();
+    hook.catch_up(&stores[1]);
+    assert_eq!(hook.words(), ["gap -", "held c1"], "a list of an earlier watch begins anew");
+    assert!(at(&stores[1], &["watch", "--exec", "/no/such/hook"]).failure().contains("cannot run /no/such/hook"));
+}
