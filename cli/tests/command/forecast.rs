@@ -145,3 +145,32 @@ fn alerts_and_dashboard_use_numbers_that_there_are() {
     assert!(panels["panels"].as_array().unwrap().iter().all(|panel| panel["targets"][0]["expr"].is_string()));
     assert_eq!(rules.matches("- alert: ").count(), rules.matches("summary: ").count());
 }
+
+/// The commands in the descriptions of the alerts, without `margay`: they end with the clause.
+fn commands(rules: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for description in rules.split("description: >-").skip(1) {
+        let words: Vec<&str> = description.split("- alert: ").next().unwrap().split_whitespace().collect();
+        let text = format!(" {}", words.join(" "));
+        let parts = text.split(" margay ").skip(1);
+        found.extend(parts.map(|part| part.split([';', ',', '.', ':']).next().unwrap().to_owned()));
+    }
+    found
+}
+
+#[test]
+fn alerts_name_commands_that_there_are_and_compare_numbers_of_one_store() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+    let (rules, dashboard) = (read("prometheus/margay.rules.yaml"), read("grafana/margay.json"));
+    let commands = commands(&rules);
+    assert!(commands.len() > 9, "{commands:?}");
+    for command in commands {
+        let done = margay(["--store", "redb:///no/such/store"].into_iter().chain(command.split(' ')));
+        assert!(!done.err.contains("try '--help'"), "margay {command}: {}", done.err);
+    }
+    // Two stores may have the same pool or quota: instance and job tell them apart.
+    for text in [&rules, &dashboard] {
+        assert!(!text.contains(" on (") && !text.contains("by (kind"), "two stores are taken for one");
+    }
+}
