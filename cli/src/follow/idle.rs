@@ -9,7 +9,7 @@ use std::time::Duration;
 use kv::{Content, Kv, Range, RangeRequest, Revision, Store, StoreExt};
 use tokio::time::Instant;
 
-/// The waits between two looks: they double up to the second one.
+/// The quiet times before a look: they double up to the second one, since a look lists all keys twice.
 const WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
 /// A quiet time.
@@ -26,6 +26,12 @@ impl Idle {
         Self { wait: WAITS[0], next: Instant::now() + WAITS[0], candidate: None }
     }
 
+    /// It begins anew, since the watch has reported something.
+    pub(super) fn put_off(&mut self) {
+        self.next = Instant::now() + self.wait;
+        self.candidate = None;
+    }
+
     /// True if it is time to look. After a look the next one comes when the watch was quiet once more.
     pub(super) fn is_due(&self) -> bool {
         self.candidate.is_some() || Instant::now() >= self.next
@@ -38,8 +44,8 @@ impl Idle {
             return Some(candidate);
         }
         self.candidate = unchanged(store, range, at).await.ok().flatten();
-        self.next = Instant::now() + self.wait;
         self.wait = (self.wait * 2).min(WAITS[1]);
+        self.next = Instant::now() + self.wait;
         None
     }
 }

@@ -219,7 +219,7 @@ impl Watched {
             self.look_around(next).await;
             return self.quiet(next);
         }
-        self.idle = Idle::new();
+        self.idle.put_off();
         Ok(self.reported(next, batches))
     }
 
