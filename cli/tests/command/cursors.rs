@@ -129,3 +129,29 @@ fn a_cursor_of_another_store_is_refused() {
     assert_eq!(hook.words(), ["gap -", "held c1"], "a list of an earlier watch begins anew");
     assert!(at(&stores[1], &["watch", "--exec", "/no/such/hook"]).failure().contains("cannot run /no/such/hook"));
 }
+
+#[test]
+fn a_cluster_that_went_back_under_a_watch_is_refused_for_good() {
+    let mut places = Places::with_etcd();
+    let location = places.etcd();
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hook = Hook::new("");
+    hook.catch_up(&location);
+    let mut watcher = start(&hook, &location);
+    thread::sleep(Duration::from_millis(300));
+    // An older state under the same cluster id, as a restore of a snapshot makes it.
+    let etcd = places.etcd.as_mut().unwrap();
+    etcd.stop();
+    fs::remove_dir_all(etcd.data()).unwrap();
+    etcd.run().unwrap();
+    assert_eq!(watcher.wait().unwrap().code(), Some(1));
+    with_store(&location, Create::Never, async |open| {
+        for _ in 0..9 {
+            open.store().put("/other", "x").await.unwrap();
+        }
+    });
+    let args = hook.args();
+    let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
+    let refused = at(&location, &args).failure();
+    assert!(refused.contains("was refused before"), "{refused}");
+}
