@@ -131,7 +131,7 @@ mod tests {
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
-        // What the network said before is no pin.
+        // The wait that the network had before is no pin.
         block.keep(ip, &holder("net.c2", "web-0", "forever"));
         block.release_by_handle("net.c2", NOW, 0);
         block.assign_kept(ip, &holder("net.c3", "web-0", "30"));
