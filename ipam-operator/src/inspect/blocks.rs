@@ -1,59 +1,20 @@
-//! Blocks, and the affinities to them.
+//! The faults inside a block, and at its place.
 
-use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Flaws, Owner, StoredBlock};
-use ipam_core::net::{bounds, nth};
+use ipam_core::model::{Attribute, Block, Flaws, Owner, StoredBlock};
 use ipam_core::sticky::waits_until;
 use ipnet::IpNet;
-use kv::{Key, Kv};
+use kv::Key;
 use time::Duration;
 
+use super::block_facts::About;
 use super::code::Code;
-use super::finding::{AllocatedAddress, Finding, Inspection, Subject, addresses};
+use super::finding::{AllocatedAddress, Finding, Subject, addresses};
 use super::{Inspector, Keep};
 
 /// How far another machine's clock may be ahead of ours, where released addresses have no cooldown.
 const AHEAD: Duration = Duration::MINUTE;
-
-/// The facts kept of the blocks, in the order in which they were read.
-#[derive(Debug, Default)]
-pub(super) struct Blocks {
-    notes: Vec<Note>,
-    by_cidr: HashMap<IpNet, u32>,
-    /// How many addresses are held for nodes that are gone, and one of them.
-    gone: BTreeMap<String, (u64, IpAddr)>,
-}
-
-#[derive(Debug)]
-struct Note {
-    cidr: IpNet,
-    /// The block's own owner; `None` for one that cannot be read.
-    about: Option<About>,
-}
-
-#[derive(Debug)]
-struct About {
-    owner: Option<Owner>,
-    has_affinity: bool,
-    owner_is_gone: bool,
-    /// Which ordinals are allocated, a bit for each.
-    allocated: Box<[u64]>,
-    /// How many bits of an address an ordinal does not tell: those inside a prefix.
-    host_bits: u8,
-}
-
-/// Whether a block was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
-    /// There is none.
-    Absent,
-    /// There is something that is no block.
-    Unreadable,
-    /// It was.
-    Readable,
-}
 
 impl Inspector {
     /// Looks at a block.
@@ -83,8 +44,7 @@ impl Inspector {
         let owner_is_gone = owner.as_ref().and_then(Owner::node).is_some_and(|node| self.around.is_gone(node));
         self.find_place(cidr, block.length(), is_sound && block.is_empty());
         self.find_owner(block, owner.as_ref(), owner_is_gone, is_sound);
-        let host_bits = block.family().bits() - block.length();
-        let about = About { owner, has_affinity: false, owner_is_gone, allocated: bits(block), host_bits };
+        let about = About::of(block, owner_is_gone);
         let index = self.blocks.note(cidr, Some(about));
         self.inspect_addresses(block, index);
         if self.done.cluster.is_some() {
@@ -177,7 +137,7 @@ impl Inspector {
         self.done.counts.borrowed += usize::from(borrowed);
         if gone {
             self.done.counts.of_gone_nodes += 1;
-            self.blocks.gone.entry(node.to_owned()).or_insert((0, ip)).0 += 1;
+            self.blocks.note_gone(node, ip);
         } else {
             self.endpoints.find_lack(ip, entry, self.now);
         }
@@ -260,133 +220,6 @@ fn tell_flaws(block: &Block, flaws: &Flaws, findings: &mut Vec<Finding>) {
     for (code, count, what) in texts {
         if count > 0 {
             findings.push(Finding::new(code, Subject::Block(cidr), what).mendable(is_sound));
-        }
-    }
-}
-
-/// Which ordinals of a block are allocated.
-fn bits(block: &Block) -> Box<[u64]> {
-    let mut bits = vec![0_u64; block.capacity().div_ceil(64)];
-    for ordinal in block.allocated().filter_map(|(ip, _)| block.ordinal(ip)) {
-        if let Some(word) = bits.get_mut(ordinal / 64) {
-            *word |= 1 << (ordinal % 64);
-        }
-    }
-    bits.into_boxed_slice()
-}
-
-impl About {
-    /// The allocated ordinals.
-    fn ordinals(&self) -> impl Iterator<Item = u128> {
-        (0..self.allocated.len() as u128 * 64).filter(|ordinal| self.has(*ordinal))
-    }
-
-    fn has(&self, ordinal: u128) -> bool {
-        let word = usize::try_from(ordinal / 64).ok().and_then(|word| self.allocated.get(word));
-        word.is_some_and(|word| word >> (ordinal % 64) & 1 == 1)
-    }
-}
-
-impl Blocks {
-    fn note(&mut self, cidr: IpNet, about: Option<About>) -> u32 {
-        let index = u32::try_from(self.notes.len()).unwrap_or(u32::MAX);
-        self.notes.push(Note { cidr, about });
-        self.by_cidr.insert(cidr, index);
-        index
-    }
-
-    /// The network of a block that was read.
-    pub(super) fn cidr(&self, index: u32) -> IpNet {
-        self.notes.get(index as usize).map(|note| note.cidr).unwrap_or_default()
-    }
-
-    /// Whether a block was read.
-    pub(super) fn find(&self, cidr: IpNet) -> Known {
-        match self.by_cidr.get(&cidr).and_then(|index| self.notes.get(*index as usize)) {
-            None => Known::Absent,
-            Some(Note { about: None, .. }) => Known::Unreadable,
-            Some(_) => Known::Readable,
-        }
-    }
-
-    /// True if what is stored as the block of an address cannot be read.
-    pub(super) fn has_unreadable(&self, ip: IpAddr) -> bool {
-        self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
-    }
-
-    /// Compares an affinity with its block; all blocks were read before.
-    pub(super) fn compare_affinity(&mut self, owner: &Owner, cidr: IpNet, kv: &Kv, findings: &mut Vec<Finding>) {
-        let known = self.find(cidr);
-        let index = self.by_cidr.get(&cidr).copied().unwrap_or(u32::MAX);
-        let about = self.notes.get_mut(index as usize).and_then(|note| note.about.as_mut());
-        let mut whose = "the block is not there".to_owned();
-        let mut is_own = false;
-        if let Some(about) = about {
-            is_own = about.owner.as_ref() == Some(owner);
-            about.has_affinity |= is_own;
-            let of = about.owner.as_ref().map_or("nobody's".to_owned(), |owner| format!("of {owner}"));
-            whose = format!("the block is {of}");
-        }
-        let (code, what) = match Affinity::decode(&kv.key, kv.value.as_bytes()).map(|affinity| affinity.state()) {
-            Err(error) => (Code::UnreadableAffinity, error.reason().to_owned()),
-            Ok(AffinityState::Unknown) => (Code::AffinityUnknown, whose),
-            Ok(AffinityState::Pending) => (Code::AffinityPending, whose),
-            Ok(AffinityState::PendingDeletion) => (Code::AffinityPendingDeletion, whose),
-            Ok(AffinityState::Confirmed) if known == Known::Absent => (Code::AffinityWithoutBlock, whose),
-            Ok(AffinityState::Confirmed) if known == Known::Readable && !is_own => (Code::AffinityOfOther, whose),
-            Ok(AffinityState::Confirmed) => return,
-        };
-        let finding = Finding::new(code, Subject::Affinity(owner.clone(), cidr), what);
-        findings.push(finding.mendable(known != Known::Unreadable));
-    }
-
-    /// Compares the blocks with each other, and with the affinities.
-    pub(super) fn finish(&mut self, done: &mut Inspection) {
-        for note in &self.notes {
-            let Some(About { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about else {
-                continue;
-            };
-            if matches!(owner, Owner::Host(name) | Owner::Virtual(name) if !name.is_empty()) {
-                let what = format!("{owner} has no affinity to it");
-                let finding = Finding::new(Code::OwnerWithoutAffinity, Subject::Block(note.cidr), what);
-                done.findings.push(finding.mendable(true));
-            }
-        }
-        for (node, (count, first)) in std::mem::take(&mut self.gone) {
-            let what = format!("{} held for it, the first is {first}", addresses(count));
-            done.findings.push(Finding::new(Code::HolderGone, Subject::Node(node), what));
-        }
-        self.find_overlaps(&mut done.findings);
-    }
-
-    /// Networks overlap only if one has all of the other: in ascending order, larger ones first, those that have a
-    /// block are on the stack.
-    fn find_overlaps(&self, findings: &mut Vec<Finding>) {
-        let mut ordered: Vec<&Note> = self.notes.iter().collect();
-        ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
-        let mut around: Vec<&Note> = Vec::new();
-        for note in ordered {
-            around.retain(|outer| outer.cidr.contains(&note.cidr));
-            for outer in &around {
-                let what = format!("block {} has it, too", outer.cidr);
-                findings.push(Finding::new(Code::OverlappingBlocks, Subject::Block(note.cidr), what));
-                find_twice(outer, note, findings);
-            }
-            around.push(note);
-        }
-    }
-}
-
-/// Finds the addresses that both of two blocks have assigned.
-fn find_twice(outer: &Note, inner: &Note, findings: &mut Vec<Finding>) {
-    let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
-    let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
-    // The host bits of an ordinal are those of a shorter prefix than the block's: nothing is shifted out.
-    for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
-        let is_twice = out.has((distance + place) >> out.host_bits);
-        if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
-            let what = format!("blocks {} and {} both have assigned it", outer.cidr, inner.cidr);
-            findings.push(Finding::new(Code::AddressTwice, Subject::Address(ip), what));
         }
     }
 }

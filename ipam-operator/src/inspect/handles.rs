@@ -6,7 +6,7 @@ use ipam_core::model::{Document, Handle, WINDOWS_RESERVED_HANDLE};
 use ipnet::IpNet;
 use kv::Kv;
 
-use super::blocks::{Blocks, Known};
+use super::block_facts::{Blocks, Known};
 use super::code::Code;
 use super::finding::{Finding, Inspection, LeakedHandle, Subject, addresses};
 

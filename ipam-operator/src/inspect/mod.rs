@@ -8,6 +8,7 @@
 //! A fault is a [`Finding`] with a [`Code`]. An inspection never guesses the user of an address: no repair frees
 //! one that is allocated.
 
+mod block_facts;
 mod blocks;
 mod code;
 mod endpoints;
@@ -32,7 +33,7 @@ pub use mend::Mended;
 pub use reclaim::{HandleRevision, Reclaimed};
 
 use crate::Operator;
-use blocks::Blocks;
+use block_facts::Blocks;
 use endpoints::Endpoints;
 use handles::Handles;
 use secondary::Secondary;

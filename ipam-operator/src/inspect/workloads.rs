@@ -16,7 +16,7 @@ use ipam_core::workset::{Found, Workset};
 use ipnet::IpNet;
 use kv::{Kv, Revision, Transaction};
 
-use super::blocks::Blocks;
+use super::block_facts::Blocks;
 use super::code::Code;
 use super::finding::{Finding, Inspection, Subject};
 use super::handles::{MOST_BLOCKS, join};
