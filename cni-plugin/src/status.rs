@@ -5,6 +5,7 @@ use crate::error::{CniError, Code, Result};
 use crate::identity::Identity;
 use crate::request::{Allocator, Attachment, Network};
 use crate::run::Context;
+use crate::sticky;
 
 /// No container has this id, since ids begin with a letter or a digit.
 const NOBODY: &str = "-status";
@@ -27,6 +28,7 @@ impl Context<'_> {
         };
         let identity = Identity { attachment, pod: None, namespace: "default".to_owned(), netns: None };
         identity.check_node()?;
+        sticky::check(&self.conf)?;
         let request = self.add_request(identity, network, Vec::new());
         // Such a network needs no store.
         if request.count_v4 + request.count_v6 > 0 {

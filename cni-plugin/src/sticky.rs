@@ -25,6 +25,14 @@ enum By<'a> {
     Annotation(&'a str),
 }
 
+/// Checks the setting `ipam.sticky`.
+///
+/// # Errors
+/// Code 7 for a setting that cannot be carried out.
+pub(crate) fn check(conf: &NetConf) -> Result<()> {
+    conf.ipam.sticky.as_ref().map_or(Ok(()), |value| read(value).map(drop))
+}
+
 /// The workload that keeps the addresses of this ADD; `None` if none does: nothing is configured, or what is to name it is
 /// not there. A label or an annotation that the configuration does not have is read from the Kubernetes API, if one is
 /// configured, within `patience`.

@@ -15,6 +15,7 @@ use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Pool, ReleaseRequest};
 use crate::pools;
+use crate::sticky::waits_until;
 use crate::surroundings::{decode_all, read_config};
 use crate::workset::Workset;
 
@@ -115,6 +116,10 @@ async fn elsewhere(
 
 /// The owner of an entry, as the attachment sees it.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
+    if waits_until(entry).is_some() {
+        // It belongs to nobody until its workload comes again.
+        return Standing::Free;
+    }
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
     if entry.has_handle(&own.handle()) {
         return match own.claim(entry) {

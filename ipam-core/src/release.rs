@@ -248,7 +248,8 @@ impl Ipam {
             return Ok(());
         }
         let now = self.now();
-        let kept = names_of(block, requests.iter().map(|request| block.first_of(request.address)));
+        let ended = requests.iter().filter(|request| request.handle.is_none());
+        let kept = names_of(block, ended.map(|request| block.first_of(request.address)));
         let released = work.change(cidr, |block| block.release_addresses(requests, now, cooldown_seconds)).await?;
         let Some(released) = released else { return Ok(()) };
         let released = released?;

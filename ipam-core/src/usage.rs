@@ -106,7 +106,12 @@ impl Ipam {
         let (reservations, _) = Reservations::from_documents(&reservations);
         let mut tally = Tally::new(&pools, &reservations);
         let blocks = Range::Prefix(keys::blocks_prefix(None));
-        self.for_each(blocks, &mut reading, |block: Block| _ = tally.add(&block)).await?;
+        let now = self.now();
+        self.for_each(blocks, &mut reading, |mut block: Block| {
+            block.free_overdue(now);
+            tally.add(&block);
+        })
+        .await?;
         Ok(tally.finish())
     }
 

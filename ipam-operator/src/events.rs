@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use ipam_core::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP, common_name};
 use ipam_core::model::{AddressState, Affinity, AffinityState, Attribute, Block, Document, Owner, keys};
+use ipam_core::sticky::{STICKY, STICKY_FOR, waits_until};
 use ipam_core::timestamps::parse_go_string;
 use ipnet::IpNet;
 use kv::{Batch, Event, EventKind, Key, Kv};
@@ -276,7 +277,7 @@ pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> V
         .collect()
 }
 
-/// The state of an address.
+/// The state of an address. One that waits for its workload belongs to nobody.
 enum State {
     Free,
     InCooldown(OffsetDateTime),
@@ -286,6 +287,7 @@ enum State {
 impl State {
     fn of(block: &Block, address: IpAddr) -> Self {
         match block.lookup(address) {
+            AddressState::Assigned(entry) if waits_until(entry).is_some() => Self::Free,
             AddressState::Assigned(holder) => Self::Held(holder.clone()),
             AddressState::CoolingDown(since) => Self::InCooldown(since),
             AddressState::Free | AddressState::Outside => Self::Free,
@@ -326,11 +328,12 @@ fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
 }
 
-/// True if two entries differ at most in when and in which boot the address was asked for, and in whose names they use.
+/// True if two entries differ at most in when and in which boot the address was asked for, in whose names they use, and in the
+/// workload that keeps the address.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
         let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
-        named.filter(|(name, _)| ![TIMESTAMP, BOOT].contains(name)).collect()
+        named.filter(|(name, _)| ![TIMESTAMP, BOOT, STICKY, STICKY_FOR].contains(name)).collect()
     }
     lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
 }

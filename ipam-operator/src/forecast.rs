@@ -133,10 +133,11 @@ impl Operator {
         if let Some(then) = then.filter(|then| then.age >= SHORTEST) {
             let mut reading = Reading::new(deadline);
             reading.at = then.revision;
+            let at = self.now() - then.age;
             // A damaged block is a problem that a check reports.
             self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
                 if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
-                    *held.entry(pool.name().to_owned()).or_default() += held_in(&block);
+                    *held.entry(pool.name().to_owned()).or_default() += held_in(&block, at);
                 }
             })
             .await?;
@@ -163,8 +164,10 @@ fn ahead(now: f64, before: f64, free: f64, age: Option<Duration>) -> Ahead {
     if per_day > 0.0 { Ahead::Filling { days: free / per_day, per_day } } else { Ahead::Steady }
 }
 
-fn held_in(block: &Block) -> usize {
-    block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_))).count()
+/// How many addresses were held then, or waited for a workload whose time was not over.
+fn held_in(block: &Block, at: OffsetDateTime) -> usize {
+    let held = block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_)));
+    held.count() - block.overdue(at).count()
 }
 
 /// The oldest state of the last week that can be read. `None` if its time is not known.

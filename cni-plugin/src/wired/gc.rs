@@ -4,8 +4,7 @@
 //! container holds one of its addresses in this network: the networks that a container joined later leave it alone. An
 //! endpoint stays if it, or one of its addresses, is younger than a minute: the runtime's list may be older.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 
 use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::Allocation;
@@ -69,11 +68,10 @@ fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(Stri
     let interfaces = wiring::host_interfaces()?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.reach_of(node), deadline)).map_err(failed)?.0;
-    let held = holdings.allocations.iter().map(|allocation| (allocation.address, allocation)).collect();
     let in_use: BTreeSet<&str> =
         endpoints.iter().filter(|endpoint| is_valid(endpoint, valid)).map(WorkloadEndpoint::interface).collect();
     let mut first_error = Ok(());
-    for endpoint in endpoints.iter().filter(|endpoint| is_stale(setup, endpoint, valid, &held)) {
+    for endpoint in endpoints.iter().filter(|endpoint| is_stale(setup, endpoint, valid, &holdings.allocations)) {
         let of = EndpointOf {
             namespace: endpoint.namespace().to_owned(),
             name: endpoint.name().to_owned(),
@@ -106,12 +104,15 @@ fn is_stale(
     setup: &Setup<'_>,
     endpoint: &WorkloadEndpoint,
     valid: &BTreeSet<(String, String)>,
-    held: &BTreeMap<IpAddr, &Allocation>,
+    held: &[Allocation],
 ) -> bool {
     let (network, container) = (&setup.conf.net.name, endpoint.container());
-    let is_its = |one: &&&Allocation| one.network == *network && one.container == container;
     let addresses = endpoint.addresses();
-    let allocations: Vec<_> = addresses.iter().filter_map(|address| held.get(address)).filter(is_its).collect();
+    // The endpoint of a prefix has an address inside of it.
+    let is_its = |one: &&Allocation| {
+        one.network == *network && one.container == container && addresses.iter().any(|ip| one.unit.contains(ip))
+    };
+    let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= YOUNG;
     // A pod that is started again keeps its endpoint with the old time.

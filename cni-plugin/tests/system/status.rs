@@ -66,6 +66,7 @@ fn it_says_whether_there_is_an_address_to_give() {
         // As ADD, STATUS without a family has nothing to check.
         ready(&lab.conf_with("bridge", json!({"assign_ipv4": "false"})));
         unavailable(&lab.conf_with("bridge", json!({"ipv4_pools": ["none"]})), &["none"]);
+        unavailable(&lab.conf_with("bridge", json!({"sticky": {"for": "1w"}})), &["ipam.sticky"]);
     }
 }
 

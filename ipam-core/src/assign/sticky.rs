@@ -15,7 +15,7 @@ use crate::ipam::Nodes;
 use crate::model::{Attribute, Block, Pool, StickyAddress, StickyRecord};
 use crate::net::Family;
 use crate::pools;
-use crate::sticky::{Until, waits_until};
+use crate::sticky::{is_pinned, waits_until};
 use crate::surroundings::pool_holding;
 use crate::workloads::{forget, names_of, read_record, write_record};
 use crate::workset::{Found, Workset};
@@ -35,8 +35,10 @@ pub(super) struct Kept {
 
 /// The state of an address on a workload's record.
 enum State {
-    /// It waits for the workload, until then.
-    Waits(Until),
+    /// It waits for the workload.
+    Waits,
+    /// The same, pinned by an operator.
+    Pinned,
     /// A container of an earlier boot of this machine has it, under this handle.
     Leftover(String),
     /// Another container of the same name has it.
@@ -69,8 +71,8 @@ impl Kept {
         if entry.get(crate::sticky::STICKY) != Some(&self.name) {
             return State::Gone;
         }
-        if let Some(until) = waits_until(entry) {
-            return State::Waits(until);
+        if waits_until(entry).is_some() {
+            return if is_pinned(entry) { State::Pinned } else { State::Waits };
         }
         // On a store of one machine, a container of an earlier boot is dead. In a cluster a machine of the same name may be
         // another one; there the DEL of the old container comes first.
@@ -145,16 +147,16 @@ impl Assignment<'_> {
                     continue;
                 }
                 // The network has other pools by now, or the address is reserved.
-                State::Waits(Until::At(_)) if !may_have => {
+                State::Waits if !may_have => {
                     let (now, cooldown) = (self.ipam.now(), self.around.config.cooldown_seconds());
                     let request = [crate::model::ReleaseRequest::new(ip)];
                     work.change(cidr, |block| block.release_addresses(&request, now, cooldown)).await?;
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                State::Waits(_) if may_have => None,
+                State::Waits | State::Pinned if may_have => None,
                 State::Leftover(handle) if may_have => Some(handle),
-                State::Waits(_) | State::Leftover(_) | State::InUse => {
+                State::Waits | State::Pinned | State::Leftover(_) | State::InUse => {
                     kept.elsewhere.push(family);
                     continue;
                 }
@@ -215,7 +217,7 @@ impl Assignment<'_> {
     pub(super) async fn is_kept(&self, work: &mut Workset<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
         let Some(kept) = &self.kept else { return Ok(false) };
         let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
-        Ok(matches!(kept.state(block, ip, self.request, self.ipam.nodes()), State::Waits(_)))
+        Ok(matches!(kept.state(block, ip, self.request, self.ipam.nodes()), State::Waits | State::Pinned))
     }
 }
 

@@ -135,6 +135,7 @@ impl Ipam {
         let mut census = Census { registered, quarantined, ..Census::default() };
         let mut blocks = Vec::new();
         self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |mut block: Block| {
+            block.free_overdue(now);
             let place = tally.add(&block);
             quotas.add(&block);
             _ = block.apply_cooldown(now, cooldown);

@@ -70,6 +70,7 @@ impl Ipam {
         share.pools = pools.iter().map(|pool| (pool.name().to_owned(), (pool.cidr(), PoolShare::default()))).collect();
         self.read_near(node, reach, deadline, |mut block: Block| {
             _ = block.apply_cooldown(now, cooldown);
+            block.free_overdue(now);
             share.add(&block, node, &reservations, pool_holding(&pools, block.cidr()));
         })
         .await?;

@@ -8,7 +8,7 @@ use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::{Document, IpamConfig, NewPool, Owner, ReleaseRequest, StickyRecord, keys};
 use ipam_core::sticky::{STICKY, Sticky, Until, waits_until};
-use ipam_core::{Error, Nodes, Result};
+use ipam_core::{Error, Holding, Nodes, Result, Standing};
 use kv::{Range, StoreExt};
 
 use crate::concurrent::{every_revision_is_consistent, faulty};
@@ -86,6 +86,62 @@ async fn the_longest_overdue_goes_first_in_whichever_block_it_is() {
         assert_eq!(world.one("b", &format!("o{number}")).await.unwrap(), *ip);
     }
     world.check().await;
+}
+
+#[tokio::test]
+async fn what_is_overdue_counts_as_free() {
+    let world = four().await;
+    sticky(&world, "a", "c0", "w0").await.unwrap();
+    world.release("a", "c0").await;
+    let free = async || {
+        let census = world.ipam.census(soon()).await.unwrap();
+        let shown = world.ipam.utilization(soon()).await.unwrap();
+        (census.pools[0].usage.available.to_f64(), shown.pools[0].usage.available.to_f64())
+    };
+    assert_eq!(free().await, (3.0, 3.0));
+    world.pass(WAIT as i64 + 1);
+    assert_eq!(free().await, (4.0, 4.0));
+}
+
+#[tokio::test]
+async fn a_container_has_lost_an_address_that_waits() {
+    let world = four().await;
+    let own = sticky(&world, "a", "c1", "w").await.unwrap();
+    let standing = async || {
+        let compared = world.ipam.compare(&attachment("a", "c1"), &[], &[own], soon()).await.unwrap();
+        compared.standings
+    };
+    assert_eq!(standing().await, [(own, Standing::Own)]);
+    world.ipam.release_ips(&[ReleaseRequest::new(own).with_handle("net.c1")], soon()).await.unwrap();
+    assert_eq!(record(&world, "w").await, [own], "released as by its holder, so the workload keeps it");
+    assert_eq!(standing().await, [(own, Standing::Free)]);
+    assert_eq!(sticky(&world, "a", "c2", "w").await.unwrap(), own);
+    world.ipam.release_ips(&[ReleaseRequest::new(own)], soon()).await.unwrap();
+    assert!(record(&world, "w").await.is_empty());
+    world.check().await;
+}
+
+/// An address that waits for ever, but is not pinned, is given up where it cannot be used any more.
+#[tokio::test]
+async fn a_workload_finds_a_new_address_after_its_network_has_changed() {
+    for wait in [None, Some(Duration::from_secs(WAIT))] {
+        let world = four().await;
+        world.add_pool("other", "10.1.0.0/30").await;
+        let ask = async |container: &str, pool: &str| {
+            let mut request = request("a", container, "w");
+            request.sticky = Some(Sticky { name: "w".into(), wait });
+            request.v4_pools = vec![pool.to_owned()];
+            world.assign(&request).await.unwrap()[0].ip
+        };
+        let before = ask("c1", "v4").await;
+        world.release("a", "c1").await;
+        let after = ask("c2", "other").await;
+        assert_eq!(record(&world, "w").await, [after], "{wait:?}");
+        assert_eq!(world.ipam.holding(before, soon()).await.unwrap(), Holding::Free);
+        world.release("a", "c2").await;
+        assert_eq!(ask("c3", "other").await, after);
+        world.check().await;
+    }
 }
 
 /// Its owner is gone, and strict affinity lets nobody borrow.

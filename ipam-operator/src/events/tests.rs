@@ -95,6 +95,27 @@ fn who_asks_again_is_told_from_who_moves_and_from_another() {
     }
 }
 
+/// It waits in between, and belongs to nobody.
+#[test]
+fn the_address_of_a_workload_is_released_and_assigned_once_each() {
+    let of = |handle: &str, wait: &str| holder(handle, &[(STICKY, "shop/web"), (STICKY_FOR, wait), (NETWORK, "net")]);
+    let (first, again, address) = (of("net.c1", "60"), of("net.c2", "60"), ip(1));
+    let held = holding(&first);
+    let mut waiting = held.clone();
+    waiting.release_by_handle("net.c1", NOW, 0);
+    assert!(waits_until(waiting.attributes_of(address).unwrap()).is_some());
+    assert_eq!(between(Some(&held), Some(&waiting)), [What::Released { address, holder: first }]);
+    let mut taken = waiting.clone();
+    taken.keep(address, &again);
+    assert_eq!(between(Some(&waiting), Some(&taken)), [What::Assigned { address, holder: again }]);
+    let listed = between(None, Some(&waiting));
+    assert!(!listed.iter().any(|what| matches!(what, What::Assigned { .. })), "{listed:?}");
+    // A pin is no move to another container.
+    let mut pinned = taken.clone();
+    pinned.renew(address, [(STICKY_FOR, Some("pinned"))]);
+    assert!(matches!(between(Some(&taken), Some(&pinned))[..], [What::Renewed { .. }]));
+}
+
 #[test]
 fn a_block_changes_hands() {
     let (a, b, nobody) = (block(Some("a")), block(Some("b")), block(None));

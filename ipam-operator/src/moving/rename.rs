@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Block, Document, Malformed, Owner, renamed_node_handle};
+use ipam_core::model::{Block, Document, Malformed, Owner, QuotaKind, Quotas, Subject, renamed_node_handle};
 use kv::{Key, Value};
 use serde_json::Value as Json;
 
@@ -75,10 +75,26 @@ impl Renaming {
         if keys::parse_resource(ResourceKind::Node, key) == Some(self.from.as_str()) {
             return self.node(key, value.as_bytes());
         }
+        if *key == keys::quotas() {
+            return self.quotas(key, value);
+        }
         if *key == pinned_node_key() && value.as_bytes() == self.from.as_bytes() {
             return Ok(self.to.as_str().into());
         }
         Ok(value)
+    }
+
+    /// The quota of the node. Its counter is no good in another store, and is counted anew.
+    fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
+        let mut quotas = Quotas::decode(key, value.as_bytes())?;
+        let [from, to] = [&self.from, &self.to].map(|name| Subject::new(QuotaKind::Node, name.as_str()));
+        match quotas.set(&from, None) {
+            None => Ok(value),
+            limit => {
+                quotas.set(&to, limit);
+                quotas.encode()
+            }
+        }
     }
 
     fn node(&self, key: &Key, value: &[u8]) -> Result<Value, Malformed> {
@@ -88,5 +104,23 @@ impl Renaming {
             None => return Err(Malformed::new(key, "the node has no name")),
         }
         serde_json::to_vec(&node).map(Value::new).map_err(|error| Malformed::new(key, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quota_of_a_node_goes_with_it() {
+        let mut quotas = Quotas::default();
+        let of = |name: &str| Subject::new(QuotaKind::Node, name);
+        quotas.set(&of("vm"), Some(50));
+        quotas.set(&of("other"), Some(7));
+        let renaming = Renaming::new("vm", "node3");
+        let renamed = renaming.value(&keys::quotas(), quotas.encode().unwrap()).unwrap();
+        let renamed = Quotas::decode(&keys::quotas(), renamed.as_bytes()).unwrap();
+        let limit = |name| renamed.limit(QuotaKind::Node, name);
+        assert_eq!((limit("vm"), limit("node3"), limit("other")), (None, Some(50), Some(7)));
     }
 }

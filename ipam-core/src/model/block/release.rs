@@ -132,8 +132,9 @@ impl Block {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
-    /// Releases addresses, all or nothing, also those that a workload keeps. An address that is named twice counts once, and must meet the conditions of
-    /// each request. One that has no holder is returned as such. Otherwise as [`Self::release_where`].
+    /// Releases addresses, all or nothing. An address that is named twice counts once, and must meet the conditions of each
+    /// request. One that has no holder is returned as such. A request with a handle is its holder's, as in
+    /// [`Self::release_where`]; one without a handle also ends that a workload keeps the address.
     ///
     /// # Errors
     /// [`ReleaseConflict`] if an address has another sequence number, or is held under another handle, than its request
@@ -145,6 +146,11 @@ impl Block {
         cooldown_seconds: i64,
     ) -> Result<Released, ReleaseConflict> {
         let (mut held, mut unallocated) = (BTreeSet::new(), BTreeSet::new());
+        let kept = requests.iter().filter(|request| request.handle.is_some()).filter_map(|request| {
+            let ip = self.first_of(request.address);
+            Some((ip, sticky::waiting(self.attributes_of(ip)?, now, cooldown_seconds)?))
+        });
+        let kept: Vec<(IpAddr, Attribute)> = kept.collect();
         for request in requests {
             let address = request.address;
             match self.check_request(request)? {
@@ -154,6 +160,9 @@ impl Block {
         }
         let mut released = self.release_held(held.into_iter().collect(), now, cooldown_seconds);
         released.unallocated = unallocated.into_iter().collect();
+        for (ip, waiting) in kept {
+            self.keep(ip, &waiting);
+        }
         Ok(released)
     }
 

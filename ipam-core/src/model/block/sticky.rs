@@ -31,6 +31,15 @@ impl Block {
         self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
+    /// Frees the addresses whose time is over, for counts: an assignment that finds nothing else takes them.
+    pub fn free_overdue(&mut self, now: OffsetDateTime) {
+        let over: Vec<usize> = self.overdue(now).filter_map(|(_, ip)| self.ordinal(ip)).collect();
+        if !over.is_empty() {
+            over.into_iter().for_each(|ordinal| self.set_free(ordinal));
+            self.compact();
+        }
+    }
+
     /// True if an address waits for its workload for a time: it becomes assignable without a write.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(Until::At(_))))
