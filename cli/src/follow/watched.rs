@@ -297,6 +297,10 @@ impl Watched {
             self.place = Place::Log(read);
             return Some(Part::Happened(Vec::new()));
         }
+        if self.past.is_none() && mark.is_set() && mark <= read {
+            // A stream without progress stays at its last event, and the place is beyond that: a new stream begins there.
+            return Some(Part::Happened(Vec::new()));
+        }
         Some(self.lost(read, mark))
     }
 

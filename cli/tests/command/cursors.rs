@@ -1,11 +1,14 @@
 //! `margay watch --cursor`: where the next start goes on, and what a receiver gets when it cannot.
 
 use std::fs;
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use datastore::Create;
+use datastore::{Create, Location};
 use kv::{Store, StoreExt};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::common::PATIENCE;
 use crate::hooks::{Hook, start, stores, wait_for};
@@ -72,29 +75,52 @@ fn a_count_ends_behind_a_whole_revision_or_list() {
     }
 }
 
-#[test]
-fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
-    let places = Places::with_etcd();
-    let location = places.etcd();
-    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
-    let hook = Hook::new("");
-    hook.catch_up(&location);
-    let mut watcher = start(&hook, &location);
+/// A quiet watch of a cluster whose other keys change, and whose history is then removed.
+fn quiet(location: &Location, hook: &Hook) -> Child {
+    at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    hook.catch_up(location);
+    hook.seen();
+    let watcher = start(hook, location);
     thread::sleep(Duration::from_millis(500));
-    with_store(&location, Create::Never, async |open| {
+    with_store(location, Create::Never, async |open| {
         let mut newest = kv::Revision::UNSET;
         for _ in 0..20 {
             newest = open.store().put("/other", "x").await.unwrap();
         }
-        thread::sleep(Duration::from_secs(2));
+        thread::sleep(Duration::from_secs(3));
         open.store().compact(newest).await.unwrap();
     });
-    let pid = nix::unistd::Pid::from_raw(watcher.id().try_into().unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    watcher
+}
+
+fn send(process: &Child, which: Signal) {
+    kill(Pid::from_raw(process.id().try_into().unwrap()), which).unwrap();
+}
+
+#[test]
+fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
+    let places = Places::with_etcd();
+    let (location, hook) = (places.etcd(), Hook::new(""));
+    let mut watcher = quiet(&location, &hook);
+    send(&watcher, Signal::SIGTERM);
     assert_eq!(watcher.wait().unwrap().code(), Some(130));
-    hook.seen();
     assign(&location, "c1").unwrap();
     hook.catch_up(&location);
+    assert_eq!(hook.words(), ["assigned c1"]);
+}
+
+#[test]
+fn a_broken_connection_of_a_quiet_watch_is_no_gap() {
+    let mut places = Places::with_etcd();
+    let (location, hook) = (places.etcd(), Hook::new(""));
+    let mut watcher = quiet(&location, &hook);
+    let etcd = places.etcd.as_mut().unwrap();
+    etcd.stop();
+    etcd.run().unwrap();
+    assign(&location, "c1").unwrap();
+    wait_for(&hook.folder.path().join("seen"), 2);
+    watcher.kill().unwrap();
+    watcher.wait().unwrap();
     assert_eq!(hook.words(), ["assigned c1"]);
 }
 
