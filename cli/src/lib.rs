@@ -41,7 +41,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use datastore::{Environment, Location};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::answer::Answer;
@@ -133,8 +133,18 @@ fn execute(
 
 /// The runtime for a command's calls.
 fn runtime() -> Result<Runtime> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))
+    started(Builder::new_current_thread())
+}
+
+/// The runtime for a watch. Its second thread reads what the store reports while the first one waits for a receiver.
+fn watching() -> Result<Runtime> {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(1);
+    started(builder)
+}
+
+fn started(mut builder: Builder) -> Result<Runtime> {
+    builder.enable_all().build().map_err(|error| Failure::new(format!("cannot start: {error}")))
 }
 
 /// Prints help and version on stdout, and an error of the usage on stderr.

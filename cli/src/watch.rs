@@ -13,6 +13,7 @@ use ipam_operator::history::{HistoryOf, time_of};
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
 use serde::Serialize;
+use tokio::task::block_in_place;
 
 use crate::args::{Cli, Format, Watch};
 use crate::backup::identity;
@@ -40,7 +41,7 @@ pub(crate) fn run(
 ) -> Result<u8> {
     let location = store::choose(cli, env, err)?.location;
     let interrupt = Interrupt::listen()?;
-    let runtime = crate::runtime()?;
+    let runtime = crate::watching()?;
     runtime.block_on(async {
         let pool = match &args.pool {
             Some(name) => Some(network(&location, name).await?),
@@ -245,7 +246,8 @@ impl Teller<'_> {
                 _ = writeln!(self.err, "note: {note}");
                 follower.pause();
             };
-            match hook.deliver(&delivery, interrupt, until, failed) {
+            // The watch goes on meanwhile: a store drops one that nobody reads, and its events with it.
+            match block_in_place(|| hook.deliver(&delivery, interrupt, until, failed)) {
                 Delivered::Done => {}
                 ended => return Ok(ended),
             }

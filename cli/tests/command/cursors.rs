@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use datastore::{Create, Location};
+use futures::{StreamExt, stream};
 use kv::{Store, StoreExt};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -73,6 +74,42 @@ fn a_count_ends_behind_a_whole_revision_or_list() {
         assert_eq!(at(&location, &args).code, 0);
         assert_eq!(hook.words(), [expected]);
     }
+}
+
+#[test]
+fn a_watch_of_a_cluster_is_read_while_its_receiver_works() {
+    let places = Places::with_etcd();
+    let location = places.etcd();
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    let hook = Hook::new(
+        "if rm \"$0.slow\" 2>/dev/null; then : >\"$0.busy\"; while [ ! -e \"$0.go\" ]; do sleep 0.05; done; fi",
+    );
+    hook.catch_up(&location);
+    hook.seen();
+    let path = |name: &str| hook.folder.path().join(name);
+    fs::write(path("hook.slow"), "").unwrap();
+    let mut watcher = start(&hook, &location);
+    thread::sleep(Duration::from_millis(500));
+    assign(&location, "c1").unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !path("hook.busy").exists() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    // More than etcd keeps for a watch that is not read, and less than the command does.
+    with_store(&location, Create::Never, async |open| {
+        let store = open.store();
+        let puts = (0..3000).map(|number| store.put(format!("/calico/ipam/v2/handle/{number}"), vec![b'x'; 2000]));
+        let done: Vec<_> = stream::iter(puts).buffer_unordered(64).collect().await;
+        let newest = done.into_iter().map(Result::unwrap).max().unwrap();
+        thread::sleep(Duration::from_millis(500));
+        store.compact(newest).await.unwrap();
+    });
+    fs::write(path("hook.go"), "").unwrap();
+    assign(&location, "c2").unwrap();
+    wait_for(&path("seen"), 3);
+    watcher.kill().unwrap();
+    watcher.wait().unwrap();
+    assert_eq!(hook.words(), ["assigned c1", "assigned c2"]);
 }
 
 /// A quiet watch of a cluster whose other keys change, and whose history is then removed.
