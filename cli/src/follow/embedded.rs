@@ -70,9 +70,8 @@ impl Embedded {
         let id = store.id().to_string();
         check_identity(&self.location, self.id.as_deref(), &id)?;
         self.id = Some(id);
-        if let Place::Before(Start::After(after)) = self.place {
-            check_after(&self.location, after, store.status().revision)?;
-        }
+        // A copy of the store from before has the same id.
+        check_after(&self.location, self.place.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
             let part = match self.part(store).await {

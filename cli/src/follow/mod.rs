@@ -203,11 +203,11 @@ fn replaced(location: &Location) -> Stop {
 }
 
 impl Place {
-    /// The last revision that was read, perhaps in part; unset at the beginning.
+    /// The last revision that was read, perhaps in part, or after which the reader begins; unset if it begins with a state.
     fn read(&self) -> Revision {
         match *self {
+            Self::Before(Start::After(at)) | Self::State(at, _) | Self::Lost(at) => at,
             Self::Before(_) => Revision::UNSET,
-            Self::State(at, _) | Self::Lost(at) => at,
             Self::Log(next) => Revision::new(next.get() - 1),
         }
     }

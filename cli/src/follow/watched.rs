@@ -15,6 +15,7 @@ use std::time::Duration;
 use datastore::served::ServedStore;
 use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
+use ipam_core::model::keys;
 use ipam_operator::events::is_before_unknown;
 use kv::{
     Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Progress, Range, RangeRequest, Revision, Store, StoreExt,
@@ -127,6 +128,7 @@ impl Watched {
     async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Cause> {
         let listing = self.store().await?.list(self.range.clone()).await?;
         let at = listing.revision;
+        check_after(&self.location, self.place.read(), at)?;
         let changes = self.watch(at.next()).await?;
         self.changes = Some(changes);
         self.place = Place::Log(at.next());
@@ -199,7 +201,11 @@ impl Watched {
         }
         let mut changes = match self.changes.take() {
             Some(changes) => changes,
-            None => self.watch(next).await?,
+            None => {
+                let newest = newest(&*self.store().await?).await?;
+                check_after(&self.location, Revision::new(next.get() - 1), newest)?;
+                self.watch(next).await?
+            }
         };
         let mut batches = Vec::new();
         let mut first = timeout(QUIET, changes.next()).await.ok().flatten();
@@ -340,10 +346,20 @@ impl From<Stop> for Cause {
     }
 }
 
+/// A request that costs little, for the revision alone.
+fn nothing() -> RangeRequest {
+    RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
+}
+
+/// The newest revision.
+async fn newest(store: &dyn Store) -> kv::Result<Revision> {
+    Ok(store.range(nothing()).await?.revision)
+}
+
 /// The oldest revision that can be read.
 async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
     let first = Revision::new(1);
-    let nothing = RangeRequest::new(Range::key("/calico/ipam/v2/config")).with_content(Content::CountOnly);
+    let nothing = nothing();
     match store.range(nothing.clone().with_at(first)).await {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),

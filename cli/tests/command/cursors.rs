@@ -1,7 +1,7 @@
 //! `margay watch --cursor`: where the next start goes on, and what a receiver gets when it cannot.
 
 use std::fs;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -217,4 +217,43 @@ fn a_cluster_that_went_back_under_a_watch_is_refused_for_good() {
     let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
     let refused = at(&location, &args).failure();
     assert!(refused.contains("was refused before"), "{refused}");
+}
+
+/// The exit code of a process, which is killed if it does not end soon.
+fn ended(mut process: Child) -> Option<i32> {
+    let until = Instant::now() + Duration::from_secs(5);
+    while process.try_wait().unwrap().is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    _ = process.kill();
+    process.wait().unwrap().code()
+}
+
+#[test]
+fn an_older_state_in_the_folder_of_a_store_is_refused_under_a_watch() {
+    let places = Places::new();
+    for location in [places.sled("a"), places.redb("b")] {
+        at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+        let [older, newer] = ["older", "newer"].map(|name| places.path(name));
+        let store = location.path().unwrap();
+        assert!(Command::new("cp").arg("-a").args([store, &older]).status().unwrap().success());
+        let hook = Hook::new("");
+        assign(&location, "c1").unwrap();
+        hook.catch_up(&location);
+        let watcher = start(&hook, &location);
+        thread::sleep(Duration::from_millis(300));
+        send(&watcher, Signal::SIGSTOP);
+        fs::rename(store, &newer).unwrap();
+        fs::rename(&older, store).unwrap();
+        send(&watcher, Signal::SIGCONT);
+        assert_eq!(ended(watcher), Some(1), "{location}");
+        for container in ["c2", "c3", "c4"] {
+            assign(&location, container).unwrap();
+        }
+        let args = hook.args();
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
+        let refused = at(&location, &args).failure();
+        assert!(refused.contains("was refused before: the watch begins after revision"), "{location}: {refused}");
+        fs::remove_dir_all(&newer).unwrap();
+    }
 }

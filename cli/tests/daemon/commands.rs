@@ -6,13 +6,14 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 use wire::{Frame, Hello, Kind};
 
 use crate::daemon::{Daemon, serves_again};
 use crate::fake::{Fake, hello};
 use crate::lab::{ENGINES, Lab};
-use crate::programs::{Ended, PATIENCE, Running, margay, run, wait_until};
+use crate::programs::{Ended, PATIENCE, Running, margay, run, signal, wait_until};
 
 const POOL: &str = "10.81.0.0/24";
 
@@ -266,4 +267,27 @@ fn a_cursor_is_of_the_store_behind_a_daemon() {
     fs::remove_file(&cursor).unwrap();
     let anew = lab.margay(&watch).ok();
     assert!(anew.out.starts_with(r#"{"event":"gap","after_revision":0,"#), "{anew:?}");
+}
+
+#[test]
+fn an_older_state_behind_the_next_daemon_is_refused() {
+    let lab = furnished("redb");
+    let path = |name: &str| lab.root().join(name);
+    assert!(Command::new("cp").arg("-a").args([&lab.store, &path("older")]).status().unwrap().success());
+    let daemon = Daemon::start(&lab);
+    let mut command = margay(["--store", &lab.url(), "watch", "--for", "4s", "-o", "json"]);
+    command.stdout(fs::File::create(path("lines")).unwrap()).stderr(fs::File::create(path("notes")).unwrap());
+    let watch = Running::start(command, "");
+    let has = |name: &str, text: &str| fs::read_to_string(path(name)).unwrap().contains(text);
+    wait_until("the watch begins", || has("notes", "watching"));
+    lab.add("lost").ok().by_daemon();
+    wait_until("the event is printed", || has("lines", "assigned"));
+    signal(watch.pid(), Signal::SIGSTOP);
+    daemon.kill();
+    fs::rename(&lab.store, path("newer")).unwrap();
+    fs::rename(path("older"), &lab.store).unwrap();
+    let _daemon = Daemon::start(&lab);
+    signal(watch.pid(), Signal::SIGCONT);
+    watch.end().failed();
+    assert!(has("notes", "the watch begins after revision"), "{}", fs::read_to_string(path("notes")).unwrap());
 }
