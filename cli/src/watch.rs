@@ -75,6 +75,7 @@ pub(crate) fn run(
             left,
             begins_with_state: start == Start::Newest,
             finishes_list: false,
+            ends_list: false,
             hook,
             cursor,
             deliveries: Vec::new(),
@@ -172,6 +173,8 @@ struct Teller<'a> {
     begins_with_state: bool,
     /// True if more of a list comes, without which the cursor does not move.
     finishes_list: bool,
+    /// True if a list was reported to its end, and the cursor is not behind it yet.
+    ends_list: bool,
     hook: Option<Hook>,
     cursor: Option<Cursor>,
     /// The events for the hook that were not handled yet.
@@ -229,7 +232,7 @@ impl Teller<'_> {
             Part::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
             Part::Reached(at) => {
                 self.handled = Some(at);
-                self.finishes_list = false;
+                self.ends_list |= std::mem::take(&mut self.finishes_list);
             }
         }
         self.out.flush()?;
@@ -240,7 +243,7 @@ impl Teller<'_> {
     fn deliver(&mut self, follower: &mut Follower, interrupt: &Interrupt, until: Option<Instant>) -> Result<Delivered> {
         let Some(hook) = &self.hook else { return Ok(Delivered::Done) };
         let (handled, deliveries) = (self.handled.take(), std::mem::take(&mut self.deliveries));
-        let had_some = !deliveries.is_empty();
+        let must_save = std::mem::take(&mut self.ends_list) || !deliveries.is_empty();
         for delivery in deliveries {
             let failed = |note: &str| {
                 _ = writeln!(self.err, "note: {note}");
@@ -256,7 +259,7 @@ impl Teller<'_> {
             }
         }
         match (&mut self.cursor, handled) {
-            (Some(cursor), Some(at)) if had_some => cursor.save(at)?,
+            (Some(cursor), Some(at)) if must_save => cursor.save(at)?,
             (Some(cursor), Some(at)) => cursor.reach(at)?,
             _ => {}
         }

@@ -107,6 +107,8 @@ impl Cursor {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn refuse(&mut self, why: &str) -> Result<()> {
+        // The revision that was reached may not be in the file yet.
+        self.saved.revision = self.saved.revision.max(self.reached.get());
         if self.revision().is_none() {
             return Ok(());
         }
@@ -147,6 +149,14 @@ mod tests {
         Cursor::load(&path, "a").unwrap().refuse("it went back").unwrap();
         let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());
         assert!(refused.contains("was refused before: it went back"), "{refused}");
+        let first = folder.path().join("first");
+        let mut cursor = Cursor::load(&first, "a").unwrap();
+        cursor.refuse("it went back").unwrap();
+        assert!(!first.exists(), "nothing was reached");
+        cursor.reach(Revision::new(7)).unwrap();
+        cursor.refuse("it went back").unwrap();
+        cursor.finish().unwrap();
+        assert!(Cursor::load(&first, "a").is_err(), "a refusal at the first run");
         for garbage in ["", "{}", "[1", "{\"store\":\"a\",\"revision\":-1}"] {
             fs::write(&path, garbage).unwrap();
             let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());

@@ -112,6 +112,24 @@ fn a_watch_of_a_cluster_is_read_while_its_receiver_works() {
     assert_eq!(hook.words(), ["assigned c1", "assigned c2"]);
 }
 
+#[test]
+fn a_kill_after_a_list_repeats_nothing() {
+    let places = Places::with_etcd();
+    for location in stores(&places) {
+        assign(&location, "c1").unwrap();
+        let hook = Hook::new("");
+        let mut watcher = start(&hook, &location);
+        let until = Instant::now() + Duration::from_secs(3);
+        while !hook.folder.path().join("cursor").exists() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        watcher.kill().unwrap();
+        watcher.wait().unwrap();
+        hook.catch_up(&location);
+        assert_eq!(hook.words(), ["gap -", "held c1"], "{location}");
+    }
+}
+
 /// A quiet watch of a cluster whose other keys change, and whose history is then removed.
 fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
