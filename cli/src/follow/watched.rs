@@ -15,7 +15,6 @@ use std::time::Duration;
 use datastore::served::ServedStore;
 use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
-use ipam_core::model::keys;
 use ipam_operator::events::is_before_unknown;
 use kv::{
     Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Progress, Range, RangeRequest, Revision, Store, StoreExt,
@@ -23,7 +22,7 @@ use kv::{
 };
 use tokio::time::{Instant, timeout};
 
-use super::idle::Idle;
+use super::idle::{Idle, nothing};
 use super::{Part, Place, Start, Stop, check_after, replaced};
 use crate::error::{Failure, Result};
 use crate::store::{self, Use, explain};
@@ -231,11 +230,11 @@ impl Watched {
 
     /// Moves a quiet watch of a cluster on, over the revisions of other keys.
     async fn look_around(&mut self, next: Revision) {
-        if self.past.is_some() || self.daemon.is_some() || !self.idle.is_due() {
+        if self.past.is_some() || self.daemon.is_some() {
             return;
         }
         let Ok(store) = self.store().await else { return };
-        if let Some(reached) = self.idle.look(&*store, &self.range, Revision::new(next.get() - 1)).await {
+        if let Some(reached) = self.idle.reached(&store, Revision::new(next.get() - 1)) {
             self.place = Place::Log(reached.next());
         }
     }
@@ -252,7 +251,8 @@ impl Watched {
                 return self.lost(Revision::new(next.get() - 1), mark);
             }
         }
-        self.place = Place::Log(batches.last().map_or(next, |batch| batch.revision.next()));
+        // Handles of an earlier revision may come late.
+        self.place = Place::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
         if let Some(past) = &mut self.past {
             batches.retain(|batch| batch.revision <= past.head);
             for Event { kind, kv, .. } in batches.iter().flat_map(|batch| &batch.events) {
@@ -344,11 +344,6 @@ impl From<Stop> for Cause {
     fn from(stop: Stop) -> Self {
         Self::Stop(stop)
     }
-}
-
-/// A request that costs little, for the revision alone.
-fn nothing() -> RangeRequest {
-    RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
 }
 
 /// The newest revision.
