@@ -134,7 +134,9 @@ impl Watched {
         Ok(vec![first(at), Part::Listed(at, listing.kvs), Part::Reached(at)])
     }
 
+    /// Begins a watch. Nothing that was seen beside an earlier one counts for it.
     async fn watch(&mut self, next: Revision) -> Result<WatchStream, Cause> {
+        self.idle.put_off();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
         let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return).with_progress(progress);
         Ok(self.store().await?.watch(request).await?)
@@ -235,7 +237,7 @@ impl Watched {
         }
         let Ok(store) = self.store().await else { return };
         if let Some(reached) = self.idle.reached(&store, Revision::new(next.get() - 1)) {
-            self.place = Place::Log(reached.next());
+            self.place = Place::Log(reached.next().max(next));
         }
     }
 
