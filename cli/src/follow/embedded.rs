@@ -2,6 +2,7 @@
 
 use datastore::care::{self, MvccStore};
 use datastore::{Location, OpenStore};
+use ipam_core::model::keys;
 use kv::{Batch, ErrorKind, Kv, Prev, Range, WatchRequest};
 
 use super::{Part, Place, Start, Stop, check_after, check_identity};
@@ -122,7 +123,9 @@ impl Embedded {
                 let end = self.range.bounds().1;
                 let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
                 self.place = next.map_or(Place::Log(at.next()), |next| Place::State(at, next));
-                let within = |kv: &Kv| self.range.contains(kv.key.as_bytes());
+                // The newest state stays in memory as a whole, and its blocks say all of it.
+                let counts = |kv: &Kv| self.is_past || keys::parse_block(&kv.key).is_some();
+                let within = |kv: &Kv| self.range.contains(kv.key.as_bytes()) && counts(kv);
                 Ok(Part::Listed(at, page.kvs.into_iter().filter(within).collect()))
             }
             Place::Log(next) => {

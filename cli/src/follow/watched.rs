@@ -15,6 +15,7 @@ use std::time::Duration;
 use datastore::served::ServedStore;
 use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
+use ipam_core::model::keys;
 use ipam_operator::events::is_before_unknown;
 use kv::{
     Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Progress, Range, RangeRequest, Revision, Store, StoreExt,
@@ -122,10 +123,10 @@ impl Watched {
         }
     }
 
-    /// The whole newest state, after a part that names its revision. The watch of what comes next begins before the caller
-    /// delivers the state, since that may take longer than the store keeps its history.
+    /// The whole newest state, after a part that names its revision: the blocks, which say all of it. The watch of what comes
+    /// next begins before the caller delivers the state, since that may take longer than the store keeps its history.
     async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Cause> {
-        let listing = self.store().await?.list(self.range.clone()).await?;
+        let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
         check_after(&self.location, self.place.read(), at)?;
         let changes = self.watch(at.next()).await?;
