@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -74,7 +75,8 @@ fn reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
-/// Ends a run and all processes of its group: with SIGTERM, and after a while with SIGKILL.
+/// Ends a run and all processes of its group: with SIGTERM, and after a while with SIGKILL. Returns when its first process
+/// has ended.
 fn end(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);
@@ -82,7 +84,8 @@ fn end(child: &mut Child) {
     loop {
         // The group has its first process until that was waited for.
         _ = child.try_wait();
-        if killpg(group, None).is_err() {
+        // A run that has become another user's cannot be signalled, and has not ended for that.
+        if killpg(group, None) == Err(Errno::ESRCH) {
             return;
         }
         if Instant::now() >= until {

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,7 @@ use sha2::Sha256;
 use tempfile::TempDir;
 
 use crate::common::PATIENCE;
+use crate::copy::copy_program;
 use crate::moving::fill::{Places, assign, at, release};
 use crate::store::content::{with_store, write};
 
@@ -325,4 +327,32 @@ fn a_webhook_gets_signed_events_until_it_takes_them() {
         let failure = at(&location, args).failure();
         assert!(failure.contains(expected), "{failure}");
     }
+}
+
+#[test]
+fn a_run_that_has_become_another_users_is_waited_for() {
+    const STRANGER: u32 = 65_534;
+    let places = Places::new();
+    let location = places.redb("a");
+    at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
+    // As sudo does it: the command may not signal the run any more.
+    let (privileged, runs) = (places.path("privileged"), places.path("runs"));
+    let [shown, lines] = [&privileged, &runs].map(|path| path.display().to_string());
+    let hook = Hook::new(&format!(
+        "exec {shown} --reuid 0 --clear-groups sh -c 'echo begin >>{lines}; sleep 3; echo end >>{lines}'"
+    ));
+    for folder in [places.folder.path(), hook.folder.path()] {
+        let owner = STRANGER.to_string();
+        assert!(Command::new("chown").args(["-R", &owner]).arg(folder).status().unwrap().success(), "needs root");
+    }
+    copy_program("/usr/bin/setpriv", &privileged);
+    fs::set_permissions(&privileged, fs::Permissions::from_mode(0o4755)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+    command.args(["--store", &location.to_string()]).args(hook.args());
+    command.args(["--attempt-timeout", "1s", "--for", "2s"]).uid(STRANGER).gid(STRANGER).current_dir("/");
+    // A pipe would be open until the run ends.
+    let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(done.code(), Some(1));
+    let lines = fs::read_to_string(&runs).unwrap_or_default();
+    assert!(!lines.is_empty() && lines.replace("begin\nend\n", "").is_empty(), "a run goes on: {lines:?}");
 }
