@@ -1,4 +1,4 @@
-//! Members that are looked up in DNS.
+//! Members that are found by the SRV records of a domain.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
