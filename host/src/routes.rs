@@ -33,8 +33,8 @@ const SHORTEST: u8 = 2;
 /// # Errors
 /// `/proc` cannot be read.
 pub fn routes() -> io::Result<Vec<IpNet>> {
-    let mut nets: Vec<IpNet> = all_routes()?.into_iter().map(|route| route.net).collect();
-    nets.extend(of_trie(&fs::read_to_string("/proc/self/net/fib_trie")?));
+    let mut nets = of_trie(&fs::read_to_string("/proc/self/net/fib_trie")?);
+    nets.extend(v6_routes()?.into_iter().map(|route| route.net));
     Ok(nets)
 }
 
@@ -54,17 +54,23 @@ fn of_trie(text: &str) -> Vec<IpNet> {
     nets
 }
 
-/// The same routes with the interfaces that they lead to.
+/// The IPv6 routes of all tables; none where IPv6 is off.
+fn v6_routes() -> io::Result<Vec<Route>> {
+    match fs::read_to_string("/proc/self/net/ipv6_route") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => Ok(read?.lines().filter_map(of_v6).collect()),
+    }
+}
+
+/// The routes of IPv6, and those of IPv4's main table, with the interfaces that they lead to.
 ///
 /// # Errors
 /// `/proc` cannot be read.
 pub fn all_routes() -> io::Result<Vec<Route>> {
     let v4 = fs::read_to_string("/proc/self/net/route")?;
-    let v6 = match fs::read_to_string("/proc/self/net/ipv6_route") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        read => read?,
-    };
-    Ok(v4.lines().filter_map(of_v4).chain(v6.lines().filter_map(of_v6)).collect())
+    let mut routes: Vec<Route> = v4.lines().filter_map(of_v4).collect();
+    routes.extend(v6_routes()?);
+    Ok(routes)
 }
 
 fn route(net: IpNet, device: &str, flags: &str) -> Option<Route> {

@@ -122,6 +122,7 @@ mod tests {
         assert!(program(folder.path(), "kill -9 $$").run("x", &interrupt).unwrap_err().contains("signal: 9"));
         assert!(Program::new(&folder.path().join("none"), Duration::from_secs(1)).is_err());
     }
+
     #[test]
     fn a_run_that_is_given_up_ends_with_its_children_and_may_clean_up() {
         let folder = tempfile::tempdir().unwrap();

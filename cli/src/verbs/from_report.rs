@@ -143,8 +143,8 @@ fn answer(done: &Done) -> Result<Answer> {
     let verb = if done.dry_run { "Would release" } else { "Successfully released" };
     let mut lines: Vec<String> = done.released.iter().map(|ip| format!("{verb} IP address {ip}")).collect();
     lines.extend(done.released_handles.iter().map(|id| format!("{verb} handle {}", printable(id))));
-    let left = |ip| format!("Left IP address {ip} alone: it has changed since, or waits for its workload");
-    lines.extend(done.changed.iter().map(left));
+    let left_alone = |ip| format!("Left IP address {ip} alone: it has changed since, or waits for its workload");
+    lines.extend(done.changed.iter().map(left_alone));
     let left =
         done.changed_handles.iter().map(|id| format!("Left handle {} alone: it has changed since", printable(id)));
     lines.extend(left);

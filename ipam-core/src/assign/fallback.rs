@@ -1,8 +1,8 @@
 //! Bridged networks with several pools of a family: which pool an address comes from, and which gateway goes with it.
 //!
-//! The pools are an ordered list, and the first one with room serves. Disabled ones are passed over. A pool that was full is tried last for a minute,
-//! where [hints](crate::hints) are remembered: so a steady assignment reads nothing of it. No assignment is refused
-//! before every pool was tried.
+//! The pools are an ordered list, and the first one with room serves. Disabled ones are passed over. A pool that was full is
+//! tried last for a minute, where [hints](crate::hints) are remembered: so a steady assignment reads nothing of it. No
+//! assignment is refused before every pool was tried.
 //!
 //! A configuration in host-local's words may define several sets of ranges of one family. Each set has a list of pools of
 //! its own, and an attachment gets one address of each.
@@ -62,26 +62,26 @@ impl Assignment<'_> {
         requested: &[IpNet],
         set: &[&PoolDefinition],
     ) -> Result<()> {
-        let is_disabled =
-            |cidr: &IpNet| self.around.pools.iter().any(|pool| pool.cidr() == *cidr && !pool.is_enabled());
-        let (disabled, enabled): (Vec<IpNet>, Vec<IpNet>) = requested.iter().copied().partition(is_disabled);
+        // A disabled pool assigns nothing new, and a container that has an address of it keeps it.
+        let disabled = self.around.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
+        let disabled: Vec<Pool> = disabled.cloned().collect();
+        let is_enabled = |cidr: &IpNet| disabled.iter().all(|pool| pool.cidr() != *cidr);
+        let enabled: Vec<IpNet> = requested.iter().copied().filter(is_enabled).collect();
         let pools = self.select(family, if enabled.is_empty() { requested } else { &enabled })?;
         pools.iter().try_for_each(|pool| self.require_manual(pool))?;
         if requested.is_empty() && pools.len() > 1 {
             let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
             return Err(BridgeError::SeveralPools { family, candidates }.into());
         }
-        // A disabled pool assigns nothing new, and a container that has an address of it keeps it.
-        let disabled = self.around.pools.iter().filter(|pool| disabled.contains(&pool.cidr()));
-        let all: Vec<Pool> = pools.iter().chain(disabled).cloned().collect();
+        let has = |block: IpNet| pool_holding(pools.iter().chain(&disabled), block);
         let is_of_set = |ip: IpAddr| set.is_empty() || set.iter().any(|one| one.has(ip));
         let held = self.held.iter().filter(|held| {
             let is_new = !self.answer.iter().any(|assigned| assigned.ip == held.ip);
-            is_new && is_of_set(held.ip) && pool_holding(&all, held.block).is_some()
+            is_new && is_of_set(held.ip) && has(held.block).is_some()
         });
         let held: Vec<(IpAddr, IpNet)> = held.take(wanted).map(|held| (held.ip, held.block)).collect();
         for (ip, block) in &held {
-            let Some(pool) = pool_holding(&all, *block) else { continue };
+            let Some(pool) = has(*block) else { continue };
             let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
             self.add(work, *ip, *block, pool, gateway).await?;
         }

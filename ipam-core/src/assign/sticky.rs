@@ -15,9 +15,9 @@ use crate::ipam::Nodes;
 use crate::model::{Attribute, Block, Pool, StickyAddress, StickyRecord};
 use crate::net::Family;
 use crate::pools;
-use crate::sticky::{is_pinned, waits_until};
+use crate::sticky::{STICKY, is_pinned, waits_until};
 use crate::surroundings::pool_holding;
-use crate::workloads::{forget, names_of, read_record, write_record};
+use crate::workloads::{forget, read_record, write_record};
 use crate::workset::{Found, Workset};
 
 /// The addresses that the workload of a request keeps.
@@ -68,7 +68,7 @@ impl Kept {
 
     fn state(&self, block: &Block, ip: IpAddr, request: &AssignRequest, nodes: Nodes) -> State {
         let Some(entry) = block.attributes_of(ip) else { return State::Gone };
-        if entry.get(crate::sticky::STICKY) != Some(&self.name) {
+        if entry.get(STICKY) != Some(&self.name) {
             return State::Gone;
         }
         if waits_until(entry).is_some() {
@@ -242,10 +242,13 @@ impl Pass<'_> {
         for block in work.blocks().filter(in_pools) {
             let is_others = !block.is_owned_by(&self.owner);
             let free = block.overdue(self.now).filter(|(_, ip)| !block.is_reserved(*ip, &self.around.reservations));
-            found.extend(free.map(|(since, ip)| (is_others, since, ip, block.cidr())));
+            for (since, ip) in free {
+                let name = block.attributes_of(ip).and_then(|entry| entry.get(STICKY)).unwrap_or_default();
+                found.push((is_others, since, ip, block.cidr(), name.to_owned()));
+            }
         }
         found.sort_unstable();
-        for (_, _, ip, cidr) in found {
+        for (_, _, ip, cidr, name) in found {
             if taken.len() == self.wanted {
                 break;
             }
@@ -257,11 +260,8 @@ impl Pass<'_> {
             if !has_owner && self.around.config.strict_affinity() {
                 self.take_over(work, cidr, None).await?;
             }
-            let names = work.block(cidr).await?.map(|block| names_of(block, [ip].into_iter())).unwrap_or_default();
-            for (_, name) in names {
-                forget(work.tx, &name, ip).await?;
-                tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
-            }
+            forget(work.tx, &name, ip).await?;
+            tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
             work.change(cidr, |block| block.keep(ip, self.holder)).await?;
             work.touch_handle(self.handle, cidr);
             taken.push((ip, cidr));

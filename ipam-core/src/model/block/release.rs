@@ -115,16 +115,7 @@ impl Block {
     ) -> Released {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         let addresses: Vec<IpAddr> = held.filter(|(ip, entry)| test(*ip, entry)).map(|(ip, _)| ip).collect();
-        let kept = addresses.iter().filter_map(|ip| {
-            let waiting = sticky::waiting(self.attributes_of(*ip)?, now, cooldown_seconds)?;
-            Some((*ip, waiting))
-        });
-        let kept: Vec<(IpAddr, Attribute)> = kept.collect();
-        let released = self.release_held(addresses, now, cooldown_seconds);
-        for (ip, waiting) in kept {
-            self.keep(ip, &waiting);
-        }
-        released
+        self.release_held(addresses, |_| true, now, cooldown_seconds)
     }
 
     /// Releases all addresses held under a handle; otherwise as [`Self::release_where`].
@@ -146,11 +137,6 @@ impl Block {
         cooldown_seconds: i64,
     ) -> Result<Released, ReleaseConflict> {
         let (mut held, mut unallocated) = (BTreeSet::new(), BTreeSet::new());
-        let kept = requests.iter().filter(|request| request.handle.is_some()).filter_map(|request| {
-            let ip = self.first_of(request.address);
-            Some((ip, sticky::waiting(self.attributes_of(ip)?, now, cooldown_seconds)?))
-        });
-        let kept: Vec<(IpAddr, Attribute)> = kept.collect();
         for request in requests {
             let address = request.address;
             match self.check_request(request)? {
@@ -158,11 +144,11 @@ impl Block {
                 false => unallocated.insert(address),
             };
         }
-        let mut released = self.release_held(held.into_iter().collect(), now, cooldown_seconds);
+        let of_holder = requests.iter().filter(|request| request.handle.is_some());
+        let of_holder: BTreeSet<IpAddr> = of_holder.map(|request| self.first_of(request.address)).collect();
+        let may_wait = |ip: &IpAddr| of_holder.contains(ip);
+        let mut released = self.release_held(held.into_iter().collect(), may_wait, now, cooldown_seconds);
         released.unallocated = unallocated.into_iter().collect();
-        for (ip, waiting) in kept {
-            self.keep(ip, &waiting);
-        }
         Ok(released)
     }
 
@@ -188,11 +174,20 @@ impl Block {
         }
     }
 
-    /// Marks held addresses as released now, then takes the cooldown step.
-    fn release_held(&mut self, released: Vec<IpAddr>, now: OffsetDateTime, cooldown_seconds: i64) -> Released {
+    /// Marks held addresses as released now, then takes the cooldown step. Those that may wait for the workload that keeps
+    /// them do so.
+    fn release_held(
+        &mut self,
+        released: Vec<IpAddr>,
+        may_wait: impl Fn(&IpAddr) -> bool,
+        now: OffsetDateTime,
+        cooldown_seconds: i64,
+    ) -> Released {
         if released.is_empty() {
             return Released::default();
         }
+        let waiting = |ip: &IpAddr| Some((*ip, sticky::waiting(self.attributes_of(*ip)?, now, cooldown_seconds)?));
+        let kept: Vec<(IpAddr, Attribute)> = released.iter().filter(|ip| may_wait(ip)).filter_map(waiting).collect();
         let mut by_handle = BTreeMap::new();
         let ordinals: Vec<usize> = released.iter().filter_map(|ip| self.ordinal(*ip)).collect();
         for ip in &released {
@@ -212,6 +207,9 @@ impl Block {
         self.compact();
         // Its other changes are written with the release.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
+        for (ip, waiting) in kept {
+            self.keep(ip, &waiting);
+        }
         Released { released, unallocated: Vec::new(), by_handle }
     }
 }
