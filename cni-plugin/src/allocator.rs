@@ -378,7 +378,7 @@ fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
             name += &format!("-{}", pool.number + 1);
         }
         let (ranges, free_of) = (pool.ranges.clone(), pool.is_auto.then(|| used.clone()));
-        PoolDefinition { name, cidr: pool.subnet, ranges, set: pool.set, free_of }
+        PoolDefinition { name, cidr: pool.subnet, ranges, set: pool.set, free_of, gateway: pool.gateway }
     };
     pools.iter().map(definition).collect()
 }

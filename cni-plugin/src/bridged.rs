@@ -16,6 +16,9 @@ use crate::result::{Route, RouteOptions};
 use crate::weights;
 use crate::whereabouts;
 
+/// Advice about an IPv4 gateway that lies in no subnet of the network.
+const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
+
 /// The mask that the addresses of a result have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mask {
@@ -55,7 +58,7 @@ impl BridgedSettings {
     /// # Errors
     /// Code 7 for a setting that cannot be carried out.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
-        let (own_pools, of_ranges) = own_pools(conf)?;
+        let own_pools = own_pools(conf)?;
         let weights = weights::read(conf, &own_pools)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
@@ -64,7 +67,7 @@ impl BridgedSettings {
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network =
             Bridged { gateway_v4: default, gateway_v6: default, gateways: Vec::new(), own_pools, weights };
-        set_gateways(conf, &of_ranges, &mut network)?;
+        set_gateways(conf, &mut network)?;
         let (mask, routes) = (read_mask(conf.ipam.mask.as_ref())?, read_routes(conf.ipam.routes.as_ref())?);
         Ok(Self { mask, routes, network, probe: Probe::from_conf(conf)? })
     }
@@ -82,36 +85,37 @@ fn read_mask(value: Option<&Json>) -> Result<Mask> {
     }
 }
 
-/// Sets the gateways: those of `ipam.gateway`, which have the last word, and those of the ranges, each with its subnet.
-fn set_gateways(conf: &NetConf, of_ranges: &[GatewayOf], network: &mut Bridged) -> Result<()> {
+/// Sets the gateways of `ipam.gateway`, which have the last word over those of the ranges.
+fn set_gateways(conf: &NetConf, network: &mut Bridged) -> Result<()> {
     let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
         (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
+        network.own_pools.iter_mut().for_each(|pool| pool.gateway = None);
         return Ok(());
     };
     for (v4, named) in [(true, &conf.ipam.ipv4_pools), (false, &conf.ipam.ipv6_pools)] {
         let given: Vec<IpAddr> = given.iter().copied().filter(|address| address.is_ipv4() == v4).collect();
-        let of_ranges: Vec<_> = of_ranges.iter().filter(|(_, address)| address.is_ipv4() == v4).collect();
         let own = network.own_pools.iter().filter(|pool| pool.is_v4() == v4);
         let subnets: BTreeSet<IpNet> = own.map(|pool| pool.subnet).collect();
         if given.len() > subnets.len().max(named.len()).max(1) {
             return Err(CniError::config("ipam.gateway has several addresses of one family"));
         }
+        let Some((first, others)) = given.split_first() else { continue };
         if subnets.len() < 2 {
-            let one = given.first().copied().or_else(|| of_ranges.last().map(|(_, address)| *address));
-            if let Some(address) = one {
-                *slot(network, address) = Gateway::At(address);
-            }
-            network.gateways.extend(given.into_iter().skip(1));
+            *slot(network, *first) = Gateway::At(*first);
+            network.own_pools.iter_mut().filter(|pool| pool.is_v4() == v4).for_each(|pool| pool.gateway = None);
+            network.gateways.extend(others);
             continue;
         }
-        let elsewhere = |address: &&IpAddr| !subnets.iter().any(|subnet| subnet.contains(*address));
-        if let Some(address) = given.iter().find(elsewhere) {
-            return Err(CniError::config(format!("ipam.gateway {address} is in no subnet of the network")));
+        let is_inside = |address: &&IpAddr| subnets.iter().any(|subnet| subnet.contains(*address));
+        match given.iter().find(|address| !is_inside(address)) {
+            Some(address) if v4 || given.len() > 1 => {
+                let message = format!("ipam.gateway {address} is in no subnet of the network");
+                return Err(CniError::config(message).with_details(GATEWAY_OUTSIDE));
+            }
+            // The router of all of them, as its link-local address is.
+            Some(address) => *slot(network, *address) = Gateway::At(*address),
+            None => network.gateways.extend(given),
         }
-        if let Some((subnet, address)) = of_ranges.iter().find(|(subnet, address)| !subnet.contains(address)) {
-            return Err(CniError::config(format!("gateway {address} is not in subnet {subnet}")));
-        }
-        network.gateways.extend(given.into_iter().chain(of_ranges.into_iter().map(|(_, address)| *address)));
     }
     Ok(())
 }
@@ -165,6 +169,11 @@ fn read_route(element: &Json) -> Result<Route> {
     Ok(Route { dst, gw, options })
 }
 
+/// True for a value that is not the empty text.
+pub(crate) fn is_given(value: Option<&Json>) -> bool {
+    value.is_some_and(|value| value.as_str() != Some(""))
+}
+
 pub(crate) fn address_at(value: &Json, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
@@ -180,23 +189,21 @@ pub(crate) struct Range {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// The gateway of a subnet.
-type GatewayOf = (IpNet, IpAddr);
-
-/// The pools that the configuration defines itself, and the gateways that it names for their subnets. As for host-local,
-/// the ranges of the runtime come first, then `subnet` with its keys, then `ranges`.
-fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<GatewayOf>)> {
+/// The pools that the configuration defines itself. As for host-local, the ranges of the runtime come first, then `subnet`
+/// with its keys, then `ranges`.
+fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
     let mut sets: Vec<Vec<Range>> = Vec::new();
     read_sets(conf.runtime_ranges.as_ref(), "runtimeConfig.ipRanges", &mut sets)?;
     let is_auto = ipam.subnet.as_ref().and_then(Json::as_str) == Some("auto");
     if let Some(subnet) = ipam.subnet.as_ref().filter(|_| !is_auto) {
         sets.push(vec![read_range(subnet, ipam.range_start.as_ref(), ipam.range_end.as_ref(), None)?]);
-    } else if ipam.range_start.is_some() || ipam.range_end.is_some() {
+    } else if is_given(ipam.range_start.as_ref()) || is_given(ipam.range_end.as_ref()) {
         return Err(CniError::config("ipam.rangeStart and ipam.rangeEnd need ipam.subnet")
             .with_details("it must be a network, such as 10.0.0.0/24"));
     }
     read_sets(ipam.ranges.as_ref(), "ipam.ranges", &mut sets)?;
+    refuse_empty(ipam, !sets.is_empty() || is_auto)?;
     let mut name = None;
     if whereabouts::is_used(&ipam.whereabouts) {
         if !sets.is_empty() || is_auto {
@@ -211,13 +218,8 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<GatewayOf>)> {
             .with_details("with \"auto\" the network has one subnet of its own choice: remove the ranges"));
     }
     let mut pools = if is_auto { auto_pools(conf) } else { Vec::new() };
-    let mut gateways = Vec::new();
     for (number, set) in sets.iter().enumerate() {
         let of_set = pools_of(number, set, &pools)?;
-        for OwnPool { subnet, .. } in &of_set {
-            let gateway = set.iter().filter(|range| range.subnet == *subnet).find_map(|range| range.gateway);
-            gateways.extend(gateway.map(|gateway| (*subnet, gateway)));
-        }
         pools.extend(of_set);
     }
     pools.iter_mut().for_each(|pool| pool.name.clone_from(&name));
@@ -226,7 +228,7 @@ fn own_pools(conf: &NetConf) -> Result<(Vec<OwnPool>, Vec<GatewayOf>)> {
         return Err(CniError::config("ipam defines pools of its own and names others")
             .with_details("use either subnet, ranges or range, or ipv4_pools and ipv6_pools"));
     }
-    Ok((pools, gateways))
+    Ok(pools)
 }
 
 /// The pools of `"subnet": "auto"`: a /24, and a /64 where an IPv6 address is assigned, too.
@@ -239,12 +241,28 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
+/// Refuses keys that are there and define no address: a template that had nothing to fill in renders such, and the network
+/// must not take addresses from whatever pool there is.
+fn refuse_empty(ipam: &Ipam, has_ranges: bool) -> Result<()> {
+    if has_ranges || whereabouts::is_used(&ipam.whereabouts) {
+        return Ok(());
+    }
+    let key = if ipam.ranges.is_some() { Some("ranges") } else { whereabouts::key_without_range(&ipam.whereabouts) };
+    key.map_or(Ok(()), |key| {
+        Err(CniError::config(format!("ipam.{key} is there, but no range of addresses is"))
+            .with_details("name a subnet or a range, or remove the key to use pools of the store"))
+    })
+}
+
 fn read_sets(value: Option<&Json>, setting: &str, sets: &mut Vec<Vec<Range>>) -> Result<()> {
     let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
     let Some(value) = value else { return Ok(()) };
     let Json::Array(elements) = value else { return Err(wrong()) };
     for element in elements {
         let Json::Array(ranges) = element else { return Err(wrong()) };
+        if ranges.is_empty() {
+            return Err(CniError::config(format!("{setting} has an empty set of ranges")));
+        }
         let set = ranges.iter().map(|range| {
             let subnet = range.member("subnet").ok_or_else(wrong)?;
             read_range(subnet, range.member("rangeStart"), range.member("rangeEnd"), range.member("gateway"))
@@ -255,7 +273,11 @@ fn read_sets(value: Option<&Json>, setting: &str, sets: &mut Vec<Vec<Range>>) ->
 }
 
 fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway: Option<&Json>) -> Result<Range> {
-    let text = subnet.as_str().unwrap_or_default();
+    let text = subnet.as_str().ok_or_else(|| {
+        CniError::config(format!("subnet must be a text, not a JSON {}", subnet.kind())).with_details(
+            "several subnets are written as ranges: [[{\"subnet\": \"10.1.0.0/24\"}], [{\"subnet\": \"fd00::/64\"}]]",
+        )
+    })?;
     let subnet: IpNet = text.parse().map_err(|_| CniError::config(format!("subnet {} is not a CIDR", quoted(text))))?;
     if subnet.addr() != subnet.network() {
         let details = format!("write {}", subnet.trunc());
@@ -281,11 +303,21 @@ fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway:
     if first > last {
         return Err(CniError::config(format!("rangeStart {first} is after rangeEnd {last}")));
     }
-    // A gateway may be elsewhere: on a routed link it often is.
     let gateway = match gateway.map(Json::as_str) {
         None | Some(Some("")) => None,
         _ => gateway.map(|gateway| address_at(gateway, "gateway", "")).transpose()?,
     };
+    match gateway {
+        Some(gateway) if gateway.is_ipv4() != first.is_ipv4() => {
+            return Err(CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}")));
+        }
+        // An IPv6 router is often known by its link-local address.
+        Some(gateway) if gateway.is_ipv4() && !subnet.contains(&gateway) => {
+            return Err(CniError::config(format!("gateway {gateway} is outside of subnet {subnet}"))
+                .with_details(GATEWAY_OUTSIDE));
+        }
+        _ => {}
+    }
     Ok(Range { subnet, first, last, gateway })
 }
 
@@ -308,7 +340,7 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
 /// `others` are those of the sets before.
 fn pools_of(set: usize, ranges: &[Range], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
-    for Range { subnet, first, last, .. } in ranges {
+    for Range { subnet, first, last, gateway } in ranges {
         if pools.iter().any(|pool| pool.is_v4() != first.is_ipv4()) {
             return Err(CniError::config("a set of ranges has subnets of both families")
                 .with_details("write a set for each family: [[{IPv4}], [{IPv6}]]"));
@@ -324,12 +356,13 @@ fn pools_of(set: usize, ranges: &[Range], others: &[OwnPool]) -> Result<Vec<OwnP
         if let Some(pool) = pools.iter_mut().find(|pool| pool.subnet == *subnet) {
             pool.ranges.push((*first, *last));
             pool.ranges.sort();
+            pool.gateway = pool.gateway.or(*gateway);
             continue;
         }
         let all = || others.iter().chain(&pools).filter(|other| other.is_v4() == first.is_ipv4());
         let same = all().find(|other| other.subnet == *subnet).map(|other| other.number);
         let number = same.unwrap_or_else(|| all().map(|other| other.number + 1).max().unwrap_or(0));
-        pools.push(OwnPool { ranges: vec![(*first, *last)], set, number, ..OwnPool::of(*subnet) });
+        pools.push(OwnPool { ranges: vec![(*first, *last)], set, number, gateway: *gateway, ..OwnPool::of(*subnet) });
     }
     Ok(pools)
 }

@@ -116,8 +116,12 @@ fn pools(ipam: &str) -> Vec<String> {
 #[test]
 fn pools_in_host_locals_words() {
     assert!(pools("{}").is_empty());
-    assert!(pools(r#"{"ranges":[]}"#).is_empty());
-    assert!(pools(r#"{"ranges":[[]]}"#).is_empty());
+    assert_eq!(pools(r#"{"ranges":[],"subnet":"10.0.0.0/24"}"#), ["10.0.0.0/24 10.0.0.1-10.0.0.254"]);
+    assert_eq!(pools(r#"{"range":"","subnet":"10.0.0.0/24"}"#), ["10.0.0.0/24 10.0.0.1-10.0.0.254"]);
+    assert_eq!(
+        pools(r#"{"rangeStart":"","gateway":"","ranges":[[{"subnet":"10.0.0.0/24","rangeEnd":""}]]}"#),
+        ["10.0.0.0/24 10.0.0.1-10.0.0.254"]
+    );
     assert_eq!(pools(r#"{"subnet":"10.0.0.0/24"}"#), ["10.0.0.0/24 10.0.0.1-10.0.0.254"]);
     assert_eq!(pools(r#"{"subnet":"fd00::/64"}"#), ["fd00::/64 fd00::1-fd00::ffff:ffff:ffff:ffff"]);
     assert_eq!(pools(r#"{"subnet":"0.0.0.0/0"}"#), ["0.0.0.0/0 0.0.0.1-255.255.255.254"]);
@@ -127,15 +131,22 @@ fn pools_in_host_locals_words() {
     );
     let both = r#"{"ranges":[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.100"},{"subnet":"10.0.0.0/24","rangeEnd":"10.0.0.9","gateway":"10.0.0.254"}],[{"subnet":"fd00::/120"}]]}"#;
     assert_eq!(pools(both), ["10.0.0.0/24 10.0.0.1-10.0.0.9,10.0.0.100-10.0.0.254", "fd00::/120 fd00::1-fd00::ff"]);
-    assert_eq!(gateways(&format!(r#"{{"ipam":{both}}}"#)), (at("10.0.0.254"), Gateway::First));
+    let of_pools = |ipam: &str| {
+        let network = settings(&format!(r#"{{"ipam":{ipam}}}"#)).unwrap().network;
+        network.own_pools.iter().map(|pool| pool.gateway.map(|address| address.to_string())).collect::<Vec<_>>()
+    };
+    assert_eq!(of_pools(both), [Some("10.0.0.254".to_owned()), None]);
     // The outer key has the last word.
     let outer = r#"{"ipam":{"gateway":"10.0.0.2","ranges":[[{"subnet":"10.0.0.0/24","gateway":"10.0.0.3"}]]}}"#;
     assert_eq!(gateways(outer), (at("10.0.0.2"), Gateway::First));
+    assert_eq!(settings(outer).unwrap().network.own_pools[0].gateway, None);
     // A key of whereabouts' alone has no effect here.
     let named = settings(r#"{"ipam":{"subnet":"10.0.0.0/24","network_name":"x"}}"#).unwrap().network.own_pools;
     assert_eq!((named.len(), named[0].name.as_deref()), (1, None));
-    let runtime = r#"{"runtimeConfig":{"ipRanges":[[{"subnet":"10.0.0.0/24"}]]}}"#;
-    assert_eq!(settings(runtime).unwrap().network.own_pools.len(), 1);
+    let runtime = |ranges: &str| settings(&format!(r#"{{"runtimeConfig":{{"ipRanges":{ranges}}}}}"#));
+    assert_eq!(runtime(r#"[[{"subnet":"10.0.0.0/24"}]]"#).unwrap().network.own_pools.len(), 1);
+    assert!(runtime("[]").unwrap().network.own_pools.is_empty(), "a runtime that has no ranges for the network");
+    assert_eq!(runtime("[[]]").unwrap_err().message(), "runtimeConfig.ipRanges has an empty set of ranges");
 }
 
 #[test]
@@ -143,7 +154,22 @@ fn pools_that_cannot_be() {
     let cases = [
         (r#"{"subnet":"10.0.0.1/24"}"#, "subnet 10.0.0.1/24 has host bits set"),
         (r#"{"subnet":"10.0.0.0"}"#, "subnet \"10.0.0.0\" is not a CIDR"),
-        (r#"{"subnet":5}"#, "subnet \"\" is not a CIDR"),
+        (r#"{"subnet":5}"#, "subnet must be a text, not a JSON number"),
+        (r#"{"subnet":["10.0.0.0/24","fd00::/64"]}"#, "subnet must be a text, not a JSON array"),
+        (r#"{"subnet":""}"#, "subnet \"\" is not a CIDR"),
+        (r#"{"ranges":[]}"#, "ipam.ranges is there, but no range of addresses is"),
+        (r#"{"ranges":[],"ipv4_pools":["a"]}"#, "ipam.ranges is there, but no range of addresses is"),
+        (r#"{"range":""}"#, "ipam.range is there, but no range of addresses is"),
+        (r#"{"range":"","ranges":[]}"#, "ipam.ranges is there, but no range of addresses is"),
+        (r#"{"ipRanges":[]}"#, "ipam.ipRanges is there, but no range of addresses is"),
+        (r#"{"range_end":"10.0.0.9"}"#, "ipam.range_end is there, but no range of addresses is"),
+        (r#"{"exclude":["10.0.0.9"],"ipv4_pools":["a"]}"#, "ipam.exclude is there, but no range of addresses is"),
+        (r#"{"ranges":[[]]}"#, "ipam.ranges has an empty set of ranges"),
+        (r#"{"ranges":[[],[]]}"#, "ipam.ranges has an empty set of ranges"),
+        (r#"{"ranges":[[{"subnet":"10.0.0.0/24"}],[]]}"#, "ipam.ranges has an empty set of ranges"),
+        (r#"{"subnet":"10.0.0.0/24","ranges":[[]]}"#, "ipam.ranges has an empty set of ranges"),
+        (r#"{"ranges":""}"#, "ipam.ranges must be a list of lists of objects with a subnet"),
+        (r#"{"ranges":{}}"#, "ipam.ranges must be a list of lists of objects with a subnet"),
         (r#"{"subnet":"10.0.0.0/31"}"#, "subnet 10.0.0.0/31 is too small for containers' addresses"),
         (r#"{"subnet":"fd00::/128"}"#, "subnet fd00::/128 is too small for containers' addresses"),
         (r#"{"rangeStart":"10.0.0.1"}"#, "ipam.rangeStart and ipam.rangeEnd need ipam.subnet"),
@@ -173,11 +199,19 @@ fn pools_that_cannot_be() {
         ),
         (
             r#"{"ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.1.0/24","gateway":"10.0.0.9"}]]}"#,
-            "gateway 10.0.0.9 is not in subnet 10.0.1.0/24",
+            "gateway 10.0.0.9 is outside of subnet 10.0.1.0/24",
         ),
         (
             r#"{"gateway":"10.0.2.1","ranges":[[{"subnet":"10.0.0.0/24"},{"subnet":"10.0.1.0/24"}]]}"#,
             "ipam.gateway 10.0.2.1 is in no subnet of the network",
+        ),
+        (
+            r#"{"ranges":[[{"subnet":"10.0.0.0/24","gateway":"fe80::1"}]]}"#,
+            "gateway fe80::1 is of another family than subnet 10.0.0.0/24",
+        ),
+        (
+            r#"{"ranges":[[{"subnet":"fd00::/64","gateway":"10.0.0.1"}]]}"#,
+            "gateway 10.0.0.1 is of another family than subnet fd00::/64",
         ),
         (
             r#"{"gateway":["10.0.0.1","10.0.0.2"],"ipv4_pools":["a"]}"#,
@@ -214,10 +248,26 @@ fn sets_of_several_subnets() {
         network.own_pools.iter().map(|pool| format!("{} {} {}", pool.set, pool.subnet, pool.number)).collect();
     assert_eq!(texts, ["0 10.0.1.0/24 0", "0 10.0.0.0/24 1", "1 fd00::/64 0", "2 10.0.0.0/24 1", "2 10.0.2.0/24 2"]);
     assert_eq!(network.own_pools[0].ranges.len(), 2);
-    assert_eq!((network.gateway_v4, network.gateways.len()), (Gateway::First, 1));
+    assert_eq!((network.gateway_v4, network.gateways.len()), (Gateway::First, 0));
+    assert_eq!(network.own_pools[0].gateway, "10.0.1.9".parse().ok());
     assert_eq!(network.weights, [("10.0.0.0/24".to_owned(), 2)].into());
     let set_of = |address: &str| network.set_of(address.parse().unwrap());
     assert_eq!(["10.0.0.7", "10.0.0.0", "fd00::5", "10.9.9.9"].map(set_of), [0, 2, 1, usize::MAX]);
+}
+
+#[test]
+fn an_ipv6_gateway_may_lie_outside_of_its_subnet() {
+    let network = |ipam: &str| settings(&format!(r#"{{"ipam":{ipam}}}"#)).unwrap().network;
+    let of = |network: &Bridged| {
+        let of_pools = network.own_pools.iter().map(|pool| pool.gateway.map(|one| one.to_string()));
+        (network.gateway_v6, of_pools.collect::<Vec<_>>())
+    };
+    let two = r#""ranges":[[{"subnet":"fd00::/64","gateway":"fe80::1"}],[{"subnet":"fd01::/64"}]]"#;
+    assert_eq!(of(&network(&format!("{{{two}}}"))), (Gateway::First, vec![Some("fe80::1".to_owned()), None]));
+    let outer = network(&format!(r#"{{"gateway":"fe80::9",{two}}}"#));
+    assert_eq!(of(&outer), (at("fe80::9"), vec![Some("fe80::1".to_owned()), None]));
+    let one = network(r#"{"subnet":"fd00::/64","gateway":"fe80::1"}"#);
+    assert_eq!(of(&one), (at("fe80::1"), vec![None]));
 }
 
 #[test]

@@ -157,7 +157,7 @@ pub struct Bridged {
     pub gateway_v4: Gateway,
     /// The gateway of the IPv6 pool.
     pub gateway_v6: Gateway,
-    /// Gateways where there are several pools of a family: each is that of the pool in which it lies.
+    /// Gateways where there are several pools of a family: each is that of the pool in which it lies, before the pool's own.
     pub gateways: Vec<IpAddr>,
     /// Pools that the configuration itself defines with the keys of host-local or whereabouts. If there is any, the
     /// request names no others, and the store and the pools are made if they are missing.
@@ -192,12 +192,14 @@ pub struct OwnPool {
     /// True for `"subnet": "auto"`: the pool is the one of its name, and a new one gets a free network of the size of
     /// `subnet`.
     pub is_auto: bool,
+    /// The gateway that its ranges name.
+    pub gateway: Option<IpAddr>,
 }
 
 impl OwnPool {
     /// All of a subnet.
     pub(crate) fn of(subnet: IpNet) -> Self {
-        Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false }
+        Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false, gateway: None }
     }
 
     /// True if the address is of the pool's ranges.

@@ -9,14 +9,31 @@ use std::net::IpAddr;
 use ipam_core::net::{Family, bounds, number};
 use ipnet::IpNet;
 
-use crate::bridged::{Range, address_at};
+use crate::bridged::{Range, address_at, is_given};
 use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
 use crate::netconf::Whereabouts;
 
 /// True if a configuration defines its addresses in these words.
 pub(crate) fn is_used(conf: &Whereabouts) -> bool {
-    conf.range.as_ref().is_some_and(|range| range.as_str() != Some("")) || conf.ip_ranges.is_some()
+    has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
+}
+
+/// A key of a configuration that does not define its addresses in these words, and that only means something where it does.
+pub(crate) fn key_without_range(conf: &Whereabouts) -> Option<&'static str> {
+    let keys = [
+        ("range", conf.range.is_some()),
+        ("ipRanges", conf.ip_ranges.is_some()),
+        ("range_start", is_given(conf.range_start.as_ref())),
+        ("range_end", is_given(conf.range_end.as_ref())),
+        ("exclude", has_elements(conf.exclude.as_ref())),
+    ];
+    keys.into_iter().find(|(_, is_there)| *is_there).map(|(key, _)| key)
+}
+
+/// True for a value that is not the empty list.
+fn has_elements(value: Option<&Json>) -> bool {
+    value.is_some_and(|value| *value != Json::Array(Vec::new()))
 }
 
 /// `network_name`; the empty text counts as absent.
@@ -75,9 +92,8 @@ fn read_range(range: &str, start: Option<&Json>, end: Option<&Json>, exclude: Op
     if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
         return Err(CniError::config(format!("ipam.range {subnet} is too small for containers' addresses")));
     }
-    let bound = |value: Option<&Json>, name: &str| match value {
-        Some(value) if *value != Json::Null && value.as_str() != Some("") => address_at(value, name, "").map(Some),
-        _ => Ok(None),
+    let bound = |value: Option<&Json>, name: &str| {
+        value.filter(|value| is_given(Some(value))).map(|value| address_at(value, name, "")).transpose()
     };
     let (mut from, mut to) = (bound(start, "ipam.range_start")?, bound(end, "ipam.range_end")?);
     if let Some(first) = first {
@@ -164,7 +180,7 @@ mod tests {
         );
         let both = r#"{"range":"10.0.0.0/24","range_end":"10.0.0.9","ipRanges":[{"range":"fd00::/120","range_start":"fd00::10"}]}"#;
         assert_eq!(sets(both), ["10.0.0.0/24 10.0.0.1-10.0.0.9", "fd00::/120 fd00::10-fd00::fe"]);
-        assert!(sets(r#"{"range":""}"#).is_empty() && !is_used(&conf(r#"{"range":"","range_start":"10.0.0.1"}"#)));
+        assert_eq!(sets(r#"{"range":"","ipRanges":[{"range":"fd00::/120"}]}"#), ["fd00::/120 fd00::1-fd00::fe"]);
     }
 
     #[test]

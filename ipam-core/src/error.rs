@@ -270,7 +270,25 @@ pub enum BridgeError {
         /// Its network.
         cidr: IpNet,
     },
-    /// The configured gateway lies outside the pool or is its network or broadcast address.
+    /// The gateway lies outside the pool, where it has to be inside.
+    #[error(
+        "gateway {gateway} is outside of {cidr}; {}",
+        if .gateway.is_ipv4() && .cidr.addr().is_ipv4() {
+            format!(
+                "name one inside, or leave it out and name it in the network's routes: \
+                 {{\"dst\": \"0.0.0.0/0\", \"gw\": \"{gateway}\"}}"
+            )
+        } else {
+            "leave it out, and name it as gateway in the configuration of an IPv6 network".to_owned()
+        }
+    )]
+    GatewayOutside {
+        /// The configured address.
+        gateway: IpAddr,
+        /// The pool's network.
+        cidr: IpNet,
+    },
+    /// The configured gateway is the pool's network or broadcast address.
     #[error("gateway {gateway} is not a host address of {cidr}; name another one, or \"first\"")]
     BadGateway {
         /// The configured address.

@@ -80,6 +80,12 @@ impl Surroundings {
         self.count_reservations();
     }
 
+    /// Removes a reservation that is about to be deleted.
+    pub(crate) fn remove_reservation(&mut self, name: &str) {
+        self.reservation_documents.retain(|other| other.name() != name);
+        self.count_reservations();
+    }
+
     /// Reserves networks for the present request alone: nothing of it is written.
     pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
         self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));

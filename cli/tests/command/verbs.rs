@@ -148,8 +148,9 @@ fn only_a_good_pool_makes_a_store() {
             ("pool create a 169.254.1.0/24", "Link Local"),
             ("pool create a fe80::/64", "Link Local"),
             ("pool create a 10.0.0.0/24 --node-selector a=", "IPPool.NodeSelector"),
-            ("pool create a 10.0.0.0/24 --gateway 10.0.1.1", "not a host address of 10.0.0.0/24"),
+            ("pool create a 10.0.0.0/24 --gateway 10.0.1.1", "gateway 10.0.1.1 is outside of 10.0.0.0/24"),
             ("pool create a 10.0.0.0/24 --gateway fd00::1", "not a host address of 10.0.0.0/24"),
+            ("pool create a fd00::/64 --gateway fe80::1", "name it as gateway in the configuration of an IPv6 network"),
         ] {
             let error = lab.margay(request).failure();
             assert!(error.contains(expected), "{request}: {error}");

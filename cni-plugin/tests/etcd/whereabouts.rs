@@ -55,6 +55,38 @@ fn nodes_that_begin_at_once_make_one_pool_and_share_its_range() {
 }
 
 #[test]
+fn networks_of_one_name_have_ranges_of_their_own() {
+    let lab = Lab::start();
+    lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", r#"{"metadata":{"name":"node-2"}}"#);
+    let of = |node: usize, third: usize| {
+        let ipam = json!({"range": format!("10.79.{third}.0/24"), "ipRanges": [{"range": format!("fd79:{}::/64", third + 1)}]});
+        conf(&lab, &format!("node-{}", node + 1), "storage", &ipam)
+    };
+    for round in 0..4 {
+        // Two namespaces, and in each round new ranges for one of them.
+        let calls: Vec<(usize, Call)> = (0..8)
+            .map(|number| {
+                let third = if number / 2 % 2 == 0 { 0 } else { round + 1 };
+                (third, Call::new("ADD", &format!("c{number}"), &of(number % 2, third)))
+            })
+            .collect();
+        thread::scope(|scope| {
+            let running: Vec<_> = calls.iter().map(|(_, call)| scope.spawn(|| call.ok().json())).collect();
+            for (thread, (third, _)) in running.into_iter().zip(&calls) {
+                let result = thread.join().unwrap();
+                let address = |at: usize| result["ips"][at]["address"].as_str().unwrap();
+                assert!(address(0).starts_with(&format!("10.79.{third}.")), "{result}");
+                assert!(address(1).starts_with(&format!("fd79:{}:", third + 1)), "{result}");
+            }
+        });
+        for number in 0..calls.len() {
+            Call::new("DEL", &format!("c{number}"), &of(number % 2, 9)).ok();
+        }
+        lab.nothing_is_left();
+    }
+}
+
+#[test]
 fn a_range_costs_no_further_query() {
     let lab = Lab::start();
     let conf = conf(&lab, "node-1", "lan", &json!({"range": "10.79.0.0/24", "range_start": "10.79.0.9"}));

@@ -57,6 +57,13 @@ fn configurations() -> Vec<Value> {
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.20", "rangeEnd": "10.5.0.29"},
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.40", "rangeEnd": "10.5.0.49"},
         ]]}),
+        // The routers of IPv6 networks, by their link-local addresses and others.
+        json!({"subnet": "fd05::/64", "gateway": "fe80::1", "routes": [{"dst": "::/0"}]}),
+        json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "2001:db8::1"}]]}),
+        json!({"ranges": [[{"subnet": "fd05::/64", "gateway": "fe80::1"}, {"subnet": "fd06::/64", "gateway": "fe80::2"}]]}),
+        // Templates and tools render empty keys.
+        json!({"subnet": "10.5.0.0/24", "ranges": [], "rangeStart": "", "gateway": "", "routes": []}),
+        json!({"ranges": [[{"subnet": "10.5.0.0/24", "rangeStart": "", "rangeEnd": "", "gateway": ""}]], "rangeStart": ""}),
     ]
 }
 
@@ -81,6 +88,81 @@ fn the_same_results() {
             }
         }
     }
+}
+
+/// Two networks of one name, each with its subnet, and a subnet that changes while containers run and after they are gone.
+#[test]
+fn one_name_and_several_subnets() {
+    let host_local = host_local();
+    for engine in ENGINES {
+        let lab = Lab::new(engine);
+        let conf = |ipam: Value| {
+            let ours = lab.conf_with("macvlan", ipam);
+            let mut theirs = ours.clone();
+            theirs["ipam"]["type"] = "host-local".into();
+            theirs["ipam"]["dataDir"] = json!(lab.root.path().join("host-local"));
+            (ours, theirs)
+        };
+        let add = |container: &str, ipam: Value| {
+            let (ours, theirs) = conf(ipam);
+            let expected = Call::new("ADD", container, &theirs).by(&host_local).ok().json();
+            let found = Call::new("ADD", container, &ours).ok().json();
+            assert_eq!(shape(found), shape(expected), "{engine:?}, {ours}");
+        };
+        let both = |v4: &str, v6: &str| json!({"ranges": [[{"subnet": v4}], [{"subnet": v6}]]});
+        add("c1", json!({"subnet": "10.5.0.0/24"}));
+        add("c2", json!({"subnet": "10.6.0.0/24"}));
+        add("c3", json!({"subnet": "10.5.0.0/24"}));
+        add("c4", both("10.7.0.0/24", "fd07::/64"));
+        add("c5", both("10.8.0.0/25", "fd08::/120"));
+        for container in ["c1", "c2", "c3", "c4", "c5"] {
+            let (ours, theirs) = conf(both("10.9.0.0/24", "fd09::/64"));
+            Call::new("DEL", container, &theirs).by(&host_local).ok();
+            Call::new("DEL", container, &ours).ok();
+        }
+        lab.nothing_is_left();
+        for round in 0..3 {
+            let of = both(&format!("10.42.{round}.0/24"), &format!("fd42:0:0:{round}::/64"));
+            add("d", of.clone());
+            let (ours, theirs) = conf(of);
+            Call::new("DEL", "d", &theirs).by(&host_local).ok();
+            Call::new("DEL", "d", &ours).ok();
+            lab.nothing_is_left();
+        }
+    }
+}
+
+/// Both refuse a configuration that defines no address, whatever pools the store has.
+#[test]
+fn the_same_refusals() {
+    let host_local = host_local();
+    let lab = Lab::with_pool(ENGINES[1], "10.88.0.0/24");
+    for ipam in [
+        json!({"ranges": []}),
+        json!({"ranges": [[]]}),
+        json!({"ranges": [[], []], "routes": [{"dst": "0.0.0.0/0"}]}),
+        json!({"ranges": [[{"subnet": "10.1.0.0/24"}], []]}),
+        json!({"ranges": ""}),
+        json!({"ranges": {}}),
+        json!({"ranges": [{"subnet": "10.1.0.0/24"}]}),
+        json!({"subnet": ""}),
+        json!({"subnet": ["10.1.0.0/24"]}),
+        json!({"subnet": "10.1.0.0/24", "ranges": [[]]}),
+        json!({"subnet": "10.1.0.0/24", "routes": ""}),
+        json!({"subnet": "10.1.0.0/24", "routes": [{"dst": ""}]}),
+    ] {
+        let ours = lab.conf_with("bridge", ipam);
+        let mut theirs = ours.clone();
+        theirs["ipam"]["type"] = "host-local".into();
+        theirs["ipam"]["dataDir"] = json!(lab.root.path().join("host-local"));
+        assert_eq!(Call::new("ADD", "c1", &theirs).by(&host_local).run().exit, 1, "{theirs}");
+        assert_eq!(Call::new("ADD", "c1", &ours).run().refusal().code, 7, "{ours}");
+    }
+    for ipam in [json!({"range": ""}), json!({"ipRanges": []}), json!({"range": "", "ipRanges": [{"range": ""}]})] {
+        let refusal = Call::new("ADD", "c1", &lab.conf_with("macvlan", ipam)).run().refusal();
+        assert_eq!(refusal.says(&["range"]).code, 7);
+    }
+    lab.nothing_is_left();
 }
 
 /// Neither assigns the subnet's own address, the broadcast address or the gateway, and both stay in the range.

@@ -160,11 +160,16 @@ impl Assignment<'_> {
                 Gateway::First | Gateway::At(_) => Err(BridgeError::NoGateway { pool: pool.name().to_owned() }.into()),
             };
         }
+        let outside = match wish {
+            Gateway::At(address) if bridge::is_outside(pool.cidr(), address) => Some(address),
+            _ => None,
+        };
+        let wish = if outside.is_some() { Gateway::Recorded } else { wish };
         let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
         if let Some(written) = prepared.written {
             self.around.set_reservation(written);
         }
-        Ok(prepared.gateway)
+        Ok(outside.or(prepared.gateway))
     }
 
     pub(super) fn pass<'p>(&'p self, family: Family, wanted: usize, pools: &'p [&'p Pool]) -> Pass<'p> {

@@ -105,10 +105,22 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
+/// True if a gateway lies outside of an IPv6 network, as the link-local address of a router does. The interface reaches it
+/// all the same, so that nothing has to be reserved for it.
+pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
+    let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
+    cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)
+}
+
 /// Refuses a gateway that is not a host's address of the network.
 pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
     let is_host = cidr.contains(&gateway) && !reserved(cidr, None).contains(&IpNet::from(gateway));
-    if is_host { Ok(()) } else { Err(BridgeError::BadGateway { gateway, cidr }) }
+    let is_router = gateway.is_ipv4() || is_outside(cidr, gateway);
+    match is_host {
+        true => Ok(()),
+        false if !cidr.contains(&gateway) && is_router => Err(BridgeError::GatewayOutside { gateway, cidr }),
+        false => Err(BridgeError::BadGateway { gateway, cidr }),
+    }
 }
 
 /// Refuses a gateway whose address a container has.
@@ -161,6 +173,20 @@ mod tests {
         assert!(check(cidr, "10.0.0.254".parse().unwrap()).is_ok());
         for bad in ["10.0.0.0", "10.0.0.255", "10.0.1.1", "fd00::1"] {
             assert!(check(cidr, bad.parse().unwrap()).is_err(), "{bad}");
+        }
+        let outside = |cidr: &str, gateway: &str| is_outside(net(cidr), gateway.parse().unwrap());
+        assert!(outside("fd00::/64", "fe80::1") && outside("fd00::/64", "fd00:0:0:1::1"));
+        for (cidr, gateway) in [
+            ("10.0.0.0/24", "10.0.1.1"),
+            ("10.0.0.0/24", "fe80::1"),
+            ("fd00::/64", "10.0.0.1"),
+            ("fd00::/64", "fd00::1"),
+            ("fd00::/64", "fd00::"),
+            ("fd00::/64", "ff02::1"),
+            ("fd00::/64", "::"),
+            ("fd00::/64", "::1"),
+        ] {
+            assert!(!outside(cidr, gateway), "{cidr} {gateway}");
         }
     }
 }

@@ -4,6 +4,9 @@
 //! the configuration changes its ranges later, the reservation follows. Networks with the same subnet share the pool:
 //! then the reservation records the ranges of each network, keeps what lies outside all of them, and each network stays
 //! in its own.
+//!
+//! A pool is found by its subnet. If the configuration changes its subnet, or two networks have one name, the new pool
+//! takes the place of one that the network has left and in which nothing is in use; else it gets a numbered name.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -12,14 +15,16 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use kv::Range;
 
-use super::bridge;
 use super::request::{AssignRequest, PoolDefinition};
+use super::{bridge, unused};
 use crate::error::{BridgeError, Result};
 use crate::free_range;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{AssignmentMode, Document, IpReservation, NewPool, Pool, check_new_pool, fitting_block_size};
-use crate::net::{Family, bounds, number};
+use crate::model::{
+    AssignmentMode, Document, IpReservation, NETWORK_ANNOTATION, NewPool, Pool, check_new_pool, fitting_block_size,
+};
+use crate::net::{Family, bounds, number, overlap};
 use crate::pools::start_of;
 use crate::surroundings::Surroundings;
 use crate::workset::Workset;
@@ -74,8 +79,8 @@ async fn create(
     // Of more pools than can be guarded one by one, those that are made come one after the other.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
-    let stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
-    let cidr = &match &definition.free_of {
+    let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
+    let cidr = match &definition.free_of {
         None => definition.cidr,
         Some(taken) => {
             let pools = around.pools.iter().map(Pool::cidr);
@@ -89,38 +94,66 @@ async fn create(
             })?
         }
     };
-    let name = &name_for(around, definition, request);
-    if let Some(other) = around.pools.iter().find(|pool| pool.name() == name) {
+    let name = name_for(work, around, definition, cidr, request, &mut stored).await?;
+    if let Some(other) = around.pools.iter().find(|pool| overlap(pool.cidr(), cidr)) {
         let text = format!(
-            "this network's configuration says {cidr}, but its pool {name} has {}; delete the pool \
-             (margay pool delete {name}) when none of its addresses is in use, or give the network another name",
-            other.cidr()
+            "subnet {cidr} overlaps with {} of pool {}; choose another subnet, or delete that pool (margay pool delete {}) \
+             when none of its addresses is in use",
+            other.cidr(),
+            other.name(),
+            other.name()
         );
         return Err(BridgeError::BadRanges(text).into());
     }
     // Manual: only networks that name it, as this one does, take addresses from it.
-    let new = NewPool::new(name, *cidr)
-        .with_block_size(fitting_block_size(*cidr, None))
+    let new = NewPool::new(&name, cidr)
+        .with_block_size(fitting_block_size(cidr, None))
         .with_assignment_mode(AssignmentMode::Manual);
     check_new_pool(&new, &around.pools, &stored).map_err(|error| BridgeError::BadRanges(error.to_string()))?;
-    let pool = Pool::new(&new, &ipam.uid(), ipam.now())?;
-    let key = keys::resource(ResourceKind::IpPool, name);
+    let mut pool = Pool::new(&new, &ipam.uid(), ipam.now())?;
+    if definition.free_of.is_none() {
+        pool.resource_mut().set_annotation(NETWORK_ANNOTATION, &request.attachment.network);
+    }
+    let key = keys::resource(ResourceKind::IpPool, &name);
     work.tx.get(&key).await?;
     work.tx.put(&key, pool.encode()?)?;
     around.pools.push(pool);
-    Ok(name.clone())
+    Ok(name)
 }
 
-/// The name of a new pool. If another pool of the network has the name of this one, since the order of the subnets was
-/// changed, it is numbered.
-fn name_for(around: &Surroundings, definition: &PoolDefinition, request: &AssignRequest) -> String {
-    let is_anothers = |name: &str| {
-        let pool = around.pools.iter().find(|pool| pool.name() == name);
-        pool.is_some_and(|pool| request.define.iter().any(|one| one.cidr == pool.cidr()))
-    };
+/// Chooses the name of a new pool: the definition's, or the first numbered one that is free. A pool that the network has
+/// left, and in which nothing is in use, is deleted if it has a name that comes before, or overlaps with the new one;
+/// its blocks are removed from `stored`, too.
+async fn name_for(
+    work: &mut Workset<'_>,
+    around: &mut Surroundings,
+    definition: &PoolDefinition,
+    cidr: IpNet,
+    request: &AssignRequest,
+    stored: &mut Vec<IpNet>,
+) -> Result<String> {
+    let left: Vec<Pool> = around.pools.iter().filter(|pool| unused::is_left(pool, cidr, request)).cloned().collect();
+    for pool in left.iter().filter(|pool| overlap(pool.cidr(), cidr)) {
+        unused::delete(work, around, pool, stored).await?;
+    }
     let numbered = (2..).map(|number| format!("{}-{number}", definition.name));
-    let mut names = iter::once(definition.name.clone()).chain(numbered);
-    names.find(|name| !is_anothers(name)).unwrap_or_default()
+    for name in iter::once(definition.name.clone()).chain(numbered) {
+        if let Some(pool) = left.iter().find(|pool| pool.name() == name) {
+            unused::delete(work, around, pool, stored).await?;
+        }
+        if around.pools.iter().any(|pool| pool.name() == name) {
+            if definition.free_of.is_some() {
+                let text = format!("pool {name} of this network is of another family; give the network another name");
+                return Err(BridgeError::BadRanges(text).into());
+            }
+            continue;
+        }
+        // A document that is no pool has the name as well.
+        if work.tx.get(&keys::resource(ResourceKind::IpPool, &name)).await?.is_none() {
+            return Ok(name);
+        }
+    }
+    Ok(definition.name.clone())
 }
 
 /// Writes the reservation of what lies outside the ranges, unless it is stored already.

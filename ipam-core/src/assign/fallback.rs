@@ -182,13 +182,17 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// The gateway that the network wants in one of its pools: the configured address that lies in it. Where the
-    /// configured one lies in another pool of the network, this one has a gateway, too: the one on record, else the
-    /// first address.
+    /// The gateway that the network wants in one of its pools: the configured address that lies in it, or that the pool's
+    /// definition names. Where the configured one lies in another pool of the network, this one has a gateway, too: the one
+    /// on record, else the first address.
     pub(super) fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {
             return Gateway::At(*address);
+        }
+        let of_pool = self.request.define.iter().filter(|one| one.cidr == pool.cidr());
+        if let Some(address) = of_pool.filter_map(|one| one.gateway).next() {
+            return Gateway::At(address);
         }
         match wish {
             Gateway::At(address) if !pool.cidr().contains(&address) => {

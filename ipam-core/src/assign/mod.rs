@@ -15,6 +15,7 @@ mod secondary;
 mod specific;
 mod sticky;
 mod together;
+mod unused;
 mod vm;
 mod would;
 

@@ -124,6 +124,9 @@ pub struct PoolDefinition {
     /// the family and size of `cidr` that overlaps with no pool and with none of these.
     #[serde(default)]
     pub free_of: Option<Vec<IpNet>>,
+    /// The gateway that the configuration names for this pool.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
 }
 
 impl PoolDefinition {
@@ -163,7 +166,8 @@ pub struct AssignRequest {
     pub host_reserved: Option<HostReserved>,
     /// For a bridged network the gateways that it wants; `None` for a routed one.
     pub bridge: Option<Bridge>,
-    /// Gateways of a bridged network with several pools of a family: each is that of the pool in which it lies.
+    /// Gateways of a bridged network with several pools of a family: each is that of the pool in which it lies, before
+    /// the one that the pool's definition names.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
     /// Pools to be made first, if they are not there.

@@ -17,6 +17,9 @@ use super::resource::{Labels, Resource};
 use crate::net::{Count, Family};
 use crate::selector::{Selector, SelectorError};
 
+/// The annotation of a pool that a network's configuration has defined by its subnet: the network's name.
+pub const NETWORK_ANNOTATION: &str = "margay.io/network";
+
 /// The use for which an address is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
@@ -171,13 +174,14 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// A part of this pool as a pool of its own, with all else as it is here.
+    /// A part of this pool as a pool of its own, with all else as it is here. It is no network's any more.
     ///
     /// # Errors
     /// None for a network inside this one.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec("cidr", Some(cidr.to_string().into()));
+        resource.remove_annotation(NETWORK_ANNOTATION);
         Self::read(&keys::resource(ResourceKind::IpPool, name), resource)
     }
 

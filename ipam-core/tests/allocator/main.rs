@@ -20,6 +20,7 @@ mod handle;
 mod hints;
 mod intents;
 mod lost;
+mod networks;
 mod owners;
 mod prefixes;
 mod quarantine;

@@ -127,6 +127,7 @@ fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
         ranges: Vec::new(),
         set: 0,
         free_of: None,
+        gateway: None,
     };
     request.define = subnets.iter().enumerate().map(define).collect();
     request

@@ -41,6 +41,7 @@ async fn what_we_write_is_in_order() {
         ranges,
         set: 0,
         free_of: None,
+        gateway: None,
     }];
     world.assign(&defined).await.unwrap();
     world
