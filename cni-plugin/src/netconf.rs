@@ -182,6 +182,7 @@ impl NetConf {
 
     fn datastore(&mut self, d: &mut Decoder, name: &str, value: &Json) {
         let store = &mut self.store;
+        store.has_endpoints |= matches!(name, "etcd_endpoints" | "etcd_discovery_srv") && *value != Json::Null;
         match name {
             "datastore_type" => d.string(&mut store.datastore_type, value, "datastore_type"),
             "datastore_path" => d.string(&mut store.datastore_path, value, "datastore_path"),

@@ -155,12 +155,20 @@ fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The plugins of one file: those of a list, with what they have from it, or the one that the file is.
+/// The plugins of one file: see [`plugins_of`].
 fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
-    let mut conf: Value = serde_json::from_slice(&text).map_err(|error| format!("not valid JSON: {error}"))?;
+    if text.starts_with(b"\xef\xbb\xbf") {
+        return Err("it begins with a byte order mark, which no runtime reads; save the file without one".to_owned());
+    }
+    plugins_of(serde_json::from_slice(&text).map_err(|error| format!("not valid JSON: {error}"))?)
+}
+
+/// The plugins of a configuration: those of a list, with what they have from it, or the one that it is, and those to which
+/// they delegate.
+fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
-    match list.remove("plugins") {
+    let sections = match list.remove("plugins") {
         Some(Value::Array(mut plugins)) => {
             for plugin in plugins.iter_mut().filter_map(Value::as_object_mut) {
                 for name in ["name", "cniVersion"] {
@@ -169,17 +177,45 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
                     }
                 }
             }
-            Ok(plugins)
+            plugins
         }
-        Some(_) => Err("\"plugins\" is not a list".into()),
-        None => Ok(vec![conf]),
+        Some(_) => return Err("\"plugins\" is not a list".into()),
+        None => vec![conf],
+    };
+    let mut all = Vec::new();
+    for section in sections {
+        for delegate in delegates(&section) {
+            all.extend(plugins_of(delegate)?);
+        }
+        all.push(section);
     }
+    Ok(all)
+}
+
+/// The configurations that a plugin hands to other plugins: Multus' `delegates`, and flannel's `delegate`, which gets the
+/// name and the `ipam` of flannel's own section.
+fn delegates(plugin: &Value) -> Vec<Value> {
+    let Some(conf) = plugin.as_object() else { return Vec::new() };
+    let mut found = field(conf, "delegates").and_then(Value::as_array).cloned().unwrap_or_default();
+    if let Some(delegate) = field(conf, "delegate").and_then(Value::as_object) {
+        let mut delegate = delegate.clone();
+        for name in ["name", "cniVersion", "ipam"] {
+            if let Some(value) = field(conf, name) {
+                delegate.insert(name.to_owned(), value.clone());
+            }
+        }
+        found.push(delegate.into());
+    }
+    found
 }
 
 /// The store settings of a plugin, if it is one whose addresses come from us.
 fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
-    if !matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") && !text(plugin, "type").starts_with("margay") {
+    let kind = text(plugin, "type");
+    let is_ours = matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") || kind.starts_with("margay");
+    // Flannel's own section only says what its delegate gets.
+    if !is_ours || kind == "flannel" {
         return None;
     }
     let kubernetes = |name| {
@@ -189,6 +225,9 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
         datastore_type: text(plugin, "datastore_type"),
         datastore_path: text(plugin, "datastore_path"),
         etcd_endpoints: text(plugin, "etcd_endpoints"),
+        has_endpoints: ["etcd_endpoints", "etcd_discovery_srv"]
+            .iter()
+            .any(|name| field(plugin, name).is_some_and(|value| *value != Value::Null)),
         etcd_discovery_srv: text(plugin, "etcd_discovery_srv"),
         etcd_key_file: text(plugin, "etcd_key_file"),
         etcd_cert_file: text(plugin, "etcd_cert_file"),
@@ -232,8 +271,21 @@ mod tests {
                 r#"{"name":"w","type":"macvlan","datastore_type":"redb","ipam":{"type":"margay-ipam",
                 "range":"10.3.0.9-10.3.0.20/24","ipRanges":[{"range":"fd03::/64"}]}}"#,
             ),
+            (
+                "2c.conf",
+                r#"{"name":"multus","type":"multus","delegates":[{"name":"d","plugins":[{"type":"macvlan","datastore_path":"/d",
+                "ipam":{"type":"margay-ipam","subnet":"10.4.0.0/24"}}]},{"name":"e","type":"ptp","datastore_path":"/e",
+                "ipam":{"type":"margay-ipam"}},7]}"#,
+            ),
+            (
+                "2d.conflist",
+                r#"{"name":"cbr0","plugins":[{"type":"flannel","ipam":{"type":"margay-ipam"},
+                "delegate":{"isDefaultGateway":true,"datastore_path":"/f"}},{"type":"portmap"}]}"#,
+            ),
+            ("2e.conf", r#"{"name":"x","type":"multus","delegates":"x","delegate":[]}"#),
             ("3.conf", r#"{"name":"c","type":"bridge","ipam":{"type":"host-local","subnet":"10.0.0.0/24"}}"#),
             ("4.conf", "{"),
+            ("5.conf", "\u{feff}{}"),
         ];
         for (name, text) in files {
             fs::write(dir.path().join(name), text).unwrap();
@@ -243,6 +295,9 @@ mod tests {
             ("a", Location::Sled("/a".into()), &["10.0.0.0/24", "fd00::/64"][..]),
             ("b", Location::Redb("/var/lib/margay/ipam.redb".into()), &["10.1.0.0/24", "10.2.0.0/16"]),
             ("w", Location::Redb("/var/lib/margay/ipam.redb".into()), &["fd03::/64", "10.3.0.20/24"]),
+            ("d", Location::Sled("/d".into()), &["10.4.0.0/24"]),
+            ("e", Location::Sled("/e".into()), &[]),
+            ("cbr0", Location::Sled("/f".into()), &[]),
         ];
         let expected = expected.map(|(name, store, subnets)| Network {
             name: name.into(),
@@ -250,6 +305,6 @@ mod tests {
             subnets: subnets.iter().map(|text| (*text).to_owned()).collect(),
         });
         assert_eq!(found, expected);
-        assert_eq!(unreadable.len(), 1);
+        assert!(unreadable.len() == 2 && unreadable[1].contains("begins with a byte order mark"), "{unreadable:?}");
     }
 }

@@ -5,7 +5,7 @@ use crate::error::{ConfigError, Result};
 use crate::location::Location;
 use crate::settings::{Cluster, EtcdFiles, Settings};
 
-/// The store in a NetConf; absent and empty are the same.
+/// The store in a NetConf; absent and empty are the same, but for the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetConfStore {
     /// `datastore_type`: `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
@@ -14,6 +14,9 @@ pub struct NetConfStore {
     pub datastore_path: String,
     /// `etcd_endpoints`: a comma list of URLs.
     pub etcd_endpoints: String,
+    /// True if the NetConf has `etcd_endpoints` or `etcd_discovery_srv`, be they empty: a template that had nothing to fill
+    /// in means a cluster, and never a store on each of its hosts.
+    pub has_endpoints: bool,
     /// `etcd_discovery_srv`: a domain.
     pub etcd_discovery_srv: String,
     /// `etcd_key_file`.
@@ -33,7 +36,8 @@ pub struct NetConfStore {
 impl NetConfStore {
     /// The NetConf's own settings, without the environment.
     pub(crate) fn settings(&self) -> Settings {
-        let meant = [&self.kubeconfig, &self.k8s_api_root].into_iter().any(|sign| !sign.is_empty());
+        let meant = [&self.kubeconfig, &self.k8s_api_root].into_iter().any(|sign| !sign.is_empty())
+            || (self.has_endpoints && self.datastore_path.is_empty());
         Settings {
             datastore_type: self.datastore_type.clone(),
             path: self.datastore_path.clone(),
@@ -173,6 +177,18 @@ mod tests {
     }
 
     #[test]
+    fn empty_endpoints_are_a_gap_unless_a_store_on_this_host_is_named() {
+        let empty = |kind: &str, path: &str| {
+            let (datastore_type, datastore_path) = (kind.into(), path.into());
+            NetConfStore { datastore_type, datastore_path, has_endpoints: true, ..NetConfStore::default() }
+        };
+        assert_eq!(with(&empty("", ""), &[]).unwrap_err(), ConfigError::NoEndpoints);
+        assert_eq!(with(&empty("", ""), &[("ETCD_ENDPOINTS", "http://a:1")]).unwrap(), etcd(&["http://a:1"]));
+        assert_eq!(with(&empty("redb", ""), &[]).unwrap(), Location::Redb(DEFAULT_REDB_PATH.into()));
+        assert_eq!(with(&empty("", "/a"), &[]).unwrap(), Location::Sled("/a".into()));
+    }
+
+    #[test]
     fn nothing_at_all_is_the_default() {
         assert_eq!(with(&NetConfStore::default(), &[]).unwrap(), Location::Sled(DEFAULT_SLED_PATH.into()));
     }
@@ -187,6 +203,7 @@ mod tests {
             conf(|c| c.etcd_ca_cert_file = "/k".into()),
             conf(|c| c.kubeconfig = "/k".into()),
             conf(|c| c.k8s_api_root = "https://k".into()),
+            conf(|c| c.has_endpoints = true),
         ];
         for conf in &confs {
             let error = with(conf, &[]).unwrap_err();
