@@ -29,6 +29,11 @@ impl Environment {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
+    /// False for a variable with bytes that are not UTF-8.
+    fn is_text(&self, name: &str) -> bool {
+        self.get(name).is_none_or(|value| value.to_str().is_some())
+    }
+
     /// Sets a variable.
     pub(crate) fn set(&mut self, name: impl Into<OsString>, value: impl Into<OsString>) {
         self.0.insert(name.into(), value.into());
@@ -136,6 +141,11 @@ impl Call {
         if !missing.is_empty() {
             let message = format!("required env variables [{}] missing", missing.join(","));
             return Err(CniError::new(Code::InvalidEnvironment, message));
+        }
+        // Two texts that differ in such bytes alone would be one interface or one workload, and have one address.
+        let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
+        if let Some(name) = odd.filter(|_| verb == Verb::Add) {
+            return Err(CniError::new(Code::InvalidEnvironment, format!("{name} is not UTF-8")));
         }
         let accepted = env.text("CNI_NETNS_OVERRIDE");
         Ok(Self {
@@ -252,6 +262,22 @@ mod tests {
         assert_eq!(error(&[("CNI_IFNAME", ".")]).1, "interface name is . or ..");
         for name in ["a:b", "a b", "a\u{a0}b", "a\tb"] {
             assert!(error(&[("CNI_IFNAME", name)]).1.contains("whitespace"), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_add_with_bytes_that_are_no_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        for name in ["CNI_IFNAME", "CNI_ARGS"] {
+            for (verb, accepted) in [("ADD", false), ("DEL", true), ("CHECK", true)] {
+                let variables =
+                    [("CNI_CONTAINERID", "c1"), ("CNI_NETNS", "/n"), ("CNI_IFNAME", "e"), ("CNI_PATH", "/p")];
+                let mut env: Environment = variables.into_iter().chain([("CNI_COMMAND", verb)]).collect();
+                env.set(name, OsString::from_vec(b"a=\xff".to_vec()));
+                let read = Call::from_environment(&env).map(drop).map_err(|error| error.message().to_owned());
+                let expected = if accepted { Ok(()) } else { Err(format!("{name} is not UTF-8")) };
+                assert_eq!(read, expected, "{verb}");
+            }
         }
     }
 

@@ -12,16 +12,17 @@ use crate::identity::no_node_error;
 use crate::request::{Allocator, Collected, GcRequest};
 use crate::run::Context;
 
-/// The configuration's member with the list.
-const MEMBER: &str = "cni.dev/valid-attachments";
+/// The configuration's member with the list, and the name that CNI's specification once had for it: libcni writes both.
+const MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 /// The container ids and interfaces that are in use, by the runtime's account.
 ///
 /// # Errors
 /// Code 7 if there is no list, or an element is no attachment: then nothing may be released.
 pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)>> {
-    let Some(Json::Array(elements)) = json.member(MEMBER) else {
-        return Err(CniError::config(format!("GC needs a list in {MEMBER}, nothing was released"))
+    let member = MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(MEMBERS[0]);
+    let Some(Json::Array(elements)) = json.member(member) else {
+        return Err(CniError::config(format!("GC needs a list in {member}, nothing was released"))
             .with_details("an empty list means that no attachment is in use"));
     };
     let attachment = |element: &Json| {
@@ -30,7 +31,7 @@ pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)
     };
     let valid = elements.iter().map(attachment).collect::<Option<BTreeSet<_>>>();
     valid.ok_or_else(|| {
-        CniError::config(format!("{MEMBER} has an element that is no attachment, nothing was released"))
+        CniError::config(format!("{member} has an element that is no attachment, nothing was released"))
             .with_details("every element needs the texts containerID and ifname")
     })
 }
@@ -76,6 +77,11 @@ mod tests {
         let expected = [("a", "e1"), ("a", "eth0")].map(|(id, name)| (id.to_owned(), name.to_owned()));
         assert_eq!(read(text).unwrap(), expected.into());
         assert_eq!(read(r#"{"cni.dev/valid-attachments":[]}"#).unwrap(), BTreeSet::new());
+        let one = BTreeSet::from([("b".to_owned(), "eth0".to_owned())]);
+        let other = r#""cni.dev/attachments":[{"containerID":"b","ifname":"eth0"}]"#;
+        assert_eq!(read(&format!("{{{other}}}")).unwrap(), one);
+        assert_eq!(read(&format!(r#"{{"cni.dev/valid-attachments":null,{other}}}"#)).unwrap(), one);
+        assert_eq!(read(&format!(r#"{{"cni.dev/valid-attachments":[],{other}}}"#)).unwrap(), BTreeSet::new());
     }
 
     #[test]
@@ -95,6 +101,9 @@ mod tests {
             assert_eq!(error.code().number(), 7, "{list}");
             assert!(error.message().contains("nothing was released") && !error.details().is_empty(), "{list}");
         }
-        assert_eq!(read(r#"{"cni.dev/attachments":[]}"#).unwrap_err().code().number(), 7);
+        let both = r#"{"cni.dev/valid-attachments":"a","cni.dev/attachments":[]}"#;
+        assert_eq!(read(both).unwrap_err().code().number(), 7, "the other list counts only where this one is missing");
+        let error = read(r#"{"cni.dev/attachments":[1]}"#).unwrap_err();
+        assert!(error.message().starts_with("cni.dev/attachments has an element"), "{}", error.message());
     }
 }

@@ -24,6 +24,9 @@ impl Json {
     /// # Errors
     /// The fault in the syntax and its place; never a part of the text, which may have secrets in it.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
+        if text.starts_with(b"\xef\xbb\xbf") {
+            return Err("it begins with a byte order mark; save the file without one".to_owned());
+        }
         serde_json::from_slice(text).map_err(|error: serde_json::Error| match error.classify() {
             Category::Eof => "unexpected end of JSON input".to_owned(),
             _ => error.to_string(),
@@ -218,6 +221,7 @@ mod tests {
             assert!(Json::parse(text).is_err());
         }
         assert_eq!(Json::parse(b"").unwrap_err(), "unexpected end of JSON input");
+        assert!(Json::parse(b"\xef\xbb\xbf{}").unwrap_err().contains("begins with a byte order mark"));
         let error = Json::parse(br#"{"password":"hunter2""#).unwrap_err();
         assert!(!error.contains("hunter2"), "{error}");
     }

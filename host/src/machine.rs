@@ -92,7 +92,9 @@ fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE + 1).read_to_end(&mut bytes)?;
     let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE);
-    Ok(if fits { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() })
+    let text = String::from_utf8_lossy(&bytes);
+    // Some editors put a byte order mark first.
+    Ok(if fits { text.trim_start_matches('\u{feff}').to_owned() } else { String::new() })
 }
 
 #[cfg(test)]
@@ -122,7 +124,8 @@ mod tests {
             fs::write(&path, text).unwrap();
             path
         };
-        let (full, blank, endless) = (write("full", b" node7\n"), write("blank", b" \n"), write("e", &[b'a'; 1 << 20]));
+        let (full, blank, endless) =
+            (write("full", b"\xef\xbb\xbf node7\n"), write("blank", b" \n"), write("e", &[b'a'; 1 << 20]));
         let name = |given, file: &Path, former| NodeNames { given, file, former, hostname: "Host-1 " }.choose();
         assert_eq!(name("n1", &full, "Old"), "n1");
         assert_eq!(name("", &full, "Old"), "node7");

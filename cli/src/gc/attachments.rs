@@ -12,6 +12,8 @@ use crate::output::printable;
 
 /// The member of a network configuration in which CNI lists attachments.
 const CNI: &str = "cni.dev/valid-attachments";
+/// The name that CNI's specification once had for it: libcni writes both.
+const CNI_BEFORE: &str = "cni.dev/attachments";
 /// libcni's name for its record of an attachment.
 const CACHED: &str = "cniCacheV1";
 /// The accepted forms.
@@ -88,8 +90,10 @@ fn json(text: &str) -> Result<Parsed, String> {
     if let Some(elements) = value.as_array() {
         return Ok(Parsed { network: None, listed: each(elements, element)? });
     }
-    if let Some(listed) = value.get(CNI) {
-        let elements = listed.as_array().ok_or_else(|| format!("{CNI} is no array"))?;
+    let named =
+        [CNI, CNI_BEFORE].into_iter().find_map(|name| Some((name, value.get(name).filter(|one| !one.is_null())?)));
+    if let Some((name, listed)) = named {
+        let elements = listed.as_array().ok_or_else(|| format!("{name} is no array"))?;
         let network = value.get("name").and_then(Value::as_str).map(str::to_owned);
         return Ok(Parsed { network, listed: each(elements, attachment)? });
     }
@@ -164,7 +168,9 @@ mod tests {
         assert_eq!(all(&crictl).listed, [one(ID, None, None)]);
         let podman = format!(r#"[{{"AutoRemove":false,"Id":"{ID}","Names":["web"]}}]"#);
         assert_eq!(all(&podman).listed, [one(ID, None, None)]);
-        for empty in ["", " \n", "[]", r#"{"items":[]}"#, r#"{"cni.dev/valid-attachments":[]}"#] {
+        let cni =
+            [r#"{"cni.dev/valid-attachments":[]}"#, r#"{"cni.dev/valid-attachments":null,"cni.dev/attachments":[]}"#];
+        for empty in ["", " \n", "[]", r#"{"items":[]}"#, cni[0], cni[1], r#"{"cni.dev/attachments":[]}"#] {
             assert_eq!(all(empty).listed, [], "{empty}");
         }
     }
@@ -181,6 +187,7 @@ mod tests {
             (r#"{"items":[{"metadata":{"name":"node1"}}]}"#, "element 1: it has no text id"),
             (r#"{"containers":[]}"#, "crictl pods -o json lists those"),
             (r#"{"cni.dev/valid-attachments":{}}"#, "is no array"),
+            (r#"{"cni.dev/attachments":1}"#, "cni.dev/attachments is no array"),
             ("{}", "it has neither"),
             ("[{", "it is no JSON"),
         ] {

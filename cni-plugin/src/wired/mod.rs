@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use crate::env::{Call, Verb};
 use crate::error::{CniError, Code, Result};
+use crate::gojson::quoted;
 use crate::invocation::Invocation;
 use crate::netconf::check_name;
 use crate::panics;
@@ -65,20 +66,29 @@ input, and what to do in the environment (CNI_COMMAND, CNI_CONTAINERID, ...).
   -h, --help     print this
 ";
 
-/// The whole main plugin but for process input and output. `arguments` are those after the program's name.
+/// The whole main plugin but for process input and output. `arguments` are those after the program's name: as in Calico's
+/// program options come first, and whatever follows the first one that is none is ignored.
 pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read) -> Outcome {
-    match arguments.first().and_then(|argument| argument.to_str()) {
-        None if arguments.is_empty() => {}
-        Some("-v" | "-V" | "--version") => {
+    let is_called = invocation.environment.get("CNI_COMMAND").is_some();
+    let first = arguments.first().map(|argument| argument.to_string_lossy()).unwrap_or_default();
+    match first.as_ref() {
+        "-v" | "-V" | "--version" => {
             let versions = versions::SUPPORTED.join(", ");
             let stdout = format!("margay-cni {}\nCNI versions: {versions}\n", env!("CARGO_PKG_VERSION"));
             return Outcome { exit: 0, stdout, stderr: String::new() };
         }
-        Some("-h" | "--help") => return Outcome { exit: 0, stdout: USAGE.to_owned(), stderr: String::new() },
-        Some("-t") => return guarded(|| test_flag::test(invocation, stdin)),
-        _ => return Outcome { exit: 2, stdout: String::new(), stderr: USAGE.to_owned() },
+        "-h" | "--help" => return Outcome { exit: 0, stdout: USAGE.to_owned(), stderr: String::new() },
+        "-t" => return guarded(|| test_flag::test(invocation, stdin)),
+        option if option.starts_with('-') && !matches!(option, "-" | "--") => {
+            if is_called {
+                let message = format!("the plugin has no option {}", quoted(option));
+                return guarded(|| Err(CniError::new(Code::InvalidEnvironment, message)));
+            }
+            return Outcome { exit: 2, stdout: String::new(), stderr: USAGE.to_owned() };
+        }
+        _ => {}
     }
-    if invocation.environment.get("CNI_COMMAND").is_none() {
+    if !is_called {
         let versions = versions::SUPPORTED.join(", ");
         let version = env!("CARGO_PKG_VERSION");
         let stderr = format!("Margay CNI plugin {version}\nCNI protocol versions supported: {versions}\n");

@@ -67,6 +67,64 @@ fn arguments_that_are_no_options_of_ours_change_nothing() {
     assert_eq!((argued.exit, argued.stdout), (plain.exit, plain.stdout));
 }
 
+/// Calico's harness passes the configuration as an argument, too.
+#[test]
+fn a_main_plugin_ignores_arguments_that_are_no_options() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["calico", "margay-cni"] {
+        let link = folder.path().join(name);
+        symlink(PROGRAM, &link).unwrap();
+        let call = |arguments: &[&str], verb: Option<&str>| {
+            let mut command = Command::new(&link);
+            command.env_clear().envs(verb.map(environment).unwrap_or_default()).args(arguments);
+            finish(&mut command, br#"{"cniVersion":"1.0.0","name":"n","type":"calico"}"#)
+        };
+        let version = call(&[], Some("VERSION"));
+        assert!(version.exit == 0 && version.stdout.contains("supportedVersions"), "{version:?}");
+        for arguments in [&[r#"{"name":"n"}"#][..], &["x", "-v"], &[""], &["-", "-x"], &["--", "-t"]] {
+            let argued = call(arguments, Some("VERSION"));
+            assert_eq!((argued.exit, &argued.stdout), (0, &version.stdout), "{name} {arguments:?}");
+            let about = call(arguments, None);
+            assert!(about.exit == 0 && about.stderr.starts_with("Margay CNI plugin"), "{about:?}");
+        }
+        for option in ["-x", "--versions", "-tv"] {
+            assert_eq!(error_of(&call(&[option], Some("DEL"))).0, 4, "{name} {option}");
+            let usage = call(&[option], None);
+            assert!((usage.exit, usage.stdout.as_str()) == (2, "") && usage.stderr.starts_with("Usage:"), "{usage:?}");
+        }
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_in_a_call_is_an_error_on_standard_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs: [&[u8]; 7] = [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{\"name\":\"\xff\"}",
+        b"\xef\xbb\xbf{\"name\":\"n\"}",
+        br#"{"name":"n","datastore_type":"x"}"#,
+    ];
+    for name in ["margay-ipam", "calico-ipam", "margay-cni", "calico", "another"] {
+        let link = folder.path().join(name);
+        symlink(PROGRAM, &link).unwrap();
+        for (verb, input) in ["ADD", "DEL", "CHECK", "GC", "STATUS", "FOO"].iter().flat_map(|verb| {
+            let inputs = inputs.iter().map(move |input| (*verb, *input));
+            inputs.collect::<Vec<_>>()
+        }) {
+            for arguments in [&[][..], &["x"], &["-x"]] {
+                let called = finish(Command::new(&link).env_clear().envs(environment(verb)).args(arguments), input);
+                let (code, message, _) = error_of(&called);
+                assert!(code > 0 && !message.is_empty(), "{name} {verb} {arguments:?}: {called:?}");
+                let has_mark = input.starts_with(b"\xef") && arguments != ["-x"];
+                assert!(!has_mark || message.contains("begins with a byte order mark"), "{message}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_name_it_is_called_by_counts() {
     let folder = tempfile::tempdir().unwrap();
