@@ -14,8 +14,11 @@ use crate::gojson::Json;
 /// Code 6 for what is no result.
 pub(crate) fn addresses(result: Option<&Json>) -> Result<Vec<IpAddr>> {
     let Some(result) = result else { return Ok(Vec::new()) };
-    let wrong =
-        || CniError::new(Code::Decode, "could not parse prevResult: ips must be a list of objects with an address");
+    let decode = |reason: &str| CniError::new(Code::Decode, format!("could not parse prevResult: {reason}"));
+    if !matches!(result, Json::Object(_)) {
+        return Err(decode(&format!("it must be an object, not a JSON {}", result.kind())));
+    }
+    let wrong = || decode("ips must be a list of objects with an address");
     match result.member("ips") {
         None => Ok(Vec::new()),
         Some(Json::Array(ips)) => ips

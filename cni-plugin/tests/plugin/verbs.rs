@@ -260,6 +260,9 @@ fn check_asks_for_the_addresses_of_the_earlier_result() {
     for wrong in ["5", r#"[{"address":"x"}]"#, "[{}]"] {
         assert_eq!(error_of(&check(&format!(r#","prevResult":{{"ips":{wrong}}}"#), &[], &[])).0, 6);
     }
+    for wrong in ["\"\"", "[]", "5", "true"] {
+        assert_eq!(error_of(&check(&format!(r#","prevResult":{wrong}"#), &[], &[])).0, 6, "{wrong}");
+    }
     let old = bridge("").replace("1.0.0", "0.3.1");
     let outcome = call(Name::Margay, &environment("CHECK"), old.as_bytes(), &Scripted::default());
     assert_eq!(error_of(&outcome), (1, "config version does not allow CHECK".into(), String::new()));
