@@ -11,6 +11,10 @@ use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
 use crate::quarantine::in_force;
 use crate::reservations::Reservations;
 
+/// Maximum number of keys of unused pools that one commit deletes. A commit has at most 120 guards, of which each key takes one
+/// or two.
+const MAX_KEYS_DELETED: usize = 40;
+
 /// The state of the store around an assignment.
 ///
 /// The commit fails if a pool or a reservation is made or changed meanwhile, or the settings are: an address is never
@@ -25,6 +29,8 @@ pub(crate) struct Surroundings {
     pub(crate) reservations: Reservations,
     /// The documents behind them that are well formed.
     pub(crate) reservation_documents: Vec<IpReservation>,
+    /// How many more keys of unused pools the commit may delete.
+    pub(crate) deletable: usize,
     /// The addresses that are reserved for the present request alone.
     kept_off: Vec<IpReservation>,
     /// All pools, by name.
@@ -66,6 +72,7 @@ impl Surroundings {
             config,
             reservations,
             reservation_documents: documents,
+            deletable: MAX_KEYS_DELETED,
             kept_off: Vec::new(),
             pools,
             host,

@@ -19,8 +19,8 @@ use crate::workset::{Found, Workset};
 
 /// Maximum number of stored blocks of the family: one guard covers all of them, and a store checks each.
 const MAX_BLOCKS_GUARDED: usize = 64;
-/// Maximum number of the pool's blocks, and of affinities to them, that one commit deletes.
-const MAX_BLOCKS_DELETED: usize = 16;
+/// Number of keys besides blocks and affinities that go with a pool: its own, and two reservations.
+const KEYS_OF_POOL: usize = 3;
 
 /// True if a pool was made for this network by an earlier configuration, of the family of `cidr`, and the present
 /// configuration does not have it. A pool that an operator has disabled or opened to other networks is the operator's.
@@ -32,8 +32,8 @@ pub(super) fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool
         && !request.define.iter().any(|one| one.cidr == pool.cidr())
 }
 
-/// Deletes a pool unless an address of it is in use, in cooldown or kept for a workload. It stays as well if it has too
-/// many blocks for one commit. `stored` are the stored blocks of the family; those of a deleted pool are removed from it.
+/// Deletes a pool unless an address of it is in use, in cooldown or kept for a workload. It stays as well if its blocks and
+/// affinities are too many for one commit ([`Surroundings::deletable`]). `stored` are the stored blocks of the family; those of a deleted pool are removed from it.
 pub(super) async fn delete(
     work: &mut Workset<'_>,
     around: &mut Surroundings,
@@ -51,9 +51,6 @@ pub(super) async fn delete(
         let parsed = listed.iter().filter_map(keys::parse_affinity);
         affinities.extend(parsed.filter(|(_, block)| overlap(*block, pool.cidr())));
     }
-    if blocks.len().max(affinities.len()) > MAX_BLOCKS_DELETED {
-        return Ok(());
-    }
     work.tx.list(&Range::Prefix(keys::blocks_prefix(Some(pool.family())))).await?;
     for cidr in &blocks {
         match work.find(*cidr).await? {
@@ -63,6 +60,10 @@ pub(super) async fn delete(
             _ => return Ok(()),
         }
     }
+    let Some(left) = around.deletable.checked_sub(blocks.len() + affinities.len() + KEYS_OF_POOL) else {
+        return Ok(());
+    };
+    around.deletable = left;
     for (owner, cidr) in affinities {
         work.drop_affinity(&owner, cidr).await?;
     }

@@ -228,7 +228,7 @@ async fn affinities_of_any_owner_go_with_their_pool() {
 async fn a_pool_of_many_blocks_stays_and_its_name_is_numbered() {
     let world = World::new().await;
     let mut containers = Vec::new();
-    for number in 0..17 {
+    for number in 0..19 {
         let container = format!("c{number}");
         let mut request = defining("a", &container, &["10.1.0.0/16"]);
         request.wanted = Wanted::these([ip(&format!("10.1.{number}.9"))]);
@@ -240,6 +240,24 @@ async fn a_pool_of_many_blocks_stays_and_its_name_is_numbered() {
     }
     world.on_subnets("d1", &["10.2.0.0/24"]).await;
     assert_eq!(world.pools().await, these(&[("net", "10.1.0.0/16"), ("net-2", "10.2.0.0/24")]));
+}
+
+/// A commit has room for 120 guards.
+#[tokio::test]
+async fn many_pools_that_change_at_once_fit_into_the_commit() {
+    let world = World::new().await;
+    let subnets = |first: usize| -> Vec<String> {
+        let v4 = (0..8).map(|number| format!("10.{}.0.0/24", first + number));
+        v4.chain((0..4).map(|number| format!("fd{:02}:{}::/64", first, number + 1))).collect()
+    };
+    for round in 0..3 {
+        let of = subnets(10 + 20 * round);
+        let of: Vec<&str> = of.iter().map(String::as_str).collect();
+        world.on_subnets("c", &of).await;
+        world.release("a", "c").await;
+    }
+    let pools = world.pools().await;
+    assert!(subnets(50).iter().all(|cidr| pools.values().any(|pool| pool == cidr)), "{pools:?}");
 }
 
 #[tokio::test]
