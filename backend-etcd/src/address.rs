@@ -40,15 +40,15 @@ impl Address {
             return Self::unix(path.strip_prefix("//").unwrap_or(path));
         }
         let (scheme, authority) = match (endpoint.split_once("://"), tls) {
-            (Some(parts), _) => parts,
-            (None, TlsUse::Configured) => ("https", endpoint),
-            (None, TlsUse::NotConfigured) => ("http", endpoint),
+            (Some((scheme, authority)), _) => (scheme.to_ascii_lowercase(), authority),
+            (None, TlsUse::Configured) => ("https".to_owned(), endpoint),
+            (None, TlsUse::NotConfigured) => ("http".to_owned(), endpoint),
         };
         let authority = authority.trim_end_matches('/');
         if authority.contains('@') {
             return Err(refused("an endpoint has a user or password in it; give them apart from it"));
         }
-        let transport = match (scheme, tls) {
+        let transport = match (scheme.as_str(), tls) {
             ("http", TlsUse::Configured) => {
                 return Err(refused(format!(
                     "endpoint {endpoint} is without TLS, but TLS is configured; use https://"
@@ -67,7 +67,18 @@ impl Address {
                 )));
             }
         };
-        Self::host(scheme, authority, transport)
+        Self::host(&scheme, authority, transport)
+    }
+
+    /// The port that is used because the endpoint names none.
+    pub(crate) fn default_port(&self) -> Option<u16> {
+        let port = match self.transport {
+            Transport::Plain => 80,
+            Transport::Tls => 443,
+            Transport::Unix => return None,
+        };
+        let authority = self.url.split_once("://").map_or("", |(_, authority)| authority);
+        (!after_host(authority).contains(':')).then_some(port)
     }
 
     pub(crate) fn needs_tls(&self) -> bool {
@@ -84,9 +95,7 @@ impl Address {
         let url = format!("{scheme}://{authority}");
         let endpoint = tonic::transport::Endpoint::from_shared(url.clone())
             .map_err(|error| refused(format!("endpoint {url} is no address")).with_source(error))?;
-        // The text after the host, which may be an IPv6 address in brackets.
-        let after_host = authority.rsplit(']').next();
-        if after_host.is_some_and(|rest| rest.contains(':')) && endpoint.uri().port_u16().is_none() {
+        if after_host(authority).contains(':') && endpoint.uri().port_u16().is_none() {
             return Err(refused(format!("endpoint {url} has no port number after the colon")));
         }
         if authority.contains(['/', '?', '#']) {
@@ -101,6 +110,11 @@ impl Address {
         }
         Ok(Self { url: format!("unix://{path}"), transport: Transport::Unix })
     }
+}
+
+/// The text after an IPv6 address in brackets; all of it if there is none.
+fn after_host(authority: &str) -> &str {
+    authority.rsplit(']').next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -122,6 +136,8 @@ mod tests {
             ("http://[::1]:2379", "http://[::1]:2379", Transport::Plain),
             ("https://[fe80::1]", "https://[fe80::1]", Transport::Tls),
             ("http://etcd.example", "http://etcd.example", Transport::Plain),
+            ("HTTP://b:2", "http://b:2", Transport::Plain),
+            ("Https://c:3/", "https://c:3", Transport::Tls),
             ("unix:///run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
             ("unix:/run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
             // As etcd 3.4 has it: a file of this name in the folder where it runs.
@@ -131,6 +147,16 @@ mod tests {
             assert_eq!((address.url.as_str(), address.transport), (expected, transport), "{endpoint}");
         }
         assert_eq!(Address::parse("a:1", TlsUse::Configured).unwrap().url, "https://a:1");
+        for (endpoint, port) in [
+            ("http://a:1", None),
+            ("http://[::1]:1", None),
+            ("unix:///a", None),
+            ("a", Some(80)),
+            ("http://[::1]", Some(80)),
+            ("https://a", Some(443)),
+        ] {
+            assert_eq!(parse(endpoint).unwrap().default_port(), port, "{endpoint}");
+        }
     }
 
     #[test]
@@ -144,6 +170,7 @@ mod tests {
             "http://a:x",
             "http://a:1/calico",
             "http://user:hidden@a:1",
+            "HTTP://user:hidden@a:1",
             "user:hidden@a:1",
         ] {
             let error = parse(endpoint).unwrap_err();

@@ -3,6 +3,7 @@
 //! All calls go to one member until it fails them; then the next one is it. No member is ever given up: the round goes
 //! on to it again, so its health comes back by itself.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::endpoint::{Connection, Endpoint};
-use crate::error::{NAME, advice, map, speaks_otherwise};
+use crate::error::{NAME, advice, is_silent, map, refuses_our_certificate, speaks_otherwise};
 use crate::members::{Known, Members};
 use crate::options::Options;
 use crate::seen::{Freshness, Seen};
@@ -276,7 +277,7 @@ fn may_go_on(failure: &Failure, resend: Resend) -> bool {
     failure.error.kind().is_transient() && (failure.never_sent || resend == Resend::Always)
 }
 
-fn with_hint(error: Error, hint: Option<&'static str>) -> Error {
+fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
     match hint {
         Some(hint) => error.with_detail(hint),
         None => error,
@@ -296,7 +297,12 @@ where
     let store = format!("{NAME} {}", endpoint.address.url);
     let timeout = || with_hint(Error::new(ErrorKind::Timeout, operation, store.clone()), endpoint.hint());
     let reported = |error: etcd_client::Error| {
-        let hint = if speaks_otherwise(&error) { endpoint.hint() } else { advice(&error) };
+        let hint = match endpoint.identity_fault().filter(|_| refuses_our_certificate(&error)) {
+            Some(fault) => Some(fault.into()),
+            None if speaks_otherwise(&error) => endpoint.hint(),
+            None if is_silent(&error) => endpoint.port_hint().map(Cow::from).or(advice(&error).map(Cow::from)),
+            None => advice(&error).map(Cow::from),
+        };
         with_hint(map(error, operation, &store), hint)
     };
     // Until here nothing was sent but a login.

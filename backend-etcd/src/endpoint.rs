@@ -3,6 +3,7 @@
 //! When the files of certificates and keys have changed, a new connection is made with their new contents; calls on the
 //! old one may go on with it.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -112,9 +113,15 @@ pub(crate) struct Endpoint {
 #[derive(Clone)]
 struct Made {
     connection: Connection,
-    stamp: Stamp,
+    tls: Option<Arc<Loaded>>,
     /// When the files were last looked at.
     checked: Instant,
+}
+
+impl Made {
+    fn stamp(&self) -> Stamp {
+        self.tls.as_ref().map(|tls| tls.stamp.clone()).unwrap_or_default()
+    }
 }
 
 impl fmt::Debug for Endpoint {
@@ -147,17 +154,38 @@ impl Endpoint {
     }
 
     /// The likely fault if a connection to it breaks.
-    pub(crate) fn hint(&self) -> Option<&'static str> {
+    pub(crate) fn hint(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
         }
-        Some(match self.address.transport {
+        if let Some(port) = self.port_hint() {
+            return Some(port.into());
+        }
+        let hint = match self.address.transport {
             Transport::Tls => {
                 "it never answered; it may want a certificate of ours, be without TLS (http://), or be no etcd"
             }
             Transport::Plain => "it never answered; it may want TLS (https://), or be no etcd",
             Transport::Unix => "it never answered; it may be no etcd",
-        })
+        };
+        Some(hint.into())
+    }
+
+    /// The advice for an endpoint without a port at which nobody answers.
+    pub(crate) fn port_hint(&self) -> Option<String> {
+        let port = self.address.default_port()?;
+        Some(format!("the endpoint names no port, so it is {port}; etcd's usual one is 2379"))
+    }
+
+    /// Returns why our own certificate is not valid now; `None` if it is, or there is none.
+    pub(crate) fn identity_fault(&self) -> Option<String> {
+        if self.address.transport != Transport::Tls {
+            return None;
+        }
+        match self.made() {
+            Some(made) => made.tls?.identity_fault(),
+            None => self.manner.loaded.as_ref()?.identity_fault(),
+        }
     }
 
     /// The clients of the member, and how often its token was renewed.
@@ -184,8 +212,8 @@ impl Endpoint {
     fn current(&self) -> Option<Connection> {
         let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
         let made = made.as_ref()?;
-        let due =
-            !made.stamp.is_empty() && (made.checked.elapsed() >= RECHECK || self.suspicious.load(Ordering::Relaxed));
+        let has_files = made.tls.as_ref().is_some_and(|tls| !tls.stamp.is_empty());
+        let due = has_files && (made.checked.elapsed() >= RECHECK || self.suspicious.load(Ordering::Relaxed));
         (!due).then(|| made.connection.clone())
     }
 
@@ -198,7 +226,7 @@ impl Endpoint {
         self.suspicious.store(false, Ordering::Relaxed);
         let (made, checked) = (self.made(), Instant::now());
         let tls = match (made, self.manner.loaded.as_ref()) {
-            (Some(made), _) => match self.changed_since(made.stamp.clone()).await {
+            (Some(made), _) => match self.changed_since(made.stamp()).await {
                 Some(changed) => Some(changed),
                 None => {
                     self.keep(Made { checked, ..made.clone() });
@@ -212,8 +240,7 @@ impl Endpoint {
         };
         // Boxed: each call has room for this future, and moves it, though only the first one connects.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
-        let stamp = tls.map(|tls| tls.stamp).unwrap_or_default();
-        self.keep(Made { connection: connection.clone(), stamp, checked });
+        self.keep(Made { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
     }
 

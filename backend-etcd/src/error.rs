@@ -66,13 +66,19 @@ fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
 
+/// The words of a member that does not vote yet.
+const OF_LEARNER: &str = "etcdserver: rpc not supported for learner";
+
 /// True if the connection was never made, so that nothing can have been sent.
 fn never_connected(status: &Status) -> bool {
     chain(status).any(|cause| cause.is::<ConnectError>())
 }
 
 fn unavailable(text: &str) -> ErrorKind {
-    if text.contains("etcdserver: no leader") {
+    if text.contains(OF_LEARNER) {
+        // It refuses before it looks at the request, so another member may be asked.
+        ErrorKind::NotSent
+    } else if text.contains("etcdserver: no leader") {
         ErrorKind::NoLeader
     } else if text.contains("etcdserver: request timed out") {
         ErrorKind::Timeout
@@ -162,12 +168,29 @@ pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
     }
 }
 
+/// The advice for an address at which nobody answers.
+const SILENT: &str = "nobody answers there: check the address, and that etcd runs";
+
+/// True if nobody answers at the address.
+pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
+    advice(error) == Some(SILENT)
+}
+
+/// True if the other side ended the connection because of our certificate, as far as its words tell.
+pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    speaks_otherwise(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
+}
+
 /// The advice for a member that cannot be reached, refuses the login, or is no etcd.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
     let says =
         |words: &str| status.message().contains(words) || chain(status).any(|cause| cause.to_string().contains(words));
     Some(match classify(error).0 {
+        ErrorKind::NotSent if says(OF_LEARNER) => {
+            "it is a learner, which serves nobody yet: name a member that votes, or promote it: etcdctl member promote"
+        }
         ErrorKind::NotSent if says("dns error") => "the name is not known: check it, and the DNS of this host",
         ErrorKind::NotSent if says("UnknownIssuer") || says("BadSignature") => {
             "its certificate is from no authority that is trusted: name the one that signed it"
@@ -177,7 +200,7 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
         }
         ErrorKind::NotSent if says("certificate expired") => "its certificate has expired, or a clock is wrong",
         ErrorKind::NotSent if says("peer certificate") => "its certificate is not accepted",
-        ErrorKind::NotSent => "nobody answers there: check the address, and that etcd runs",
+        ErrorKind::NotSent => SILENT,
         ErrorKind::Auth(Auth::Unauthenticated) if says("user name is empty") => "it wants a user and a password",
         ErrorKind::Auth(Auth::Unauthenticated) if says("authentication failed") => "check user and password",
         ErrorKind::Auth(Auth::Denied) => "the roles of the user do not allow this",

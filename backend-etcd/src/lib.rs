@@ -23,6 +23,7 @@ mod options;
 mod seen;
 mod tls;
 mod txn;
+mod validity;
 mod version;
 mod watch;
 mod wire;

@@ -6,10 +6,12 @@ use std::time::SystemTime;
 
 use etcd_client::{Certificate, Identity, TlsOptions};
 use kv::{Error, ErrorKind, Operation, Result};
+use time::OffsetDateTime;
 use tonic::transport::Endpoint;
 
 use crate::error::NAME;
 use crate::options::refused;
+use crate::validity::{self, Validity};
 
 /// Certificates, and what is expected of the server's.
 #[derive(Clone, Debug, Default)]
@@ -53,24 +55,27 @@ impl Tls {
     /// Reads the files, and makes sure that what is in them can be used.
     ///
     /// # Errors
-    /// `Missing` or `Io` for a file that cannot be read, `Unsupported` for what is no certificate or key.
+    /// `Io` for a file that cannot be read, `Unsupported` for what is no certificate or key.
     pub(crate) fn load(&self) -> Result<Loaded> {
         // Before the files are read: a change between the two is noticed later.
         let stamp = self.stamp();
         let mut options = TlsOptions::new();
+        let mut identity = None;
         options = match &self.authority {
             Some(authority) => options.ca_certificate(Certificate::from_pem(authority.load("CERTIFICATE")?)),
             None => options.with_enabled_roots(),
         };
         if let Some((certificate, key)) = &self.identity {
-            options = options.identity(Identity::from_pem(certificate.load("CERTIFICATE")?, key.load("PRIVATE KEY")?));
+            let text = certificate.load("CERTIFICATE")?;
+            identity = validity::of_pem(&text).map(|validity| (format!("{certificate:?}"), validity));
+            options = options.identity(Identity::from_pem(text, key.load("PRIVATE KEY")?));
         }
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
         // The fault that the client library would report only in the first call.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
-            Ok(_) => Ok(Loaded { options, stamp }),
+            Ok(_) => Ok(Loaded { options, stamp, identity }),
             Err(error) => {
                 Err(refused("a certificate or key cannot be used, or the key is not the certificate's")
                     .with_source(error))
@@ -90,6 +95,16 @@ impl Tls {
 pub(crate) struct Loaded {
     pub(crate) options: TlsOptions,
     pub(crate) stamp: Stamp,
+    /// Where our certificate is, and when it is valid.
+    identity: Option<(String, Validity)>,
+}
+
+impl Loaded {
+    /// Returns why our certificate is not valid now; `None` if it is, or cannot be read.
+    pub(crate) fn identity_fault(&self) -> Option<String> {
+        let (name, validity) = self.identity.as_ref()?;
+        Some(format!("our certificate, {name}, {}", validity.fault(OffsetDateTime::now_utc())?))
+    }
 }
 
 /// Size and time of change of each file; `None` for one that cannot be looked at.
@@ -116,17 +131,23 @@ impl Pem {
     /// The text, if it has a section whose label ends in `label`.
     fn load(&self, label: &str) -> Result<Vec<u8>> {
         let text = match self {
+            // Not `Missing`, which says that there is no store.
             Self::File(path) => std::fs::read(path).map_err(|error| {
-                let kind = match error.kind() {
-                    std::io::ErrorKind::NotFound => ErrorKind::Missing,
-                    _ => ErrorKind::Io,
-                };
-                Error::new(kind, Operation::Open, NAME)
+                Error::new(ErrorKind::Io, Operation::Open, NAME)
                     .with_detail(format!("cannot read {}", path.display()))
                     .with_source(error)
             })?,
             Self::Inline(text) => text.clone(),
         };
+        if text.trim_ascii().is_empty() {
+            return Err(refused(format!("{self:?} is empty, and should have a {label} in PEM form")));
+        }
+        // The first section would not be seen behind it.
+        if text.starts_with(b"\xef\xbb\xbf") || text.starts_with(b"\xff\xfe") {
+            return Err(refused(format!(
+                "{self:?} begins with a byte order mark, and should have a {label} in PEM form"
+            )));
+        }
         let wanted = format!("{label}-----");
         if String::from_utf8_lossy(&text).contains(&wanted) {
             return Ok(text);
@@ -158,7 +179,19 @@ mod tests {
     #[test]
     fn what_is_no_pem_is_refused() {
         let file = Tls::new().with_authority(Pem::File("/nowhere/ca.pem".into()));
-        assert_eq!(file.load().unwrap_err().kind(), &ErrorKind::Missing);
+        let error = file.load().unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Io);
+        assert!(error.to_string().contains("cannot read /nowhere/ca.pem"), "{error}");
+        for (text, words) in [
+            (&b""[..], "is empty"),
+            (b"\n", "is empty"),
+            (b"\0\0", "no CERTIFICATE"),
+            (b"\xef\xbb\xbf-----BEGIN CERTIFICATE-----", "begins with a byte order mark"),
+            (b"\xff\xfe-\0-\0", "begins with a byte order mark"),
+        ] {
+            let error = Tls::new().with_authority(Pem::Inline(text.to_vec())).load().unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
         let text = Tls::new().with_authority(Pem::Inline(b"hidden".to_vec()));
         let error = text.load().unwrap_err();
         assert!(error.to_string().contains("no CERTIFICATE") && !error.to_string().contains("hidden"), "{error}");

@@ -78,6 +78,56 @@ async fn a_certificate_of_our_own_opens_the_door() {
 }
 
 #[tokio::test]
+async fn our_own_certificate_that_has_expired_is_named() {
+    let certificates = Certificates::expired(&["client"]).unwrap();
+    let etcd = certificates.etcd_for_known().unwrap();
+    let trusting = || Tls::new().with_authority(certificates.file("authority.pem"));
+    for (certificate, key, name) in [
+        (certificates.file("client.pem"), certificates.file("client.key"), "client.pem"),
+        (certificates.inline("client.pem").unwrap(), certificates.inline("client.key").unwrap(), "the text given"),
+    ] {
+        let store = open(etcd.url(), Some(trusting().with_identity(certificate, key)));
+        for error in [store.check().await.unwrap_err(), refused(&store).await] {
+            let said = error.to_string();
+            assert!(said.contains("our certificate, ") && said.contains(name), "{said}");
+            assert!(said.contains("has expired on 2001-01-01: renew it"), "{said}");
+        }
+    }
+    // A server that asks for none does not look at it.
+    let open_to_all = certificates.etcd(&[]).unwrap();
+    let ours = trusting().with_identity(certificates.file("client.pem"), certificates.file("client.key"));
+    open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();
+    let nobody = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
+    assert!(!refused(&nobody).await.to_string().contains("our certificate"), "nobody has looked at it");
+    // The server's has expired, too: that is what we see.
+    let both = Certificates::expired(&["client", "server"]).unwrap();
+    let etcd = both.etcd_for_known().unwrap();
+    let tls = Tls::new()
+        .with_authority(both.file("authority.pem"))
+        .with_identity(both.file("client.pem"), both.file("client.key"));
+    let said = refused(&open(etcd.url(), Some(tls))).await.to_string();
+    assert!(said.contains("its certificate has expired"), "{said}");
+}
+
+#[tokio::test]
+async fn files_of_certificates_that_are_not_there_are_named() {
+    let certificates = Certificates::make().unwrap();
+    let file = |name: &str| certificates.file(name);
+    std::fs::create_dir(certificates.path("folder")).unwrap();
+    for (tls, name) in [
+        (Tls::new().with_authority(file("none.pem")), "none.pem"),
+        (Tls::new().with_identity(file("none.pem"), file("client.key")), "none.pem"),
+        (Tls::new().with_identity(file("client.pem"), file("none.key")), "none.key"),
+        (Tls::new().with_authority(file("folder")), "folder"),
+    ] {
+        let error = EtcdStore::open(&Options::new(["https://127.0.0.1:1"]).with_tls(tls)).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Io, "{error}");
+        let said = format!("cannot read {}", certificates.path(name).display());
+        assert!(error.to_string().contains(&said) && !error.to_string().contains("no store"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn certificates_that_changed_are_read_again() {
     let certificates = Certificates::make().unwrap();
     let mut etcd = certificates.etcd_for_known().unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use backend_etcd::{EtcdStore, Options};
 use futures::StreamExt;
-use kv::{Compare, ErrorKind, Op, Range, RangeRequest, Store, StoreExt, Txn, WatchRequest};
+use kv::{Compare, ErrorKind, Op, Outcome, Range, RangeRequest, Store, StoreExt, Txn, WatchRequest};
 use support::Etcd;
 
 #[tokio::test]
@@ -38,6 +38,41 @@ async fn everybody_who_was_asked_is_named() {
     let said = error.to_string();
     assert_eq!(error.kind(), &ErrorKind::NotSent, "{said}");
     assert!(dead.iter().all(|url| said.contains(url.as_str())) && said.contains("check the address"), "{said}");
+}
+
+#[tokio::test]
+async fn an_endpoint_without_a_port_names_the_one_that_is_used() {
+    for (endpoint, port) in [("http://127.0.0.1", "80"), ("127.0.0.1", "80"), ("http://[::1]", "80")] {
+        let store = EtcdStore::open(&Options::new([endpoint]).with_call_timeout(Duration::from_secs(3))).unwrap();
+        let said = store.put("k", "v").await.unwrap_err().to_string();
+        assert!(said.contains(&format!("names no port, so it is {port}; etcd's usual one is 2379")), "{said}");
+    }
+    let etcd = Etcd::start().unwrap();
+    let store = EtcdStore::open(&Options::new([etcd.url().replace("http", "HTTP")])).unwrap();
+    store.put("k", "v").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_learner_is_named_and_another_member_is_asked() {
+    let etcd = Etcd::start().unwrap();
+    let learner = Etcd::start_learner(&etcd).await.unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let store = EtcdStore::open(&Options::new([learner.url()])).unwrap();
+    // Until it listens.
+    let error = loop {
+        let error = store.put("k", "v").await.unwrap_err();
+        if error.to_string().contains("learner") {
+            break error;
+        }
+        assert!(Instant::now() < until, "{error}");
+    };
+    assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied), "{error}");
+    assert!(error.to_string().contains("it is a learner, which serves nobody yet"), "{error}");
+    let said = store.get("k").await.unwrap_err().to_string();
+    assert!(said.contains("it is a learner"), "{said}");
+    let both = EtcdStore::open(&Options::new([learner.url(), etcd.url()])).unwrap();
+    both.put("k", "v").await.unwrap();
+    assert_eq!(both.get("k").await.unwrap().unwrap().value.as_bytes(), b"v");
 }
 
 #[tokio::test]

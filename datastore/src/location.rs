@@ -130,13 +130,13 @@ impl FromStr for Location {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(ConfigError::NotAUrl { path: url.starts_with('/').then(|| url.to_owned()) });
         };
-        match scheme {
-            "sled" => Ok(Self::Sled(absolute(scheme, rest)?)),
-            "redb" => Ok(Self::Redb(absolute(scheme, rest)?)),
+        match scheme.to_ascii_lowercase().as_str() {
+            scheme @ "sled" => Ok(Self::Sled(absolute(scheme, rest)?)),
+            scheme @ "redb" => Ok(Self::Redb(absolute(scheme, rest)?)),
             "etcd" => Ok(Self::Etcd(members(rest, "http://")?)),
-            "etcd+unix" => Ok(Self::Etcd(Etcd { endpoints: vec![socket(scheme, rest)?], ..Etcd::default() })),
+            scheme @ "etcd+unix" => Ok(Self::Etcd(Etcd { endpoints: vec![socket(scheme, rest)?], ..Etcd::default() })),
             "etcd+https" => Ok(Self::Etcd(members(rest, "https://")?)),
-            other => Err(ConfigError::UnknownScheme(other.to_owned())),
+            _ => Err(ConfigError::UnknownScheme(scheme.to_owned())),
         }
     }
 }
@@ -170,19 +170,42 @@ fn members(rest: &str, scheme: &str) -> Result<Etcd> {
     Ok(Etcd { endpoints: endpoints.into_iter().map(|host| format!("{scheme}{host}")).collect(), ..Etcd::default() })
 }
 
-/// A comma list of endpoints, as it stands in `etcd_endpoints` and `ETCD_ENDPOINTS`; never empty.
+/// A comma list of endpoints, as it stands in `etcd_endpoints` and `ETCD_ENDPOINTS`, with their schemes in lower case; never
+/// empty.
 pub(crate) fn endpoints(list: &str) -> Result<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
     }
     let endpoints: Vec<String> =
-        list.split(',').map(str::trim).filter(|endpoint| !endpoint.is_empty()).map(str::to_owned).collect();
+        list.split(',').map(str::trim).filter(|endpoint| !endpoint.is_empty()).map(with_lower_scheme).collect();
     if endpoints.is_empty() { Err(ConfigError::NoEndpoints) } else { Ok(endpoints) }
+}
+
+fn with_lower_scheme(endpoint: &str) -> String {
+    match endpoint.split_once("://") {
+        Some((scheme, rest)) => format!("{}://{rest}", scheme.to_ascii_lowercase()),
+        None => endpoint.to_owned(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scheme_may_be_in_capitals() {
+        for (url, same) in [
+            ("HTTP://a", None),
+            ("Redb:///A/b", Some("redb:///A/b")),
+            ("SLED:///a", Some("sled:///a")),
+            ("ETCD://A:2379", Some("etcd://A:2379")),
+            ("Etcd+HTTPS://a:2379", Some("etcd+https://a:2379")),
+            ("ETCD+UNIX:///a", Some("etcd+unix:///a")),
+        ] {
+            assert_eq!(url.parse::<Location>().ok().map(|location| location.to_string()).as_deref(), same, "{url}");
+        }
+        assert_eq!(endpoints("HTTP://A:1, Https://b:2,c:3").unwrap(), ["http://A:1", "https://b:2", "c:3"]);
+    }
 
     #[test]
     fn urls_parse_and_print_back() {

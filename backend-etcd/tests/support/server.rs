@@ -114,6 +114,20 @@ impl Etcd {
         })
     }
 
+    /// A learner of this one's cluster, which need not listen yet.
+    pub(crate) async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
+        let addresses = free_addresses()?;
+        let members = format!("one=http://{},two=http://{}", etcd.addresses[1], addresses[1]);
+        let options = etcd_client::MemberAddOptions::new().with_is_learner();
+        let mut client = etcd_client::Client::connect([etcd.url()], None).await.map_err(std::io::Error::other)?;
+        let added = client.member_add([format!("http://{}", addresses[1])], Some(options)).await;
+        added.map_err(std::io::Error::other)?;
+        let mut learner = Self::prepare("two", addresses, &members)?;
+        learner.arguments = vec!["--initial-cluster-state=existing".to_owned()];
+        learner.spawn()?;
+        Ok(learner)
+    }
+
     fn prepare(name: &str, addresses: Addresses, members: &str) -> std::io::Result<Self> {
         let (name, members, arguments) = (name.to_owned(), members.to_owned(), Vec::new());
         Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })

@@ -62,7 +62,7 @@ fn wrong_credentials_are_told_without_them() {
 fn certificates_that_have_run_out_are_told_without_them() {
     for (expired, text) in [
         ("server", "its certificate has expired, or a clock is wrong"),
-        ("client", "it may want a certificate of ours"),
+        ("client", "client.pem, has expired on 2001-01-01: renew it"),
     ] {
         let certificates = Certificates::expired(&[expired]).unwrap();
         let lab = Lab { etcds: vec![certificates.etcd_for_known().unwrap()], folder: tempfile::tempdir().unwrap() };
