@@ -6,6 +6,7 @@
 mod answer;
 mod args;
 mod backup;
+mod cni;
 mod error;
 mod follow;
 mod gc;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::error::{ConfigError, Result};
 use crate::settings::{Cluster, EtcdFiles, Settings};
+use crate::text::text_fault;
 
 /// Where that file is if nobody says otherwise.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
@@ -113,7 +114,8 @@ pub(crate) fn read(file: ConfigFile<'_>) -> Result<Option<Settings>> {
         Err(error) => return Err(ConfigError::UnreadableConfigFile { file: path.into(), reason: error.to_string() }),
     };
     let syntax = |reason| ConfigError::ConfigFileSyntax { file: path.into(), reason };
-    let document: Document = serde_saphyr::from_slice(&text).map_err(|error| syntax(reason(&error)))?;
+    let fault = |error| text_fault(&text).map_or_else(|| reason(&error), |fault| fault.to_string());
+    let document: Document = serde_saphyr::from_slice(&text).map_err(|error| syntax(fault(error)))?;
     if document.api_version != "projectcalico.org/v3" {
         return Err(ConfigError::ConfigFileVersion(document.api_version));
     }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use crate::error::{Candidate, ConfigError};
 use crate::location::Location;
 use crate::netconf::{NetConfStore, for_netconf};
+use crate::text::text_fault;
 
 /// Where container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
@@ -158,10 +159,9 @@ fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// The plugins of one file: see [`plugins_of`].
 fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
-    if text.starts_with(b"\xef\xbb\xbf") {
-        return Err("it begins with a byte order mark, which no runtime reads; save the file without one".to_owned());
-    }
-    plugins_of(serde_json::from_slice(&text).map_err(|error| format!("not valid JSON: {error}"))?)
+    let not_json =
+        |error| text_fault(&text).map_or_else(|| format!("not valid JSON: {error}"), |fault| fault.to_string());
+    plugins_of(serde_json::from_slice(&text).map_err(not_json)?)
 }
 
 /// The plugins of a configuration: those of a list, with what they have from it, or the one that it is, and those to which

@@ -25,6 +25,7 @@ mod operator;
 mod runtimes;
 pub mod served;
 mod settings;
+mod text;
 mod yielding;
 
 pub use access::{Access, Identity, Login, Pem};
@@ -42,4 +43,5 @@ pub use open::{
 };
 pub use operator::{Chosen, Source, all_for_operator, for_operator};
 pub use runtimes::runtime_subnets;
+pub use text::{TextFault, text_fault};
 pub use yielding::{LEAST_HOLD, YieldingStore};

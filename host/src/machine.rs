@@ -68,7 +68,7 @@ impl NodeNames<'_> {
     /// case; empty if there is none.
     ///
     /// White space around the name is taken away wherever it comes from: a file ends with a newline when a person
-    /// wrote it, and no name has one.
+    /// wrote it, and no name has one. So are zero bytes, which a power cut leaves in a file, and a byte order mark.
     pub fn choose(&self) -> String {
         let sources: [&dyn Fn() -> String; 4] = [
             &|| self.given.to_owned(),
@@ -76,7 +76,8 @@ impl NodeNames<'_> {
             &|| self.former.to_owned(),
             &|| self.hostname.to_lowercase(),
         ];
-        let names = sources.into_iter().map(|name| name().trim().to_owned());
+        let is_around = |c: char| c.is_whitespace() || matches!(c, '\0' | '\u{feff}');
+        let names = sources.into_iter().map(|name| name().trim_matches(is_around).to_owned());
         names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
     }
 }
@@ -130,6 +131,8 @@ mod tests {
         assert_eq!(name("n1", &full, "Old"), "n1");
         assert_eq!(name("", &full, "Old"), "node7");
         assert_eq!(name(" ", &blank, "Old"), "Old");
+        assert_eq!(name("", &write("marked", b"\xef\xbb\xbfnode7\n"), ""), "node7");
+        assert_eq!(name("", &write("zeros", &[0; 9]), "Old"), "Old");
         assert_eq!(name("", folder.path(), ""), "host-1");
         assert_eq!(name("", Path::new("/no/such/file"), ""), "host-1");
         assert_eq!(name("", &endless, ""), "host-1", "what is so long is no name");

@@ -1,5 +1,6 @@
 //! The arguments of `margay export`, `margay import` and `margay migrate`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -166,12 +167,50 @@ pub(crate) enum TakeOver {
     Whereabouts {
         /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
         file: PathBuf,
-        /// Only the addresses of this range; may be repeated
-        #[arg(long = "range", value_name = "CIDR")]
-        ranges: Vec<IpNet>,
+        /// Only the addresses of this range, as a network has it: CIDR or FIRST-LAST/BITS; may be repeated
+        #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
+        ranges: Vec<AddressRange>,
         #[command(flatten)]
         terms: Terms,
     },
+}
+
+/// A range as whereabouts writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AddressRange {
+    /// The network, without host bits.
+    pub(crate) net: IpNet,
+    /// The first and the last address.
+    pub(crate) bounds: (IpAddr, IpAddr),
+}
+
+impl AddressRange {
+    /// True if an address of the network is in the range.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        self.net.contains(&address) && self.bounds.0 <= address && address <= self.bounds.1
+    }
+}
+
+/// Reads a network, with or without host bits, or FIRST-LAST/BITS.
+fn address_range(text: &str) -> Result<AddressRange, String> {
+    let (first, rest) = match text.split_once('-') {
+        Some((first, rest)) => (Some(first), rest),
+        None => (None, text),
+    };
+    let wrong = || "not a range such as 10.9.0.0/16 or 10.9.0.10-10.9.0.99/16".to_owned();
+    let written: IpNet = rest.trim().parse().map_err(|_| wrong())?;
+    let net = written.trunc();
+    let bounds = match first {
+        None => (net.network(), net.broadcast()),
+        Some(first) => (first.trim().parse().map_err(|_| wrong())?, written.addr()),
+    };
+    if !net.contains(&bounds.0) {
+        return Err(format!("{} is not in {net}", bounds.0));
+    }
+    if bounds.0 > bounds.1 {
+        return Err(format!("{} comes after {}", bounds.0, bounds.1));
+    }
+    Ok(AddressRange { net, bounds })
 }
 
 /// In whose name addresses are taken over.
@@ -188,4 +227,31 @@ pub(crate) struct Terms {
     /// Only say what would be taken over
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_read_as_whereabouts_writes_it() {
+        for (text, net, first, last) in [
+            ("10.9.0.0/16", "10.9.0.0/16", "10.9.0.0", "10.9.255.255"),
+            ("10.9.0.77/16", "10.9.0.0/16", "10.9.0.0", "10.9.255.255"),
+            ("10.9.0.10-10.9.0.99/16", "10.9.0.0/16", "10.9.0.10", "10.9.0.99"),
+            ("10.9.0.10 - 10.9.0.99/16", "10.9.0.0/16", "10.9.0.10", "10.9.0.99"),
+            ("fd09::5-fd09::9/64", "fd09::/64", "fd09::5", "fd09::9"),
+            ("fd09::5/120", "fd09::/120", "fd09::", "fd09::ff"),
+        ] {
+            let range = address_range(text).unwrap();
+            assert_eq!(range.net, net.parse().unwrap(), "{text}");
+            assert_eq!(range.bounds, (first.parse().unwrap(), last.parse().unwrap()), "{text}");
+        }
+        for text in
+            ["", "x", "10.9.0.0", "10.9.0.5-10.9.0.9", "-10.9.0.9/16", "10.8.0.1-10.9.0.9/16", "10.9.0.9-10.9.0.5/16"]
+        {
+            assert!(address_range(text).is_err(), "{text}");
+        }
+        assert!(address_range("fd09::5-10.9.0.9/16").is_err(), "of two families");
+    }
 }

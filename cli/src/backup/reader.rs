@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use datastore::text_fault;
 use sha2::{Digest, Sha256};
 
 use super::format::{AnyHeader, Header, MAX_LINE_BYTES, Row, Stored, TRAILER, VERSION_WITH_LEASES, trailer};
@@ -36,7 +37,8 @@ impl Reader {
         let mut line = Vec::new();
         read_line(&mut input, &mut line).map_err(failed)?;
         let Ok(AnyHeader { margay_backup }) = serde_json::from_slice(&line) else {
-            return Err(Failure::new(format!("{} is no backup that margay has made", path.display())).hint(
+            let fault = text_fault(&line).map(|fault| format!(": {fault}")).unwrap_or_default();
+            return Err(Failure::new(format!("{} is no backup that margay has made{fault}", path.display())).hint(
                 "give a file that `margay store backup` has written; its first line begins with {\"margay_backup\"",
             ));
         };

@@ -7,6 +7,7 @@ use ipam_core::gc::{Listed, RuntimeList};
 use serde_json::Value;
 
 use super::list::{List, folder};
+use crate::cni::is_container_id;
 use crate::error::Result;
 use crate::output::printable;
 
@@ -77,9 +78,7 @@ fn lines(text: &str) -> Result<Vec<Listed>, String> {
 
 /// A container of which only the id is known.
 fn container(id: &str) -> Result<Listed, String> {
-    let is_id = id.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
-    match is_id {
+    match is_container_id(id) {
         true => Ok(Listed { container: id.to_owned(), ..Listed::default() }),
         false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
     }

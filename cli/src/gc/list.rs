@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use datastore::{TextFault, text_fault};
+
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
@@ -87,10 +89,15 @@ fn cannot_read(name: &str, error: &io::Error) -> Failure {
 }
 
 fn text(from: impl Read) -> io::Result<String> {
-    let mut text = String::new();
-    let read = from.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-    match u64::try_from(read).is_ok_and(|read| read <= MAX_BYTES) {
-        true => Ok(text),
-        false => Err(io::Error::other("it is longer than any list")),
+    let mut bytes = Vec::new();
+    from.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(io::Error::other("it is longer than any list"));
+    }
+    // An empty list has a message of its own. With a mark the first name in it would be another one, and that container's
+    // addresses would be freed.
+    match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
+        None => String::from_utf8(bytes).map_err(io::Error::other),
+        Some(fault) => Err(io::Error::other(fault.to_string())),
     }
 }

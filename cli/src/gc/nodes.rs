@@ -71,6 +71,24 @@ mod tests {
     }
 
     #[test]
+    fn a_list_that_is_no_text_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (content, words) in [
+            (&b"\xef\xbb\xbfnode1\nnode2\n"[..], "it begins with a byte order mark"),
+            (b"\xff\xfen\0o\0", "it begins with a byte order mark"),
+            (b"\0\0\0\0", "it holds nothing but zero bytes"),
+            (b"node1\n\xff\n", "it is not UTF-8"),
+            (b"", "it is empty"),
+        ] {
+            std::fs::write(file.path(), content).unwrap();
+            let error = format!("{:?}", read(file.path(), false).unwrap_err());
+            assert!(error.contains(words) && error.contains("nothing was freed"), "{content:?}: {error}");
+        }
+        std::fs::write(file.path(), "").unwrap();
+        assert!(read(file.path(), true).unwrap().is_empty());
+    }
+
+    #[test]
     fn what_is_no_such_list_says_where() {
         for (text, words) in [
             ("NAME  STATUS\na  Ready", "line 1: \"NAME  STATUS\" is no node's name"),

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use datastore::{TextFault, text_fault};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use tokio_rustls::rustls::crypto::ring;
@@ -16,6 +17,9 @@ use crate::hex::hex;
 
 /// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
 const SIGNATURE: &str = "Margay-Signature";
+
+/// The advice for a secret that is none.
+const MAKE_ONE: &str = "make one with: openssl rand -hex 32";
 
 /// The URL.
 #[derive(Debug)]
@@ -86,10 +90,16 @@ fn key(path: &Path) -> Result<Key> {
     let failed = |why: String| Failure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let secret = secret.trim_ascii_end();
-    if secret.is_empty() {
-        return Err(failed("is empty".to_owned()).hint("make one with: openssl rand -hex 32"));
+    // A secret of random bytes may begin like UTF-16.
+    let is_text = str::from_utf8(secret).is_ok();
+    match text_fault(secret) {
+        Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_ONE)),
+        Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_ONE)),
+        Some(fault @ TextFault::ByteOrderMark) if is_text => {
+            return Err(failed(format!("would not be the receiver's: {fault}")).hint("write it without the mark"));
+        }
+        _ => {}
     }
-    // A key may have any length.
     Hmac::new_from_slice(secret).map(Key).map_err(|error| failed(format!("cannot be used: {error}")))
 }
 
@@ -126,7 +136,11 @@ mod tests {
         fs::write(&path, "Jefe\n").unwrap();
         let code = key(&path).unwrap().0.chain_update("what do ya want for nothing?").finalize().into_bytes();
         assert_eq!(code[..4], [0x5b, 0xdc, 0xc1, 0x46]);
-        fs::write(&path, " \n").unwrap();
-        assert!(key(&path).is_err());
+        for wrong in [&b" \n"[..], b"\0\0\0\0", b"\xef\xbb\xbfJefe"] {
+            fs::write(&path, wrong).unwrap();
+            assert!(key(&path).is_err(), "{wrong:?}");
+        }
+        fs::write(&path, b"\xff\xfe\x01").unwrap();
+        assert!(key(&path).is_ok(), "random bytes");
     }
 }

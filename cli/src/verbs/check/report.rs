@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use datastore::text_fault;
 use ipam_core::attachment::{namespace_of, node_of, pod_of};
 use ipam_operator::inspect::{AllocatedAddress, Cluster, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -103,13 +104,12 @@ impl Report {
 
     /// Reads a report.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let text = fs::read(path).map_err(|error| {
-            Failure::new(format!("cannot read {}: {error}", path.display()))
-                .hint("give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written")
-        })?;
+        let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
+        let text = fs::read(path)
+            .map_err(|error| Failure::new(format!("cannot read {}: {error}", path.display())).hint(hint))?;
         serde_json::from_slice(&text).map_err(|error| {
-            Failure::new(format!("{} is no report: {error}", path.display()))
-                .hint("give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written")
+            let fault = text_fault(&text).map_or_else(|| error.to_string(), |fault| fault.to_string());
+            Failure::new(format!("{} is no report: {fault}", path.display())).hint(hint)
         })
     }
 }

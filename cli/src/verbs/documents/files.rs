@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use datastore::text_fault;
 use ipam_operator::documents::Manifest;
 use serde_json::Value;
 
@@ -91,6 +92,9 @@ pub(crate) fn values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> 
     match serde_json::from_slice(text) {
         Ok(value) => Ok(vec![value]),
         Err(_) => serde_saphyr::from_slice_multiple_with_options::<Value>(text, options).map_err(|error| {
+            if let Some(fault) = text_fault(text) {
+                return Failure::new(format!("cannot understand {name}: {fault}")).hint(hint);
+            }
             let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
             let reason = error.without_snippet().to_string();
             let reason = printable(reason.lines().next().unwrap_or_default());

@@ -5,13 +5,16 @@ use std::fs;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::SystemTime;
+
+use datastore::text_fault;
 
 use super::take_over::{Lease, Leases, LeftOut};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
-/// A length that no file of host-local exceeds.
-const LONGEST: u64 = 4096;
+/// The length of the longest file that host-local could have written, in bytes.
+const MAX_BYTES: u64 = 4096;
 /// The interface for files of versions that did not write it.
 const USUAL_INTERFACE: &str = "eth0";
 
@@ -33,13 +36,18 @@ pub(super) fn read(folder: &Path) -> Result<Leases> {
             left_out.push(LeftOut::new(printable(&name), "its name is no address"));
             continue;
         };
-        let (text, given_at) = content(&path).map_err(|error| failed(&path, &error))?;
+        let (text, given_at) = match content(&path) {
+            Ok(Ok(content)) => content,
+            Ok(Err(why)) => {
+                left_out.push(LeftOut::new(address.to_string(), format!("its file cannot be used: {why}")));
+                continue;
+            }
+            // The container was removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(&path, &error)),
+        };
         let mut lines = text.lines().map(str::trim);
         let container = lines.next().unwrap_or_default();
-        if container.is_empty() {
-            left_out.push(LeftOut::new(address.to_string(), "its file is empty"));
-            continue;
-        }
         let interface = lines.next().filter(|name| !name.is_empty()).unwrap_or(USUAL_INTERFACE);
         let lease = containers.entry((container.to_owned(), interface.to_owned())).or_insert_with(|| Lease {
             container: container.to_owned(),
@@ -54,11 +62,20 @@ pub(super) fn read(folder: &Path) -> Result<Leases> {
     Ok(Leases { leases: containers.into_values().collect(), left_out })
 }
 
-/// The contents of a file, and the time of its last write.
-fn content(path: &Path) -> io::Result<(String, std::time::SystemTime)> {
-    let file = fs::File::open(path)?;
-    let given_at = file.metadata()?.modified()?;
-    let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text)?;
-    Ok((text, given_at))
+/// The contents of a file and the time of its last write, or why it is none of host-local's.
+fn content(path: &Path) -> io::Result<Result<(String, SystemTime), String>> {
+    let about = fs::metadata(path)?;
+    if !about.is_file() {
+        return Ok(Err("it is no regular file".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if let Some(fault) = text_fault(&bytes) {
+        return Ok(Err(fault.to_string()));
+    }
+    if bytes.len() as u64 > MAX_BYTES {
+        return Ok(Err(format!("it has more than {MAX_BYTES} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(io::Error::other)?;
+    Ok(Ok((text, about.modified()?)))
 }

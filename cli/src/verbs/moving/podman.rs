@@ -1,11 +1,12 @@
 //! Reading the addresses of podman's containers from the output of `podman inspect`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::Path;
 
+use datastore::text_fault;
 use serde::Deserialize;
 
 use super::take_over::{Lease, Leases, LeftOut};
@@ -25,21 +26,21 @@ const BOLT: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 struct Container {
     id: String,
     #[serde(default)]
-    network_settings: NetworkSettings,
+    network_settings: Option<NetworkSettings>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct NetworkSettings {
-    networks: Option<BTreeMap<String, Network>>,
+    networks: Option<BTreeMap<String, Option<Network>>>,
 }
 
 #[derive(Deserialize)]
 struct Network {
-    #[serde(rename = "IPAddress", default)]
-    v4: String,
-    #[serde(rename = "GlobalIPv6Address", default)]
-    v6: String,
+    #[serde(rename = "IPAddress")]
+    v4: Option<String>,
+    #[serde(rename = "GlobalIPv6Address")]
+    v6: Option<String>,
 }
 
 /// Reads a file, or stdin, and takes the containers of one network.
@@ -52,8 +53,14 @@ pub(super) fn read(file: &Path, network: &str) -> Result<Leases> {
             ),
         ));
     }
-    inspected(&bytes, network)
-        .map_err(|error| Failure::new(format!("{} is no list of containers: {error}", file.display())).hint(HINT))
+    let containers: Vec<Container> = serde_json::from_slice(&bytes).map_err(|error| {
+        let fault = text_fault(&bytes).map_or_else(|| error.to_string(), |fault| fault.to_string());
+        Failure::new(format!("{} is no list of containers: {fault}", file.display())).hint(HINT)
+    })?;
+    require_network(&containers, network).map_err(|why| {
+        Failure::new(format!("{}: {why}", file.display())).hint("see the names with: podman network ls")
+    })?;
+    Ok(leases(containers, network))
 }
 
 /// The content of a file, or of stdin.
@@ -71,21 +78,47 @@ pub(super) fn content(path: &Path, hint: &str) -> Result<Vec<u8>> {
     }
 }
 
-fn inspected(json: &[u8], network: &str) -> serde_json::Result<Leases> {
-    let containers: Vec<Container> = serde_json::from_slice(json)?;
+impl Container {
+    fn networks(&self) -> impl Iterator<Item = (&String, &Option<Network>)> {
+        self.network_settings.iter().filter_map(|settings| settings.networks.as_ref()).flatten()
+    }
+}
+
+/// Refuses a list whose containers are all in other networks: the name is wrong.
+fn require_network(containers: &[Container], network: &str) -> std::result::Result<(), String> {
+    let names: BTreeSet<&str> =
+        containers.iter().flat_map(Container::networks).map(|(name, _)| name.as_str()).collect();
+    if names.is_empty() || names.contains(network) {
+        return Ok(());
+    }
+    let names: Vec<String> = names.into_iter().map(printable).collect();
+    Err(format!("none of its containers is in network {}; they are in {}", printable(network), names.join(", ")))
+}
+
+/// The leases of the containers in a network. A container that does not run has no address.
+fn leases(containers: Vec<Container>, network: &str) -> Leases {
     let mut found = Leases::default();
     for container in containers {
-        let networks = container.network_settings.networks.unwrap_or_default();
-        let Some(of) = networks.get(network) else { continue };
-        let addresses: Vec<IpAddr> = [&of.v4, &of.v6].into_iter().filter_map(|text| text.parse().ok()).collect();
-        if networks.len() > 1 {
-            let why = "it is in several networks, and the file does not say which interface is in which";
-            found.left_out.push(LeftOut::new(format!("container {}", printable(&container.id)), why));
-        } else if !addresses.is_empty() {
-            let lease =
-                Lease { container: container.id, interface: INTERFACE.to_owned(), addresses, ..Lease::default() };
-            found.leases.push(lease);
+        let Some((_, Some(of))) = container.networks().find(|(name, _)| *name == network) else { continue };
+        let texts = [&of.v4, &of.v6].into_iter().flatten().filter(|text| !text.is_empty());
+        let addresses = texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<Result<Vec<_>, _>>();
+        let mut leave_out =
+            |why: String| found.left_out.push(LeftOut::new(format!("container {}", printable(&container.id)), why));
+        match addresses {
+            _ if container.networks().count() > 1 => {
+                leave_out(
+                    "it is in several networks, and the file does not say which interface is in which".to_owned(),
+                );
+            }
+            Err(text) => leave_out(format!("{:?} is no address", printable(text))),
+            Ok(addresses) if addresses.is_empty() => {}
+            Ok(addresses) => found.leases.push(Lease {
+                container: container.id,
+                interface: INTERFACE.to_owned(),
+                addresses,
+                ..Lease::default()
+            }),
         }
     }
-    Ok(found)
+    found
 }

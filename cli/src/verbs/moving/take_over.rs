@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::Terms;
+use crate::cni::{is_container_id, is_interface_name};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::store::{self, Use};
@@ -100,6 +101,13 @@ enum Outcome {
 
 pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Result<Answer> {
     let Leases { mut leases, mut left_out } = found;
+    for lease in leases.extract_if(.., |lease| !is_container_id(&lease.container)) {
+        left_out.push(LeftOut::new(lease.name(), "its container's id is none that a runtime gives"));
+    }
+    for lease in leases.extract_if(.., |lease| !is_interface_name(&lease.interface)) {
+        let why = format!("{:?} is no interface's name", printable(&lease.interface));
+        left_out.push(LeftOut::new(lease.name(), why));
+    }
     let node = host::node_name(terms.node.as_deref().unwrap_or_default());
     if location.path().is_some() {
         let is_of_other = |lease: &mut Lease| lease.node.as_ref().is_some_and(|other| *other != node);

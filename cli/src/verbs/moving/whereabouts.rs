@@ -9,11 +9,12 @@ use std::path::Path;
 
 use ipam_core::net::nth;
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::podman::content;
 use super::take_over::{Lease, Leases, LeftOut};
+use crate::args::AddressRange;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::verbs::documents::values;
@@ -23,23 +24,26 @@ const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubect
 /// The interface in records of versions that did not write it: the first that Multus adds.
 const USUAL_INTERFACE: &str = "net1";
 
-#[derive(Deserialize)]
+/// A member is `null` where Go has nothing, as an empty list of `items`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Object {
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     kind: String,
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     metadata: Metadata,
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     spec: Spec,
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     items: Vec<Object>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Metadata {
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     namespace: String,
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     name: String,
 }
 
@@ -48,18 +52,19 @@ struct Metadata {
 #[serde(default)]
 struct Spec {
     range: Option<String>,
-    allocations: Option<BTreeMap<String, Allocation>>,
+    allocations: Option<BTreeMap<String, Option<Allocation>>>,
     #[serde(rename = "nodeName")]
     node_name: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Allocation {
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     id: String,
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     podref: String,
-    #[serde(default)]
+    #[serde(deserialize_with = "or_default")]
     ifname: String,
 }
 
@@ -67,7 +72,7 @@ struct Allocation {
 struct Pool {
     name: String,
     range: IpNet,
-    allocations: BTreeMap<String, Allocation>,
+    allocations: BTreeMap<String, Option<Allocation>>,
 }
 
 /// The objects of a file.
@@ -79,7 +84,7 @@ struct Records {
 }
 
 /// Reads a file, or stdin. With ranges, only the addresses of these.
-pub(super) fn read(file: &Path, ranges: &[IpNet]) -> Result<Leases> {
+pub(super) fn read(file: &Path, ranges: &[AddressRange]) -> Result<Leases> {
     let name = file.display().to_string();
     let wrong = |why: String| Failure::new(format!("{name}: {why}")).hint(HINT);
     let mut records = Records::default();
@@ -92,13 +97,13 @@ pub(super) fn read(file: &Path, ranges: &[IpNet]) -> Result<Leases> {
     if records.pools.is_empty() {
         return Err(wrong("it has no IPPool of whereabouts".to_owned()));
     }
-    if let Some(range) = ranges.iter().find(|range| records.pools.iter().all(|pool| pool.range != **range)) {
+    if let Some(range) = ranges.iter().find(|range| records.pools.iter().all(|pool| pool.range != range.net)) {
         let found: Vec<String> = records.pools.iter().map(|pool| pool.range.to_string()).collect();
-        return Err(wrong(format!("it has no IPPool of the range {range}; it has {}", found.join(", "))));
+        return Err(wrong(format!("it has no IPPool of the range {}; it has {}", range.net, found.join(", "))));
     }
-    records.pools.retain(|pool| ranges.is_empty() || ranges.contains(&pool.range));
+    records.pools.retain(|pool| ranges.is_empty() || ranges.iter().any(|range| range.net == pool.range));
     records.require_one_network().map_err(|why| wrong(why).hint(ONE_POOL))?;
-    Ok(records.leases())
+    Ok(records.leases(ranges))
 }
 
 impl Records {
@@ -119,7 +124,7 @@ impl Records {
             }
             "Pod" => {
                 let name = format!("{}/{}", object.metadata.namespace, object.metadata.name);
-                self.pods.insert(name, object.spec.node_name);
+                self.pods.insert(name, object.spec.node_name.filter(|node| !node.is_empty()));
             }
             _ => object.items.into_iter().try_for_each(|item| self.take(item))?,
         }
@@ -142,20 +147,29 @@ impl Records {
         Ok(())
     }
 
-    /// The leases. Where the file has pods, a lease whose pod is not among them is left out: nobody uses it.
-    fn leases(self) -> Leases {
+    /// The leases in these ranges, or all of them if there are none. Where the file has pods, a lease whose pod is not among
+    /// them is left out: nobody uses it.
+    fn leases(self, ranges: &[AddressRange]) -> Leases {
         let mut leases: BTreeMap<(String, String), Lease> = BTreeMap::new();
         let mut left_out = Vec::new();
         for Pool { range, allocations, .. } in self.pools {
-            for (place, Allocation { id, podref, ifname }) in allocations {
+            for (place, allocation) in allocations {
+                let Allocation { id, podref, ifname } = allocation.unwrap_or_default();
                 let Some(address) = address_at(range, &place) else {
                     left_out.push(LeftOut::new(format!("{} in {range}", printable(&place)), "it is not in the range"));
                     continue;
                 };
+                if !ranges.is_empty() && !ranges.iter().any(|range| range.contains(address)) {
+                    continue;
+                }
                 let leave_out = |why: String| LeftOut::new(format!("{address} of container {}", printable(&id)), why);
                 let node = match self.pods.get(&podref) {
                     Some(node @ Some(_)) => node.clone(),
                     None if self.pods.is_empty() => None,
+                    None if podref.is_empty() => {
+                        left_out.push(leave_out("its pod is not recorded".to_owned()));
+                        continue;
+                    }
                     None => {
                         left_out.push(leave_out(format!("its pod {} is not there any more", printable(&podref))));
                         continue;
@@ -183,6 +197,11 @@ impl Records {
         }
         Leases { leases: leases.into_values().collect(), left_out }
     }
+}
+
+/// Reads a member that may be `null`.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 /// The address at a distance from the first one of a range.

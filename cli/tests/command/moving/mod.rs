@@ -2,6 +2,7 @@
 
 mod files;
 pub(crate) mod fill;
+mod input;
 mod kill;
 mod migrate;
 mod take_over;

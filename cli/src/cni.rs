@@ -1,0 +1,37 @@
+//! CNI's rules for what a runtime hands a plugin. The plugin refuses a call that breaks them, so nothing can ever be released
+//! for such a container.
+
+/// The length of the longest name that the kernel takes, in bytes.
+const MAX_INTERFACE_BYTES: usize = 15;
+
+/// True for a container's id: a letter or digit, then letters, digits and `_.-`.
+pub(crate) fn is_container_id(id: &str) -> bool {
+    id.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}
+
+/// True for an interface's name.
+pub(crate) fn is_interface_name(name: &str) -> bool {
+    (1..=MAX_INTERFACE_BYTES).contains(&name.len())
+        && !matches!(name, "." | "..")
+        && !name.contains(|c: char| matches!(c, '/' | ':' | '\0') || c.is_whitespace())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_the_plugin_takes() {
+        for (id, is_id) in [("0a", true), ("A_.-9", true), ("", false), ("-a", false), ("x y", false), ("\0", false)] {
+            assert_eq!(is_container_id(id), is_id, "{id:?}");
+        }
+        let longest = "a".repeat(MAX_INTERFACE_BYTES);
+        for (name, is_name) in [("eth0", true), (&longest[..], true), ("eth0@if3", true), ("", false), (".", false)] {
+            assert_eq!(is_interface_name(name), is_name, "{name:?}");
+        }
+        for name in ["..", "a/b", "a:1", "a b", "a\0", &format!("{longest}a")] {
+            assert!(!is_interface_name(name), "{name:?}");
+        }
+    }
+}
