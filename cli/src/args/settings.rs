@@ -29,16 +29,16 @@ pub(crate) struct Configure {
     #[arg(long, value_name = "true|false", group = "setting")]
     pub(crate) strictaffinity: Option<bool>,
 
-    /// How many blocks a node may have; 0 for the default, 20
-    #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=0x7fff_ffff))]
+    /// How many blocks a node may have, up to 1000000; 0 for the default, 20
+    #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub(crate) max_blocks_per_host: Option<u32>,
 
     /// Whether a KubeVirt machine keeps its addresses
     #[arg(long, value_enum, group = "setting", value_name = "Enabled|Disabled")]
     pub(crate) kubevirt_ip_persistence: Option<Persistence>,
 
-    /// How many seconds a released address is in cooldown before it can be assigned again
-    #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=0x7fff_ffff))]
+    /// How many seconds a released address is in cooldown before it can be assigned again, up to 5000
+    #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=5_000))]
     pub(crate) ip_cooldown_seconds: Option<u32>,
 
     /// Check everything and write nothing

@@ -46,7 +46,10 @@ pub use node::Node;
 pub use node_handles::{is_node_handle, renamed_node_handle};
 pub use owner::Owner;
 pub use pool::{AssignmentMode, NETWORK_ANNOTATION, NewPool, Pool, PoolUse};
-pub use pool_rules::{InvalidPool, check_changed_pool, check_new_pool, default_block_size, fitting_block_size};
+pub use pool_rules::{
+    InvalidPool, check_changed_pool, check_new_pool, check_stored_pool, default_block_size, fitting_block_size,
+    without_tunnels,
+};
 pub use pool_spec::{POOL_FIELDS, read_pool_spec};
 pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
 pub use profile::new_profile;

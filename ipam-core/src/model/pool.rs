@@ -126,10 +126,14 @@ impl NewPool {
         self
     }
 
-    /// Sets which namespaces it is for.
+    /// Sets which namespaces it is for. Its addresses are not for tunnels then, which are in no namespace: Calico refuses a
+    /// pool for both.
     #[must_use]
     pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
         self.namespace_selector = selector.into();
+        if !self.namespace_selector.is_empty() {
+            self.allowed_uses.retain(|used| *used != PoolUse::Tunnel);
+        }
         self
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
+use super::pool_spec::read_pool_spec;
 use super::prefixes::block_size_for;
 use super::resource::check_name;
 use crate::net::{Family, overlap};
@@ -53,8 +54,8 @@ impl InvalidPool {
 /// # Errors
 /// [`InvalidPool`] for the first rule that is broken: the name; a network that is strictly masked, not link-local and
 /// not IPv4 mapped into IPv6; blocks of /20 to /32, or /116 to /128, that fit into the pool; selectors that can be read
-/// and do not contain `global()`; a use, with `LoadBalancer` only by itself; no other pool on the same addresses; no
-/// block of another size on them.
+/// and do not contain `global()`; a use, with `LoadBalancer` only by itself and for all nodes, and `Tunnel` only without a
+/// namespace selector; no other pool on the same addresses; no block of another size on them.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
@@ -86,10 +87,37 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
     check_selectors_and_uses(new)
 }
 
+/// Checks a stored pool against the rules that Calico's client applies to each change of a pool, and to its deletion, which
+/// begins with a change.
+///
+/// # Errors
+/// [`InvalidPool`] for a field of another type, tunnels that do not go together, and for selectors and uses as for a new
+/// pool.
+pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
+    let nothing = serde_json::Map::new();
+    let spec = pool.resource().whole_spec().unwrap_or(&nothing);
+    let (new, _) = read_pool_spec(pool.name(), spec, None, Some(pool))?;
+    check_selectors_and_uses(&new)
+}
+
+/// Returns a pool for certain namespaces without the use for tunnels, which are in no namespace; `None` if it has no such use, or
+/// no other.
+pub fn without_tunnels(pool: &Pool) -> Option<Pool> {
+    let tunnel = PoolUse::Tunnel.as_str();
+    let uses = pool.allowed_uses();
+    let others: Vec<&str> = uses.iter().copied().filter(|used| *used != tunnel).collect();
+    if pool.namespace_selector().is_empty() || others.is_empty() || others.len() == uses.len() {
+        return None;
+    }
+    let mut changed = pool.clone();
+    changed.resource_mut().set_spec("allowedUses", Some(others.into()));
+    Some(changed)
+}
+
 fn check_selectors_and_uses(new: &NewPool) -> Result<(), InvalidPool> {
     check_selector("IPPool.NodeSelector", &new.node_selector)?;
     check_selector("IPPool.NamespaceSelector", &new.namespace_selector)?;
-    check_uses(&new.allowed_uses)
+    check_uses(new)
 }
 
 fn check_network(cidr: IpNet) -> Result<(), InvalidPool> {
@@ -144,16 +172,26 @@ fn check_selector(field: &'static str, text: &str) -> Result<(), InvalidPool> {
     }
 }
 
-fn check_uses(uses: &[PoolUse]) -> Result<(), InvalidPool> {
+fn check_uses(new: &NewPool) -> Result<(), InvalidPool> {
+    let uses = &new.allowed_uses;
     if uses.is_empty() {
         return Err(InvalidPool::new("IPPool.AllowedUses", "", "at least one use is needed"));
     }
-    if uses.contains(&PoolUse::LoadBalancer) && uses.iter().any(|used| *used != PoolUse::LoadBalancer) {
-        return Err(InvalidPool::new(
-            "IPPool.AllowedUses",
-            shown(uses),
-            "LoadBalancer cannot be used together with other uses",
-        ));
+    if uses.contains(&PoolUse::Tunnel) && !new.namespace_selector.is_empty() {
+        // The address of a tunnel is in no namespace.
+        let reason = "IP Pool with AllowedUse Tunnel must not have a namespace selector; set allowedUses to Workload";
+        return Err(InvalidPool::new("IPPool.NamespaceSelector", &new.namespace_selector, reason));
+    }
+    if !uses.contains(&PoolUse::LoadBalancer) {
+        return Ok(());
+    }
+    if let Some(other) = uses.iter().find(|used| **used != PoolUse::LoadBalancer) {
+        let reason = format!("LoadBalancer cannot be used at the same time as: {other}");
+        return Err(InvalidPool::new("IPPool.AllowedUses", shown(uses), reason));
+    }
+    if new.node_selector != "all()" {
+        let reason = "IP Pool with AllowedUse LoadBalancer must have node selector set to all()";
+        return Err(InvalidPool::new("IPPool.NodeSelector", &new.node_selector, reason));
     }
     Ok(())
 }
@@ -211,7 +249,19 @@ mod tests {
             (
                 new("10.0.0.0/16", 26).with_allowed_uses([PoolUse::LoadBalancer, PoolUse::Tunnel]),
                 "IPPool.AllowedUses",
-                "together",
+                "LoadBalancer cannot be used at the same time as: Tunnel",
+            ),
+            (
+                new("10.0.0.0/16", 26).with_allowed_uses([PoolUse::LoadBalancer]).with_node_selector("has(a)"),
+                "IPPool.NodeSelector",
+                "IP Pool with AllowedUse LoadBalancer must have node selector set to all()",
+            ),
+            (
+                new("10.0.0.0/16", 26)
+                    .with_namespace_selector("has(a)")
+                    .with_allowed_uses([PoolUse::Workload, PoolUse::Tunnel]),
+                "IPPool.NamespaceSelector",
+                "must not have a namespace selector",
             ),
             (new("10.1.2.0/24", 26), "IPPool.CIDR", "IPPool(p) CIDR overlaps with IPPool(other) CIDR 10.1.0.0/16"),
             (new("10.0.0.0/8", 26), "IPPool.CIDR", "overlaps"),
@@ -221,7 +271,14 @@ mod tests {
             assert_eq!(error.field(), field, "{error}");
             assert!(error.reason().contains(reason), "{error}");
         }
-        for good in [new("10.0.0.0/16", 26), new("10.0.0.0/32", 32), new("fd80::/64", 122), new("10.2.0.0/16", 28)] {
+        for good in [
+            new("10.0.0.0/16", 26),
+            new("10.0.0.0/32", 32),
+            new("fd80::/64", 122),
+            new("10.2.0.0/16", 28),
+            new("10.0.0.0/16", 26).with_namespace_selector("has(a)"),
+            new("10.0.0.0/16", 26).with_allowed_uses([PoolUse::LoadBalancer]),
+        ] {
             assert_eq!(check_new_pool(&good, &pools, &blocks), Ok(()));
         }
         assert_eq!(
@@ -247,6 +304,53 @@ mod tests {
         }
         assert_eq!(check_changed_pool(&plain.clone().with_node_selector("has(a)"), &made(&plain)), Ok(()));
         assert_eq!(check_changed_pool(&balancer, &made(&plain)), Ok(()));
+    }
+
+    #[test]
+    fn a_stored_pool_that_calico_refuses_is_told() {
+        let stored = |rest: &str| {
+            let key = crate::model::keys::resource(crate::model::keys::ResourceKind::IpPool, "p");
+            let text = format!(r#"{{"metadata":{{"name":"p"}},"spec":{{"cidr":"10.0.0.0/16"{rest}}}}}"#);
+            crate::model::Document::decode(&key, text.as_bytes()).unwrap()
+        };
+        for (rest, field) in [
+            (r#","namespaceSelector":"has(a)""#, "IPPool.NamespaceSelector"),
+            (r#","namespaceSelector":"has(a)","allowedUses":["Tunnel"]"#, "IPPool.NamespaceSelector"),
+            (r#","allowedUses":["LoadBalancer"],"nodeSelector":"has(a)""#, "IPPool.NodeSelector"),
+            (r#","allowedUses":["LoadBalancer"],"disableBGPExport":true"#, "IPPool.DisableBGPExport"),
+            (r#","allowedUses":["LoadBalancer"],"ipipMode":"Always""#, "IPPool.IPIPMode"),
+            (r#","allowedUses":["LoadBalancer"],"vxlanMode":"CrossSubnet""#, "IPPool.IPIPMode"),
+            (r#","allowedUses":["LoadBalancer","Workload"]"#, "IPPool.AllowedUses"),
+            (r#","allowedUses":["Pods"]"#, "IPPool.AllowedUses"),
+            (r#","ipipMode":"Always","vxlanMode":"Always""#, "IPPool.VXLANMode"),
+        ] {
+            assert_eq!(check_stored_pool(&stored(rest)).unwrap_err().field(), field, "{rest}");
+        }
+        for rest in [
+            "",
+            r#","namespaceSelector":"","allowedUses":[]"#,
+            r#","namespaceSelector":"has(a)","allowedUses":["Workload"]"#,
+            r#","allowedUses":["LoadBalancer"],"nodeSelector":"","disableBGPExport":false,"natOutgoing":true"#,
+            r#","disableBGPExport":true,"ipipMode":"Always","nodeSelector":"has(a)""#,
+        ] {
+            assert_eq!(check_stored_pool(&stored(rest)), Ok(()), "{rest}");
+        }
+        for (rest, is_changed) in [
+            (r#","namespaceSelector":"has(a)""#, true),
+            (r#","namespaceSelector":"has(a)","allowedUses":["Tunnel","Workload"]"#, true),
+            (r#","namespaceSelector":"has(a)","allowedUses":["Tunnel"]"#, false),
+            (r#","namespaceSelector":"has(a)","allowedUses":["Workload"]"#, false),
+            ("", false),
+        ] {
+            let changed = without_tunnels(&stored(rest));
+            assert_eq!(changed.is_some(), is_changed, "{rest}");
+            assert!(changed.is_none_or(|pool| check_stored_pool(&pool).is_ok()), "{rest}");
+        }
+        let new = NewPool::new("p", "10.0.0.0/16".parse().unwrap());
+        assert_eq!(new.clone().with_namespace_selector("").allowed_uses, [PoolUse::Workload, PoolUse::Tunnel]);
+        assert_eq!(new.with_namespace_selector("has(a)").allowed_uses, [PoolUse::Workload]);
+        let prefixes = NewPool::new("p", "fd80::/48".parse().unwrap()).with_prefix_length(64);
+        assert_eq!(check_stored_pool(&Pool::new(&prefixes, "u", datetime!(2026-01-01 0:00 UTC)).unwrap()), Ok(()));
     }
 
     #[test]

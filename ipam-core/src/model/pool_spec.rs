@@ -39,7 +39,7 @@ type Object = Map<String, Value>;
 ///
 /// # Errors
 /// [`InvalidPool`] for a field that is of another type or has a value that it cannot have, and for tunnels that do not
-/// go together. The other rules are those of [`super::check_new_pool`].
+/// go together, or not with a load balancer. The other rules are those of [`super::check_new_pool`].
 pub fn read_pool_spec(
     name: &str,
     written: &Object,
@@ -50,6 +50,10 @@ pub fn read_pool_spec(
     let ipip = one_of(written, "ipipMode", "IPPool.IPIPMode", &["Never", "Always", "CrossSubnet"])?;
     let vxlan = one_of(written, "vxlanMode", "IPPool.VXLANMode", &["Never", "Always", "CrossSubnet"])?;
     check_tunnels(cidr, ipip, vxlan)?;
+    let allowed_uses = uses(written)?;
+    if allowed_uses.contains(&PoolUse::LoadBalancer) {
+        check_load_balancer(written, ipip, vxlan)?;
+    }
     let mode = one_of(written, "assignmentMode", "IPPool.AssignmentMode", &["Automatic", "Manual"])?;
     let block_size = stored_pool.filter(|pool| pool.prefix_length().is_none()).map(Pool::block_size);
     let usual = block_size.unwrap_or_else(|| default_block_size(Family::of_net(cidr)));
@@ -63,7 +67,7 @@ pub fn read_pool_spec(
         prefix_length: length.or_else(|| stored_pool?.prefix_length()),
         node_selector: if node_selector.is_empty() { "all()" } else { node_selector }.to_owned(),
         namespace_selector: text(written, "namespaceSelector", "IPPool.NamespaceSelector")?.to_owned(),
-        allowed_uses: uses(written)?,
+        allowed_uses,
         assignment_mode: if mode == "Manual" { AssignmentMode::Manual } else { AssignmentMode::Automatic },
     };
     let mut spec = stored(&new);
@@ -111,6 +115,19 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
     }
     if Family::of_net(cidr) == Family::V6 && ipip != "Never" {
         return Err(InvalidPool::new("IPPool.IPIPMode", ipip, "IPIP is not supported on an IPv6 IP pool"));
+    }
+    Ok(())
+}
+
+/// Calico's own text about `disableBGPExport` says `true` where it means `false`.
+fn check_load_balancer(written: &Object, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
+    if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
+        let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";
+        return Err(InvalidPool::new("IPPool.IPIPMode", mode, reason));
+    }
+    if switch(written, "disableBGPExport", "IPPool.DisableBGPExport")? {
+        let reason = "IP Pool with AllowedUse LoadBalancer must have DisableBGPExport set to false";
+        return Err(InvalidPool::new("IPPool.DisableBGPExport", true, reason));
     }
     Ok(())
 }
@@ -195,7 +212,7 @@ mod tests {
                 "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic"})
         );
         let all = json!({"cidr": "fd00:0:0::/64", "vxlanMode": "Always", "blockSize": 120, "nodeSelector": "has(a)",
-            "namespaceSelector": "has(b)", "allowedUses": ["LoadBalancer"], "assignmentMode": "Manual",
+            "namespaceSelector": "has(b)", "allowedUses": ["Workload"], "assignmentMode": "Manual",
             "disableBGPExport": true, "disabled": true});
         let (new, spec) = read(all).unwrap();
         assert_eq!((new.block_size, new.assignment_mode), (120, AssignmentMode::Manual));
@@ -240,6 +257,16 @@ mod tests {
                 "Cannot enable both VXLAN and IPIP",
             ),
             (json!({"cidr": "fd00::/64", "ipipMode": "Always"}), "IPPool.IPIPMode", "not supported on an IPv6"),
+            (
+                json!({"cidr": "10.0.0.0/16", "allowedUses": ["LoadBalancer"], "vxlanMode": "Always"}),
+                "IPPool.IPIPMode",
+                "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool",
+            ),
+            (
+                json!({"cidr": "10.0.0.0/16", "allowedUses": ["LoadBalancer"], "disableBGPExport": true}),
+                "IPPool.DisableBGPExport",
+                "must have DisableBGPExport set to false",
+            ),
         ] {
             let error = read(spec).unwrap_err();
             assert_eq!(error.field(), field, "{error}");

@@ -125,6 +125,11 @@ impl Resource {
         self.document.get("metadata")?.get(field)
     }
 
+    /// The spec; `None` if there is none.
+    pub(super) fn whole_spec(&self) -> Option<&Object> {
+        self.document.get("spec")?.as_object()
+    }
+
     /// A field of the spec; `null` counts as absent.
     pub(super) fn spec(&self, field: &str) -> Option<&serde_json::Value> {
         self.document.get("spec")?.get(field).filter(|value| !value.is_null())

@@ -12,6 +12,9 @@ const AUTO: &str = "autoAllocateBlocks";
 const MAX_BLOCKS: &str = "maxBlocksPerHost";
 const PERSISTENCE: &str = "kubeVirtVMAddressPersistence";
 const COOLDOWN: &str = "ipCooldownSeconds";
+/// The bounds of Calico's schema. Its `ipam configure`, and ours, take up to 5,000 seconds.
+const MAX_MAX_BLOCKS: u32 = 1_000_000;
+const MAX_COOLDOWN_SECONDS: u32 = 1_200;
 pub(super) const FIELDS: [&str; 5] = [STRICT, AUTO, MAX_BLOCKS, PERSISTENCE, COOLDOWN];
 
 /// The settings that a document says, on top of the stored ones: what it does not say is as if it had never been set.
@@ -35,8 +38,8 @@ pub(super) fn settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamCo
     let settings = stored
         .with_strict_affinity(switch(&spec, STRICT)?.unwrap_or(false))
         .with_auto_allocate_blocks(switch(&spec, AUTO)?.unwrap_or(true))
-        .with_max_blocks_per_host(number(&spec, MAX_BLOCKS)?)
-        .with_cooldown_seconds(number(&spec, COOLDOWN)?)
+        .with_max_blocks_per_host(number(&spec, MAX_BLOCKS, MAX_MAX_BLOCKS)?)
+        .with_cooldown_seconds(number(&spec, COOLDOWN, MAX_COOLDOWN_SECONDS)?)
         .with_address_persistence(persistence);
     settings.check().map_err(|error| DocumentError::Invalid(error.to_string()))?;
     Ok(settings)
@@ -75,11 +78,10 @@ fn switch(spec: &Object, field: &str) -> Result<Option<bool>, DocumentError> {
     }
 }
 
-fn number(spec: &Object, field: &str) -> Result<u32, DocumentError> {
+fn number(spec: &Object, field: &str, max: u32) -> Result<u32, DocumentError> {
     let Some(value) = said(spec, field) else { return Ok(0) };
-    // Calico has these numbers in 32 bits with a sign.
-    let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number <= 0x7fff_ffff);
-    number.ok_or_else(|| wrong(field, value, "must be a number from 0 to 2147483647"))
+    let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number <= max);
+    number.ok_or_else(|| wrong(field, value, &format!("must be a number from 0 to {max}")))
 }
 
 fn said<'a>(spec: &'a Object, field: &str) -> Option<&'a Value> {
@@ -113,6 +115,9 @@ mod tests {
         );
         let all = json!({"strictAffinity": true, "autoAllocateBlocks": false, "maxBlocksPerHost": 5,
             "kubeVirtVMAddressPersistence": "Disabled", "ipCooldownSeconds": 60});
+        assert!(
+            said_by(json!({"strictAffinity": true, "maxBlocksPerHost": 1_000_000, "ipCooldownSeconds": 1_200})).is_ok()
+        );
         let config = said_by(all.clone()).unwrap();
         assert_eq!(document(&config, None)["spec"], all);
         assert_eq!(document(&config, Some(Revision::new(7)))["metadata"]["resourceVersion"], "7");
@@ -122,7 +127,12 @@ mod tests {
     fn settings_that_cannot_be_are_refused() {
         for (spec, reason) in [
             (json!({"strictAffinity": "yes"}), "IPAMConfiguration.strictAffinity = 'yes' (must be true or false)"),
-            (json!({"maxBlocksPerHost": -1}), "must be a number from 0 to 2147483647"),
+            (json!({"maxBlocksPerHost": -1}), "must be a number from 0 to 1000000"),
+            (json!({"maxBlocksPerHost": 1_000_001}), "must be a number from 0 to 1000000"),
+            (
+                json!({"ipCooldownSeconds": 1_201}),
+                "IPAMConfiguration.ipCooldownSeconds = '1201' (must be a number from 0 to 1200)",
+            ),
             (json!({"ipCooldownSeconds": 4_294_967_296_u64}), "must be a number"),
             (json!({"kubeVirtVMAddressPersistence": "On"}), "must be Enabled or Disabled"),
             (json!({"maxBlocksPerHost": 2}), "MaxBlocksPerHost requires StrictAffinity to be enabled"),

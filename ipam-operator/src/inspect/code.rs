@@ -135,6 +135,9 @@ codes! {
         "delete one of them", "";
     BrokenSelector = "POL-04", Problem, "A selector of a pool cannot be read, so that the pool serves nobody.",
         "write the selector anew", "";
+    UnmanageablePool = "POL-05", Problem, "Settings of a pool do not go together, so that Calico's tools and margay apply refuse each change of it.",
+        "change them with: margay get ippool NAME -o yaml >FILE, an editor, and margay apply -f FILE",
+        "takes the use Tunnel from a pool with a namespace selector";
     QueuedTwice = "QUE-01", Problem, "A block's queue has free addresses more than once.", "", "writes the queue anew";
     NotQueued = "QUE-02", Problem, "A block's queue lacks free addresses: Calico never assigns them.", "",
         "writes the queue anew";

@@ -7,7 +7,9 @@
 use ipam_core::Result;
 use ipam_core::assign::bridge;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Affinity, AffinityState, Block, Document, IpReservation, Owner, Pool, StoredBlock};
+use ipam_core::model::{
+    Affinity, AffinityState, Block, Document, IpReservation, Owner, Pool, StoredBlock, without_tunnels,
+};
 use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::transact;
 use ipam_core::workset::Workset;
@@ -54,6 +56,7 @@ impl Operator {
                 transact!(self, deadline, |tx| self.mend_record(tx, name, &finding.blocks, at).await)
             }
             Subject::Reservation(name) => transact!(self, deadline, |tx| mend_bridge(tx, name).await),
+            Subject::Pool(name) => transact!(self, deadline, |tx| mend_pool(tx, name).await),
             Subject::Endpoint(namespace, name) => {
                 transact!(self, deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
             }
@@ -181,6 +184,15 @@ async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<Mended> {
     let networks: Vec<IpNet> = entries.chain(missing).collect();
     document.set_networks(&networks);
     tx.put(&key, document.encode()?)?;
+    Ok(Mended::Done)
+}
+
+/// Takes the use for tunnels from a pool for certain namespaces.
+async fn mend_pool(tx: &mut Transaction, name: &str) -> Result<Mended> {
+    let key = keys::resource(ResourceKind::IpPool, name);
+    let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+    let Some(pool) = without_tunnels(&Pool::decode(&key, value.as_bytes())?) else { return Ok(Mended::Changed) };
+    tx.put(&key, pool.encode()?)?;
     Ok(Mended::Done)
 }
 

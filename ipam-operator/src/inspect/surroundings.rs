@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use ipam_core::assign::{bridge, define};
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{AssignmentMode, Document, IpReservation, IpamConfig, Malformed, Node, Pool};
+use ipam_core::model::{
+    AssignmentMode, Document, IpReservation, IpamConfig, Malformed, Node, Pool, check_stored_pool, without_tunnels,
+};
 use ipam_core::net::{Family, overlap};
 use ipam_core::reservations::Reservations;
 use ipam_core::selector::Selector;
@@ -116,6 +118,7 @@ impl Surroundings {
         let Some(pool) = or_find(read, Code::UnreadablePool, subject(), findings) else { return };
         let (cidr, size) = (pool.cidr(), pool.block_size());
         let is_size = pool.prefix_length().is_some() || Family::of_net(cidr).block_sizes().contains(&size);
+        let known = findings.len();
         if !is_size || size < cidr.prefix_len() {
             let what = format!("a pool {cidr} cannot have blocks of /{size}");
             findings.push(Finding::new(Code::BrokenPool, subject(), what));
@@ -125,6 +128,10 @@ impl Surroundings {
                 let what = format!("its {of} selector {text:?}: {error}");
                 findings.push(Finding::new(Code::BrokenSelector, subject(), what));
             }
+        }
+        if let Some(error) = check_stored_pool(&pool).err().filter(|_| findings.len() == known) {
+            let mendable = without_tunnels(&pool).is_some_and(|changed| check_stored_pool(&changed).is_ok());
+            findings.push(Finding::new(Code::UnmanageablePool, subject(), error.to_string()).mendable(mendable));
         }
         self.pools.push(pool);
     }

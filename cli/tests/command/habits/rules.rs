@@ -35,7 +35,30 @@ fn every_rule_of_a_new_pool() {
         ("  cidr: fd00::/64\n  ipipMode: Always\n".to_owned(), "(IPIP is not supported on an IPv6 IP pool)"),
         (many("  ipipMode: Always\n  vxlanMode: Always\n"), "(Cannot enable both VXLAN and IPIP on the same IPPool)"),
         (many("  ipipMode: Perhaps\n"), "IPPool.IPIPMode = 'Perhaps' (must be one of Never, Always, CrossSubnet)"),
-        (many("  allowedUses: [LoadBalancer, Workload]\n"), "(LoadBalancer cannot be used together with other uses)"),
+        (
+            many("  allowedUses: [LoadBalancer, Workload]\n"),
+            "IPPool.AllowedUses = 'LoadBalancer,Workload' (LoadBalancer cannot be used at the same time as: Workload)",
+        ),
+        (
+            many("  allowedUses: [LoadBalancer]\n  ipipMode: Always\n"),
+            "IPPool.IPIPMode = 'Always' (Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool)",
+        ),
+        (
+            many("  allowedUses: [LoadBalancer]\n  vxlanMode: CrossSubnet\n"),
+            "IPPool.IPIPMode = 'CrossSubnet' (Neither IPIPMode nor VXLANMode can be enabled",
+        ),
+        (
+            many("  allowedUses: [LoadBalancer]\n  disableBGPExport: true\n"),
+            "(IP Pool with AllowedUse LoadBalancer must have DisableBGPExport set to false)",
+        ),
+        (
+            many("  allowedUses: [LoadBalancer]\n  nodeSelector: has(a)\n"),
+            "'has(a)' (IP Pool with AllowedUse LoadBalancer must have node selector set to all())",
+        ),
+        (
+            many("  namespaceSelector: has(a)\n"),
+            "IPPool.NamespaceSelector = 'has(a)' (IP Pool with AllowedUse Tunnel must not have a namespace selector; set allowedUses to Workload)",
+        ),
         (many("  allowedUses: [Pods]\n"), "(must be a list of Workload, Tunnel and LoadBalancer)"),
         (many("  assignmentMode: Sometimes\n"), "IPPool.AssignmentMode = 'Sometimes'"),
         (many("  nodeSelector: global()\n"), "IPPool.NodeSelector = 'global()' (global() is not allowed here)"),
@@ -73,6 +96,13 @@ fn every_rule_of_a_change_and_of_the_other_kinds() {
         ("IPPool", "main", "  cidr: 10.9.0.0/16\n", "IPPool.CIDR = '10.9.0.0/16' (IPPool CIDR cannot be modified)"),
         ("IPPool", "main", "  cidr: 10.1.0.0/16\n  blockSize: 27\n", "'27' (IPPool BlockSize cannot be modified)"),
         ("IPPool", "main", "  cidr: 10.1.0.0/16\n  nodeSelector: global()\n", "global() is not allowed here"),
+        ("IPPool", "main", "  cidr: 10.1.0.0/16\n  namespaceSelector: has(a)\n", "must not have a namespace selector"),
+        (
+            "IPPool",
+            "lb",
+            "  cidr: 10.2.0.0/24\n  allowedUses: [LoadBalancer]\n  nodeSelector: has(a)\n",
+            "must have node selector set to all()",
+        ),
         (
             "IPPool",
             "lb",
@@ -94,6 +124,13 @@ fn every_rule_of_a_change_and_of_the_other_kinds() {
             "default",
             "  maxBlocksPerHost: 2\n",
             "MaxBlocksPerHost requires StrictAffinity to be enabled",
+        ),
+        ("IPAMConfiguration", "default", "  ipCooldownSeconds: 1201\n", "(must be a number from 0 to 1200)"),
+        (
+            "IPAMConfiguration",
+            "default",
+            "  strictAffinity: true\n  maxBlocksPerHost: 1000001\n",
+            "(must be a number from 0 to 1000000)",
         ),
         ("IPAMConfiguration", "default", "  autoAllocateBlocks: false\n", "Cannot disable 'StrictAffinity' and"),
         ("IPAMConfiguration", "default", "  strictAffinity: 1\n", "strictAffinity = '1' (must be true or false)"),

@@ -171,10 +171,7 @@ const DAMAGES: &[Damage] = &[
         let key = block_of(c, "c2");
         put(c, &key, "{");
     }),
-    (&["BLK-01"], Left, |c| {
-        let key = block_of(c, "c2");
-        edit(c, &key, |b| b["allocations"] = json!([0]));
-    }),
+    (&["BLK-01"], Left, |c| edit_block(c, "c2", |b| b["allocations"] = json!([0]))),
     (&["BLK-02"], Left, |c| edit_block(c, "c2", |b| b["cidr"] = "10.0.99.0/30".into())),
     (&["BLK-03"], Whole, |c| {
         put_block(c, "10.55.0.0/30", &empty_block("10.55.0.0/30", &"host:a".into()));
@@ -331,6 +328,8 @@ const DAMAGES: &[Damage] = &[
     (&["POL-02"], Left, |c| put(c, &format!("{POOLS}/bad"), pool("10.77.0.0/28", r#","blockSize":26"#))),
     (&["POL-03"], Left, |c| put(c, &format!("{POOLS}/wide"), pool("10.0.0.0/25", r#","blockSize":30"#))),
     (&["POL-04"], Left, |c| put(c, &format!("{POOLS}/bad"), pool("10.77.0.0/16", r#","nodeSelector":"((""#))),
+    (&["POL-05"], Whole, |c| put(c, &format!("{POOLS}/bad"), pool("10.77.0.0/16", r#","namespaceSelector":"has(a)""#))),
+    (&["POL-05"], Left, |c| put(c, &format!("{POOLS}/bad"), pool("10.77.0.0/16", r#","allowedUses":["Pods"]"#))),
     (&["RES-01"], Left, |c| put(c, &format!("{RESERVATIONS}/bad"), "7")),
     (&["RES-02"], Left, |c| {
         edit(c, &format!("{RESERVATIONS}/reserved"), |r| r["spec"]["reservedCIDRs"][0] = "10.0.0.0.9".into());
