@@ -34,7 +34,7 @@ pub(crate) use gc::Gc;
 pub(crate) use history::History;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
-pub(crate) use moving::{Export, Import, Migrate, Moving, TakeOver, Terms};
+pub(crate) use moving::{AddressRange, Export, Import, Migrate, Moving, TakeOver, Terms};
 pub(crate) use pool::{AssignPrefix, Pool, PoolCreate, PoolDelete, Reservation};
 pub(crate) use quarantine::Quarantine;
 pub(crate) use quota::Quota;
@@ -133,6 +133,10 @@ pub(crate) struct Cli {
     /// Longest wait for a store in use [default: 30s]
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "TIME", value_parser = duration)]
     pub(crate) lock_timeout: Option<Duration>,
+
+    /// Accepted because scripts for calicoctl give it, and ignored: Margay does not compare versions
+    #[arg(long = "allow-version-mismatch", global = true, hide = true)]
+    _allow_version_mismatch: bool,
 
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -156,7 +156,7 @@ mod tests {
         listing(std::slice::from_ref(&pool)).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
         let expected = "\
 +------+--------------+--------+-----------+-------+---------+
-| NAME |     CIDR     | BLOCKS |  GATEWAY  | NODES |  STATE  |
+| NAME | CIDR         | BLOCKS | GATEWAY   | NODES | STATE   |
 +------+--------------+--------+-----------+-------+---------+
 | lab  | 10.70.0.0/24 | /26    | 10.70.0.1 | all() | enabled |
 +------+--------------+--------+-----------+-------+---------+

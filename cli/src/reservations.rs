@@ -40,7 +40,7 @@ mod tests {
         listing(&[row]).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
         let expected = "\
 +-------+-------------+
-|  NAME |    CIDRS    |
+| NAME  | CIDRS       |
 +-------+-------------+
 | infra | 10.0.0.0/30 |
 |       | 10.0.0.255  |

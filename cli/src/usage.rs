@@ -106,7 +106,7 @@ mod tests {
     fn a_table_of_pools() {
         let expected = "\
 +----------+--------------+------------+------------+--------------+-------------------+
-| GROUPING |     CIDR     |  IPS TOTAL | IPS IN USE | IPS RESERVED |      IPS FREE     |
+| GROUPING | CIDR         | IPS TOTAL  | IPS IN USE | IPS RESERVED | IPS FREE          |
 +----------+--------------+------------+------------+--------------+-------------------+
 | IP Pool  | 10.65.0.0/24 |        256 |  233 (91%) |       4 (2%) |           20 (8%) |
 | IP Pool  | fd00::/16    | 5.1923e+33 |     1 (0%) |       0 (0%) | 5.1923e+33 (100%) |

@@ -20,13 +20,14 @@ pub(crate) enum Column {
     Number(&'static str),
 }
 
-/// A table with centred headings, ending in a line break. It is as wide as its content, whatever the terminal.
+/// A table with headings on the left, also those of numbers, ending in a line break. It is as wide as its content, whatever
+/// the terminal.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(STYLE);
     table.set_header(columns.iter().map(|column| {
         let (Column::Text(title) | Column::Number(title)) = column;
-        Cell::new(title).set_alignment(CellAlignment::Center)
+        Cell::new(title).set_alignment(CellAlignment::Left)
     }));
     table.add_rows(rows);
     for (index, column) in columns.iter().enumerate() {

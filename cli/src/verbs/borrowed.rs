@@ -58,7 +58,7 @@ mod tests {
         answer(&borrowed).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
         let expected = "\
 +----------+----------------+-------------+-------------+------+--------------+
-|    IP    | BORROWING-NODE |    BLOCK    | BLOCK OWNER | TYPE | ALLOCATED-TO |
+| IP       | BORROWING-NODE | BLOCK       | BLOCK OWNER | TYPE | ALLOCATED-TO |
 +----------+----------------+-------------+-------------+------+--------------+
 | 10.0.0.2 | b              | 10.0.0.0/28 | a           | pod  | default/web  |
 +----------+----------------+-------------+-------------+------+--------------+

@@ -19,7 +19,7 @@ fn a_pool_from_its_making_to_its_end() {
         let (a, b) = (lab.assign("net1", "c1"), lab.assign("net1", "c2"));
         let table = "\
 +----------+--------------+-----------+------------+--------------+----------+
-| GROUPING |     CIDR     | IPS TOTAL | IPS IN USE | IPS RESERVED | IPS FREE |
+| GROUPING | CIDR         | IPS TOTAL | IPS IN USE | IPS RESERVED | IPS FREE |
 +----------+--------------+-----------+------------+--------------+----------+
 | IP Pool  | 10.70.0.0/28 |        16 |    2 (12%) |      3 (19%) | 11 (69%) |
 | Block    | 10.70.0.0/28 |        16 |    2 (12%) |      3 (19%) | 11 (69%) |
@@ -204,6 +204,12 @@ fn what_a_pool_is_created_with_is_listed() {
             "namespace_selector": "has(team)", "assignment_mode": "Manual", "disabled": false,
         });
         assert_eq!(lab.margay("pool list -o json").json(), json!({"pools": [expected]}));
+        let document = lab.margay("get ippool racks -o json").json();
+        assert_eq!(
+            document["spec"]["allowedUses"],
+            json!(["Workload"]),
+            "Calico refuses a tunnel's in some namespaces"
+        );
         let pool = lab.margay("ipam show -o json").json()["pools"][0].clone();
         assert_eq!(pool["capacity"], (1_u128 << 80).to_string());
     }

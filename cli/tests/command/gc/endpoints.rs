@@ -30,7 +30,7 @@ fn the_endpoint_of_a_container_that_is_gone_goes_with_its_address() {
         let container = Container::with(&live);
         let shown = gc(lab_, "--boot").answer();
         for text in [
-            "| NAMESPACE |       ENDPOINT      | CONTAINER |",
+            "| NAMESPACE | ENDPOINT            | CONTAINER |",
             "| shop      | node1-k8s-left-eth0 | left      |",
             "would free 1 address and delete 1 workload endpoint; do it with --apply\n",
         ] {

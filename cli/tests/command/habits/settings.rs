@@ -14,7 +14,7 @@ fn settings_are_set_and_shown() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         let shown = "\
 +------------------------------+---------+
-|           PROPERTY           |  VALUE  |
+| PROPERTY                     | VALUE   |
 +------------------------------+---------+
 | StrictAffinity               | false   |
 | AutoAllocateBlocks           | true    |
@@ -58,13 +58,31 @@ fn settings_are_set_and_shown() {
             "ipam configure",
             "ipam configure --strictaffinity=maybe",
             "ipam configure --max-blocks-per-host=-1",
-            "ipam configure --max-blocks-per-host=2147483648",
+            "ipam configure --strictaffinity=true --max-blocks-per-host=1000001",
+            "ipam configure --ip-cooldown-seconds=5001",
             "ipam configure --kubevirt-ip-persistence=enabled",
             "ipam show --show-configuration --show-borrowed",
         ] {
             lab.margay(args).failure();
         }
         assert_eq!(stored(&lab), before);
+        for args in [
+            "ipam configure --strictaffinity=true --max-blocks-per-host=1000000 --dry-run",
+            "ipam configure --ip-cooldown-seconds=5000 --dry-run",
+            // As scripts for calicoctl have it, in any place.
+            "--allow-version-mismatch ipam configure --ip-cooldown-seconds=1 --dry-run",
+            "ipam --allow-version-mismatch configure --ip-cooldown-seconds=1 --dry-run",
+            "ipam configure --ip-cooldown-seconds=1 --dry-run --allow-version-mismatch",
+        ] {
+            lab.margay(args).answer();
+        }
+        for args in ["ipam show", "ipam check", "get ippool", "get nodes"] {
+            assert_eq!(
+                lab.margay(&format!("{args} --allow-version-mismatch")).answer(),
+                lab.margay(args).answer(),
+                "{args}"
+            );
+        }
     }
 }
 

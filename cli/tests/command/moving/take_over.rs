@@ -41,7 +41,7 @@ fn what_host_local_has_given_is_taken_over_and_given_back() {
             "4 addresses were taken over before",
             "10.99.0.1 of container c3: address 10.99.0.1 is reserved",
             "10.88.0.1 of container c4: The provided IP address is not in a configured pool",
-            "10.99.0.8: its file is empty",
+            "10.99.0.8: its file cannot be used: it is empty",
             "notes: its name is no address",
             &format!("{taken} of container c5: resource already exists"),
         ] {
