@@ -4,8 +4,8 @@
 /// The length of the longest name that the kernel takes, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;
 
-/// True for a container's id: a letter or digit, then letters, digits and `_.-`.
-pub(crate) fn is_container_id(id: &str) -> bool {
+/// True for a container's id or a network's name: a letter or digit, then letters, digits and `_.-`.
+pub(crate) fn is_cni_name(id: &str) -> bool {
     id.starts_with(|first: char| first.is_ascii_alphanumeric())
         && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
@@ -24,7 +24,7 @@ mod tests {
     #[test]
     fn names_are_those_that_the_plugin_takes() {
         for (id, is_id) in [("0a", true), ("A_.-9", true), ("", false), ("-a", false), ("x y", false), ("\0", false)] {
-            assert_eq!(is_container_id(id), is_id, "{id:?}");
+            assert_eq!(is_cni_name(id), is_id, "{id:?}");
         }
         let longest = "a".repeat(MAX_INTERFACE_BYTES);
         for (name, is_name) in [("eth0", true), (&longest[..], true), ("eth0@if3", true), ("", false), (".", false)] {

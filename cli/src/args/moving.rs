@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use ipnet::IpNet;
 
+use crate::cni::is_cni_name;
+
 const EXPORT: &str = "\
 Examples:
   margay export /var/backups/ipam.jsonl
@@ -213,11 +215,21 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
     Ok(AddressRange { net, bounds })
 }
 
+/// Reads a network's name. A runtime calls the plugin with no other, so no DEL could release what is taken over.
+fn network_name(text: &str) -> Result<String, String> {
+    match is_cni_name(text) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("a network's name has letters, digits, '_', '.' and '-', and begins with a letter or digit".to_owned())
+        }
+    }
+}
+
 /// In whose name addresses are taken over.
 #[derive(Debug, Args)]
 pub(crate) struct Terms {
     /// The network's name, as its configuration has it
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = network_name)]
     pub(crate) network: String,
 
     /// The node's name, if the network's configuration names another than this machine has
@@ -232,6 +244,14 @@ pub(crate) struct Terms {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_has_a_name_that_cni_takes() {
+        assert!(network_name("my_net.v4-1").is_ok());
+        for text in ["", " ", "-a", "a b", "a/b", "\u{feff}lab"] {
+            assert!(network_name(text).is_err(), "{text:?}");
+        }
+    }
 
     #[test]
     fn a_range_is_read_as_whereabouts_writes_it() {

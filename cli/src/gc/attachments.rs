@@ -7,7 +7,7 @@ use ipam_core::gc::{Listed, RuntimeList};
 use serde_json::Value;
 
 use super::list::{List, folder};
-use crate::cni::is_container_id;
+use crate::cni::is_cni_name;
 use crate::error::Result;
 use crate::output::printable;
 
@@ -78,7 +78,7 @@ fn lines(text: &str) -> Result<Vec<Listed>, String> {
 
 /// A container of which only the id is known.
 fn container(id: &str) -> Result<Listed, String> {
-    match is_container_id(id) {
+    match is_cni_name(id) {
         true => Ok(Listed { container: id.to_owned(), ..Listed::default() }),
         false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
     }

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::Terms;
-use crate::cni::{is_container_id, is_interface_name};
+use crate::cni::{is_cni_name, is_interface_name};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::store::{self, Use};
@@ -101,7 +101,7 @@ enum Outcome {
 
 pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Result<Answer> {
     let Leases { mut leases, mut left_out } = found;
-    for lease in leases.extract_if(.., |lease| !is_container_id(&lease.container)) {
+    for lease in leases.extract_if(.., |lease| !is_cni_name(&lease.container)) {
         left_out.push(LeftOut::new(lease.name(), "its container's id is none that a runtime gives"));
     }
     for lease in leases.extract_if(.., |lease| !is_interface_name(&lease.interface)) {
