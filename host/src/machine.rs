@@ -68,7 +68,7 @@ impl NodeNames<'_> {
     /// case; empty if there is none.
     ///
     /// White space around the name is taken away wherever it comes from: a file ends with a newline when a person
-    /// wrote it, and no name has one. So are zero bytes, which a power cut leaves in a file, and a byte order mark.
+    /// wrote it, and no name has one. So are zero bytes, which a power cut leaves in a file.
     pub fn choose(&self) -> String {
         let sources: [&dyn Fn() -> String; 4] = [
             &|| self.given.to_owned(),
@@ -76,7 +76,7 @@ impl NodeNames<'_> {
             &|| self.former.to_owned(),
             &|| self.hostname.to_lowercase(),
         ];
-        let is_around = |c: char| c.is_whitespace() || matches!(c, '\0' | '\u{feff}');
+        let is_around = |c: char| c.is_whitespace() || c == '\0';
         let names = sources.into_iter().map(|name| name().trim_matches(is_around).to_owned());
         names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
     }
