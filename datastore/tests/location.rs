@@ -137,7 +137,7 @@ async fn files_that_are_none_are_refused_before_anything_is_sent() {
         &["cannot read /nowhere/authority.pem"],
     )
     .await;
-    assert_eq!(*error.kind(), ErrorKind::Missing);
+    assert_eq!(*error.kind(), ErrorKind::Io);
     let folder = certificates.path("");
     refused_with(url, authority(Pem::File(folder.clone())), &["cannot read", folder.to_str().unwrap()]).await;
     refused_with(url, authority(nonsense()), &["has no CERTIFICATE in PEM form"]).await;
