@@ -53,7 +53,7 @@ fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
         0..=0x7f => (usize::from(*length), rest),
         0x81..=0x84 => {
             let (bytes, rest) = rest.split_at_checked(usize::from(length - 0x80))?;
-            (bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)), rest)
+            (bytes.iter().fold(0, |length, byte| (length << 8) | usize::from(*byte)), rest)
         }
         _ => return None,
     };
