@@ -12,7 +12,7 @@ use super::request::AssignRequest;
 use super::{bridge, define};
 use crate::error::Result;
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{AssignmentMode, Block, NETWORK_ANNOTATION, Owner, Pool};
+use crate::model::{AssignmentMode, Block, NETWORK_ANNOTATION, Owner, Pool, fitting_block_size};
 use crate::net::{Family, overlap};
 use crate::surroundings::Surroundings;
 use crate::workset::{Found, Workset};
@@ -23,17 +23,21 @@ const MAX_BLOCKS_GUARDED: usize = 64;
 const KEYS_OF_POOL: usize = 3;
 
 /// True if a pool was made for this network by an earlier configuration, of the family of `cidr`, and the present
-/// configuration does not have it. A pool that an operator has disabled or opened to other networks is the operator's.
+/// configuration does not have it. A pool that an operator has disabled or opened to other networks is the operator's. One
+/// on the same addresses counts only if its blocks have the size of the new ones: else a new block would lie where the
+/// commit still finds an old one.
 pub(super) fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)
         && pool.is_enabled()
+        && (!overlap(pool.cidr(), cidr) || pool.block_size() == fitting_block_size(cidr, None))
         && pool.assignment_mode() == AssignmentMode::Manual
         && !request.define.iter().any(|one| one.cidr == pool.cidr())
 }
 
 /// Deletes a pool unless an address of it is in use, in cooldown or kept for a workload. It stays as well if its blocks and
-/// affinities are too many for one commit ([`Surroundings::deletable`]). `stored` are the stored blocks of the family; those of a deleted pool are removed from it.
+/// affinities are too many for one commit ([`Surroundings::deletable`]). `stored` are the stored blocks of the family; those
+/// of a deleted pool are removed from it.
 pub(super) async fn delete(
     work: &mut Workset<'_>,
     around: &mut Surroundings,
