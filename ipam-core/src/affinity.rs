@@ -10,14 +10,14 @@ mod pool;
 mod remove;
 
 use ipnet::IpNet;
-use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction};
+use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
 
 use crate::assign::refuse_among_prefixes;
 use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Owner, Pool};
+use crate::model::{Block, Owner, Pool, ranges_around};
 use crate::net::Family;
 use crate::pools;
 use crate::surroundings::read_config;
@@ -43,7 +43,7 @@ pub enum ReleaseIf {
 pub struct ClaimedBlocks {
     /// The blocks that are the owner's now, also those that were before.
     pub claimed: Vec<IpNet>,
-    /// The blocks that another owner has, or that have no owner and are in use.
+    /// The blocks that another owner has, that have no owner and are in use, or that would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
@@ -165,7 +165,7 @@ impl Ipam {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
         needed.extend([keys::config(), pool_key.clone(), keys::block(cidr)]);
-        tx.prefetch(needed, Vec::new()).await?;
+        tx.prefetch(needed, ranges_around(&[cidr]).into_iter().map(TxnRange::keys_of).collect()).await?;
         let host = self.claimant(tx, owner).await?;
         if tx.get(&pool_key).await?.is_none() {
             return Err(Error::OutsidePools(cidr));
@@ -178,6 +178,9 @@ impl Ipam {
         match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
             None => {
                 refuse_among_prefixes(&mut work, pool).await?;
+                if work.obstacle(cidr).await?.is_some() {
+                    return Ok(false);
+                }
                 let block = Block::of_length(cidr, pool.length(), Some(&owner), now, None);
                 work.create(block?).await?;
             }

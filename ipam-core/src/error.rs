@@ -114,6 +114,9 @@ pub enum Error {
     /// A virtual machine's pod gets no address.
     #[error(transparent)]
     Vm(#[from] VmError),
+    /// A block has addresses in common with another one.
+    #[error(transparent)]
+    Overlap(#[from] OverlapError),
     /// Settings contradict each other.
     #[error(transparent)]
     Settings(#[from] ContradictorySettings),
@@ -328,6 +331,31 @@ impl Error {
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks | Self::Quota(_))
     }
+}
+
+/// Blocks that have addresses in common, so that an address could be assigned twice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OverlapError {
+    /// Another block is stored that contains the block or lies in it.
+    #[error(
+        "blocks {block} and {other} have addresses in common, so nothing is assigned from block {block}; see what is in \
+         them with: margay ipam check --show-all-ips"
+    )]
+    Block {
+        /// The block from which an address was wanted.
+        block: IpNet,
+        /// The other one.
+        other: IpNet,
+    },
+    /// A commit cannot guard against all blocks that could overlap.
+    #[error(
+        "block {block} cannot be made: too many blocks of other sizes are stored around it; delete the empty ones with: \
+         margay ipam check --repair"
+    )]
+    TooManyAround {
+        /// The block.
+        block: IpNet,
+    },
 }
 
 /// A quota that is used up.

@@ -83,7 +83,7 @@ pub(crate) use async_recursion::async_recursion as boxed;
 pub use borrowed::{Borrowed, BorrowedAddress};
 pub use check::{CheckResult, Standing};
 pub use document::{DocumentError, DocumentKind};
-pub use error::{BridgeError, Error, PlaceInUse, QuotaReached, Resource, Result, VmError};
+pub use error::{BridgeError, Error, OverlapError, PlaceInUse, QuotaReached, Resource, Result, VmError};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
 pub use release::ReleasedAddresses;
 pub use usage::{Holding, Inventory};

@@ -51,6 +51,14 @@ impl Reservations {
         (Self::new(networks), skipped)
     }
 
+    /// This set and all that these networks hold.
+    pub(crate) fn with(&self, networks: &[IpNet]) -> Self {
+        let mut other = Self::new(networks.iter().copied());
+        other.v4 = Spans::merge_spans(self.v4.0.iter().chain(&other.v4.0).copied().collect());
+        other.v6 = Spans::merge_spans(self.v6.0.iter().chain(&other.v6.0).copied().collect());
+        other
+    }
+
     /// True if nothing is reserved.
     pub fn is_empty(&self) -> bool {
         self.v4.0.is_empty() && self.v6.0.is_empty()
@@ -117,7 +125,10 @@ impl Reservations {
 
 impl Spans {
     fn merge(networks: Vec<IpNet>) -> Self {
-        let mut spans: Vec<_> = networks.into_iter().map(bounds).collect();
+        Self::merge_spans(networks.into_iter().map(bounds).collect())
+    }
+
+    fn merge_spans(mut spans: Vec<(u128, u128)>) -> Self {
         spans.sort_unstable();
         let mut merged: Vec<(u128, u128)> = Vec::with_capacity(spans.len());
         for (first, last) in spans {

@@ -9,6 +9,7 @@
 //! else Calico's next step would leave an address that no handle names. Only when nothing is held any more the entry is
 //! removed, and the block is written too: a writer that was about to write it must start again, and counts anew.
 
+mod overlaps;
 mod quotas;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,9 +161,13 @@ impl<'t> Workset<'t> {
 
     /// When blocks were last written, `None` for those that are not there, without reading them; see [`Transaction::peek`].
     pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
+        self.probe_with(blocks, &[]).await
+    }
+
+    async fn probe_with(&mut self, blocks: &[IpNet], along: &[Range]) -> Result<Vec<Option<Revision>>> {
         let unknown: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.probed.contains_key(cidr)).collect();
         let names: Vec<Key> = unknown.iter().map(|cidr| keys::block(*cidr)).collect();
-        let found = self.tx.peek(&names, Content::KeysOnly).await?;
+        let found = self.tx.peek_with(&names, Content::KeysOnly, along).await?;
         let written = found.into_iter().map(|kv| kv.map(|kv| kv.mod_revision));
         self.probed.extend(unknown.into_iter().zip(written));
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
@@ -198,15 +203,6 @@ impl<'t> Workset<'t> {
             self.before.insert(cidr, block.handles());
             self.limits.note(block);
         }
-        Ok(())
-    }
-
-    /// Adds a block that is not there.
-    pub async fn create(&mut self, block: Block) -> Result<()> {
-        let cidr = block.cidr();
-        self.tx.get(&keys::block(cidr)).await?;
-        self.blocks.insert(cidr, Some(block));
-        self.changed.insert(cidr);
         Ok(())
     }
 

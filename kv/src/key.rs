@@ -236,6 +236,12 @@ impl Range {
         }
     }
 
+    /// True if every key of the other range is in this one.
+    pub fn covers(&self, other: &Self) -> bool {
+        let ((from, to), (other_from, other_to)) = (self.bounds(), other.bounds());
+        from <= other_from && to.is_none_or(|to| other_to.is_some_and(|other_to| other_to <= to))
+    }
+
     /// True if the key is in the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {

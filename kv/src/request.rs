@@ -180,6 +180,11 @@ impl Compare {
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
+
+    /// No key of the range was created after this revision. Writes to older keys and deletions do not matter.
+    pub fn none_created_after(range: Range, revision: Revision) -> Self {
+        Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
+    }
 }
 
 /// A read inside a [`Txn`]. It has no revision: it sees the state that the operations before it have made.

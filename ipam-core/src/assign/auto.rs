@@ -32,6 +32,8 @@ const MOST_READ_UNASKED: usize = 4;
 const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
 /// The number of blocks that are scanned in one round trip after the first few.
 const BLOCKS_SCANNED_AT_ONCE: usize = 64;
+/// How many blocks are tried among blocks of other sizes, with a request for each.
+const MAX_CANDIDATES_APART: usize = 16;
 /// The most blocks that one assignment releases because the host should not have them.
 const MOST_LEFT_AT_ONCE: usize = 4;
 
@@ -193,9 +195,14 @@ impl Pass<'_> {
     }
 
     /// True if the block behind an affinity is the host's, as it should be, so that addresses may come from it.
-    /// Affinities that are stale are dropped, unfinished ones are finished, and missing blocks are made.
+    /// Affinities that are stale are dropped, unfinished ones are finished, and missing blocks are made, but for those of
+    /// another size than the pool's and those that would overlap with a stored one: their affinities are dropped.
     async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
+        if matches!(work.find(cidr).await?, Found::Absent) && !self.may_make_again(work, cidr).await? {
+            work.drop_affinity(&self.owner, cidr).await?;
+            return Ok(false);
+        }
         match work.find(cidr).await? {
             Found::Damaged => return Ok(false),
             Found::There(block) if !block.is_owned_by(&self.owner) => {
@@ -209,6 +216,12 @@ impl Pass<'_> {
         }
         work.confirm_affinity(&self.owner, cidr).await?;
         Ok(true)
+    }
+
+    /// True if the missing block of an affinity can be made: the pool may have been made anew since the affinity was.
+    async fn may_make_again(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+        let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
+        Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
     }
 
     /// Releases empty blocks of pools that are stored and do not select the node any more.
@@ -249,12 +262,22 @@ impl Pass<'_> {
     }
 
     async fn has_room(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
-        Ok(match work.find(cidr).await? {
+        let has_room = match work.find(cidr).await? {
             Found::There(block) => {
                 block.length() == self.length_in(cidr) && block.free_count(&self.around.reservations) > 0
             }
             Found::Absent | Found::Damaged => false,
-        })
+        };
+        Ok(has_room && self.is_apart(work, cidr).await?)
+    }
+
+    /// False if another writer has made a block that overlaps with this one.
+    pub(super) async fn is_apart(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+        let other = if self.around.beside_calico { work.overlap_of(cidr).await? } else { None };
+        if let Some(other) = other {
+            tracing::warn!(%cidr, %other, "two blocks have addresses in common: nothing is assigned from them");
+        }
+        Ok(other.is_none())
     }
 
     /// The length of what the pool of a block assigns: that of its prefixes, or of a single address.
@@ -307,12 +330,16 @@ impl Pass<'_> {
                 looked_at += chunk.len();
                 for cidr in work.scan(chunk, |block| self.is_of_use(block)).await? {
                     match self.judge(work, cidr).await? {
-                        Verdict::Reclaim(former) if may_claim => {
+                        Verdict::Reclaim(former) if may_claim && self.is_apart(work, cidr).await? => {
                             self.take_over(work, cidr, former).await?;
                             return Ok(NextBlock::Block(cidr));
                         }
-                        Verdict::Reclaim(_) | Verdict::Borrow if !self.around.config.strict_affinity() => {
-                            borrow = borrow.or(Some(cidr));
+                        Verdict::Reclaim(_) | Verdict::Borrow
+                            if borrow.is_none()
+                                && !self.around.config.strict_affinity()
+                                && self.is_apart(work, cidr).await? =>
+                        {
+                            borrow = Some(cidr);
                         }
                         _ => {}
                     }
@@ -339,12 +366,33 @@ impl Pass<'_> {
     /// A block of a pool that is not stored: the first one from the host's start point on, if it is near.
     async fn find_new(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut places = Places::new(pool, &self.around.host.name, self.now);
+        let mut is_first = true;
         while let Some(chunk) = places.next_chunk(&self.around.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            let written = work.probe(&wanted).await?;
+            // Where the first chunk is full, all the others may be.
+            let probed = if is_first { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
+            let written = probed?;
+            is_first = false;
             let mut probed = wanted.into_iter().zip(written);
             if let Some((absent, _)) = probed.find(|(_, written)| written.is_none()) {
-                return Ok(Some(absent));
+                return match work.obstacle(absent).await? {
+                    None => Ok(Some(absent)),
+                    Some(_) => self.find_apart(work, pool).await,
+                };
+            }
+        }
+        Ok(None)
+    }
+
+    /// Like [`Self::find_new`], in a pool where blocks of another size are stored: those that outlived an earlier pool.
+    async fn find_apart(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
+        let taken = self.around.reservations.with(&work.taken_in(pool).await?);
+        let mut walk = self.walk(pool);
+        for _ in 0..MAX_CANDIDATES_APART {
+            let Some(cidr) = walk.next_unreserved(&taken) else { break };
+            match work.obstacle(cidr).await? {
+                None => return Ok(Some(cidr)),
+                Some(obstacle) => tracing::warn!(pool = pool.name(), %obstacle, "passing over a block"),
             }
         }
         Ok(None)

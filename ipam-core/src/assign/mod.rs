@@ -40,7 +40,9 @@ use crate::error::{Error, Result};
 use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
-use crate::model::{Attribute, Block, Owner, keys};
+use crate::model::{
+    Attribute, Block, Owner, covers_of_overlaps, default_block_size, is_of_prefixes, keys, overlaps_of_addresses,
+};
 use crate::net::Family;
 use crate::sticky::Sticky;
 use crate::surroundings::{Surroundings, read_config};
@@ -167,7 +169,14 @@ impl Ipam {
         mut named: Vec<Range>,
     ) -> Result<Surroundings> {
         let given = wanted.these.iter().take(MOST_GIVEN_AHEAD);
-        keys.extend(given.flat_map(|ip| hints::possible_blocks(*ip)).map(keys::block));
+        for ip in given {
+            keys.extend(hints::possible_blocks(*ip).into_iter().map(keys::block));
+            // A block of another size takes a request more if it is new.
+            let family = Family::of(*ip);
+            if let Some(usual) = family.network(*ip, default_block_size(family)) {
+                named.extend(covers_of_overlaps(usual).into_iter().flat_map(|cover| cover.coarse));
+            }
+        }
         let mut owners = vec![owner.clone()];
         if let Owner::Host(name) = owner {
             owners.push(Owner::secondary(name));
@@ -214,6 +223,8 @@ impl Ipam {
             first.extend(likely.iter().copied().map(keys::block));
             let owners = Owner::all_of(node);
             first.extend(likely.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
+            let of_addresses = likely.iter().filter(|cidr| !is_of_prefixes(**cidr));
+            named.extend(of_addresses.flat_map(|cidr| overlaps_of_addresses(*cidr)));
         }
         if let [AssignRequest { attachment, attributes, .. }] = requests {
             first.extend(likely_counters(&attachment.network, node, namespace_of(attributes)));

@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use super::request::AssignRequest;
 use super::search::refuse_among_prefixes;
 use super::secondary;
-use crate::error::{BridgeError, Error, Result};
+use crate::error::{BridgeError, Error, OverlapError, Result};
 use crate::model::{Attribute, Block, Owner, Pool};
 use crate::pools::{self, PoolError};
 use crate::surroundings::Surroundings;
@@ -41,6 +41,10 @@ impl Specific<'_> {
             let block = Block::of_length(cidr, pool.length(), Some(&self.owner), self.now, reserved);
             work.create(block?).await?;
             work.confirm_affinity(&self.owner, cidr).await?;
+        } else if self.around.beside_calico
+            && let Some(other) = work.overlap_of(cidr).await?
+        {
+            return Err(OverlapError::Block { block: cidr, other }.into());
         }
         if self.is_secondary {
             let network = &self.request.attachment.network;

@@ -161,6 +161,10 @@ impl Assignment<'_> {
                     continue;
                 }
             };
+            if !self.pass(family, 1, &[]).is_apart(work, cidr).await? {
+                kept.elsewhere.push(family);
+                continue;
+            }
             if work.block(cidr).await?.is_some_and(|block| block.owner().is_none()) {
                 // A block that came to be for a pinned address is the first user's.
                 let owner = self.owner();
@@ -217,13 +221,17 @@ impl Assignment<'_> {
     pub(super) async fn is_kept(&self, work: &mut Workset<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
         let Some(kept) = &self.kept else { return Ok(false) };
         let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
-        Ok(matches!(kept.state(block, ip, self.request, self.ipam.nodes()), State::Waits | State::Pinned))
+        let waits = matches!(kept.state(block, ip, self.request, self.ipam.nodes()), State::Waits | State::Pinned);
+        Ok(waits && self.pass(Family::of(ip), 1, &[]).is_apart(work, cidr).await?)
     }
 }
 
 impl Pass<'_> {
     /// True if an address that a workload keeps may come from a block: the owner's own, or one to borrow from.
     async fn may_take_from(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+        if !self.is_apart(work, cidr).await? {
+            return Ok(false);
+        }
         let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
         Ok(match block.owner() {
             Some(owner) if owner == self.owner => true,

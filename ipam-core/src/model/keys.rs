@@ -110,6 +110,11 @@ pub fn blocks_prefix(family: Option<Family>) -> Key {
     }
 }
 
+/// The prefix of the keys of a family's blocks of addresses.
+pub fn blocks_of_addresses_prefix(family: Family) -> Key {
+    format!("{IPAM}assignment/{}/block/", family.key_segment()).into()
+}
+
 /// The prefix of the keys of a family's blocks of prefixes.
 pub fn blocks_of_prefixes_prefix(family: Family) -> Key {
     format!("{IPAM}assignment/{}/{PREFIXES}/", family.key_segment()).into()

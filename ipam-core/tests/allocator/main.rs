@@ -21,6 +21,7 @@ mod hints;
 mod intents;
 mod lost;
 mod networks;
+mod overlap;
 mod owners;
 mod prefixes;
 mod quarantine;

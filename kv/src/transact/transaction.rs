@@ -14,8 +14,8 @@ use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::Store;
 use crate::validate::MAX_TXN_OPS;
 
-/// The most keys that a guarded listing may return: etcd checks each of them in the apply loop of every member.
-pub(crate) const MAX_GUARDED_LIST: usize = 64;
+/// Maximum number of keys in a guarded range: etcd checks each of them in the apply loop of every member.
+pub const MAX_GUARDED_LIST: usize = 64;
 
 /// One attempt of [`transact!`](crate::transact!).
 ///
@@ -30,6 +30,8 @@ pub(crate) const MAX_GUARDED_LIST: usize = 64;
 /// | [`snapshot_keys`](Self::snapshot_keys) | never | as `list`; no values | no |
 /// | [`snapshot_is_empty`](Self::snapshot_is_empty) | never | 1 | no |
 /// | [`peek`](Self::peek) | a key that is then read with `get` is not as it was seen | 1; reads the latest revision | no |
+/// | [`peek_ranges`](Self::peek_ranges) | never | 1, none if all ranges were read; reads the latest revision; no values | no |
+/// | [`guard_creation`](Self::guard_creation) | a key is created in the range | as `peek_ranges` | no |
 /// | [`prefetch`](Self::prefetch) | never | 1 for everything | no |
 /// | [`put`](Self::put), [`delete`](Self::delete) | the key, which must be guarded, has changed | none before the commit | |
 /// | [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
@@ -47,6 +49,8 @@ pub struct Transaction {
     pub(super) listed: Vec<Range>,
     /// The keys of ranges of which no values were read.
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
+    /// The keys of ranges that a peek read, with the revision of the peek.
+    pub(super) peeked_ranges: BTreeMap<Range, (Vec<Key>, Revision)>,
     /// Keys that a peek found absent, with the revision of the peek.
     pub(super) absent: BTreeMap<Key, Revision>,
     /// Keys that a peek found written after `at`, with their mod revisions.
@@ -57,6 +61,8 @@ pub struct Transaction {
     pub(super) guards: BTreeMap<Key, Revision>,
     /// Ranges that the commit relies on.
     pub(super) guarded_ranges: Vec<Range>,
+    /// Ranges in which no key may be created after a revision.
+    pub(super) creation_guards: BTreeMap<Range, Revision>,
     /// The values that the commit writes; `None` deletes.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
     /// Keys that the first request reads along.
@@ -77,11 +83,13 @@ impl Transaction {
             seen: BTreeMap::new(),
             listed: Vec::new(),
             keys: BTreeMap::new(),
+            peeked_ranges: BTreeMap::new(),
             absent: BTreeMap::new(),
             newer: BTreeMap::new(),
             presumed: BTreeMap::new(),
             guards: BTreeMap::new(),
             guarded_ranges: Vec::new(),
+            creation_guards: BTreeMap::new(),
             writes: BTreeMap::new(),
             beside: Vec::new(),
             stale: false,

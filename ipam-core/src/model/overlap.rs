@@ -1,0 +1,307 @@
+//! Where the keys of blocks are that overlap with a network, in ranges of keys.
+//!
+//! Two blocks overlap if one contains the other. A key has its block's first address as text, so a larger block is at
+//! one of few texts, and the smaller ones are spread over texts that do not sort by address: `10.0.0.13-26` comes
+//! between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] is therefore given twice: in a few ranges that have other
+//! blocks' keys as well, and, for a network of at most 64 addresses or prefixes, exactly.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::IpNet;
+use kv::{Key, Range};
+
+use super::is_of_prefixes;
+use super::keys::{blocks_of_addresses_prefix, blocks_of_prefixes_prefix};
+use crate::net::Family;
+
+/// Up to this many numbers of the last part of an address get a range each, in a coarse cover.
+const MAX_SINGLE_ADDRESSES: u32 = 2;
+/// Up to this many numbers of an inner part of an address get a range each, in a coarse cover.
+const MAX_SINGLE_PARTS: u32 = 16;
+/// Up to this many numbers get a range each in an exact cover.
+const MAX_EXACT: u32 = 64;
+
+/// Ranges that have the keys of all blocks of one kind that overlap with a network in one way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cover {
+    /// Few ranges, which may have keys of other blocks.
+    pub coarse: Vec<Range>,
+    /// Ranges without keys of other blocks, if there are not too many of them.
+    pub exact: Option<Vec<Range>>,
+}
+
+/// The ranges with the keys of all blocks that overlap with a block, its own key among them.
+pub fn covers_of_overlaps(block: IpNet) -> Vec<Cover> {
+    let family = Family::of_net(block);
+    let mut covers = Vec::new();
+    if is_of_prefixes(block) {
+        for prefix in [blocks_of_prefixes_prefix(family), blocks_of_addresses_prefix(family)] {
+            covers.push(inside(&prefix, block));
+        }
+        let around = around(&blocks_of_prefixes_prefix(family), block, 0..block.prefix_len());
+        covers.push(Cover { coarse: around.clone(), exact: Some(around) });
+    } else {
+        let blocks = blocks_of_addresses_prefix(family);
+        let inside = inside(&blocks, block);
+        let largest = *family.block_sizes().start();
+        let mut around = around(&blocks, block, largest..block.prefix_len());
+        around.retain(|range| !inside.coarse.iter().any(|other| other.covers(range)));
+        covers.extend([inside, Cover { coarse: around.clone(), exact: Some(around) }]);
+        // Only a larger block is of prefixes. Mostly there are none of them.
+        let prefixes = blocks_of_prefixes_prefix(family);
+        let exact = self::around(&prefixes, block, 0..largest);
+        covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
+    }
+    covers
+}
+
+/// Few ranges with the keys of all blocks that overlap with one of several blocks.
+pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
+    let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
+    let covers = blocks.iter().flat_map(|block| covers_of_overlaps(*block));
+    for range in covers.flat_map(|cover| cover.coarse).collect::<BTreeSet<_>>() {
+        let (from, to) = range.bounds();
+        // Addresses that differ in their last part only.
+        let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
+        let parent = Key::from(&from.as_bytes()[..end]);
+        let span = by_parent.entry(parent).or_insert_with(|| (from.clone(), to.clone()));
+        span.1 = span.1.take().and_then(|known| to.map(|to| known.max(to)));
+    }
+    let spans = by_parent.into_values();
+    spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
+}
+
+/// The ranges with the keys of the blocks of addresses that overlap with a block of addresses, its own key among them.
+pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
+    covers_of_overlaps(block).into_iter().take(2).flat_map(|cover| cover.coarse).collect()
+}
+
+/// The keys of the blocks of some lengths that contain a block.
+fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range> {
+    let family = Family::of_net(block);
+    let bases: BTreeSet<IpAddr> =
+        lengths.filter_map(|length| Some(family.network(block.network(), length)?.network())).collect();
+    bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
+}
+
+/// The keys of the blocks that begin at an address of the network.
+fn inside(prefix: &Key, block: IpNet) -> Cover {
+    match block.network() {
+        IpAddr::V4(first) => {
+            let parts = first.octets().map(u32::from);
+            let place = usize::from(block.prefix_len().min(31) / 8);
+            let head: String = parts[..place].iter().map(|part| format!("{part}.")).collect();
+            let numbers = Numbers::of(parts[place], 8 * (place as u32 + 1), block.prefix_len(), 10);
+            let end = if place == 3 { '-' } else { '.' };
+            numbers.cover(prefix, &[head], end)
+        }
+        IpAddr::V6(first) => inside_v6(prefix, first, block.prefix_len()),
+    }
+}
+
+fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8) -> Cover {
+    let groups = first.segments();
+    let place = usize::from(length.min(127) / 16);
+    let mut numbers = Numbers::of(groups[place].into(), 16 * (place as u32 + 1), length, 16);
+    let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
+    // The address with a zero in its place may be written in another way than the others.
+    let mut zero = Vec::new();
+    if numbers.low == 0 {
+        let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
+        zero = if place == 7 {
+            vec![single(prefix, &first.to_string(), '-')]
+        } else {
+            vec![Range::Prefix(key(prefix, &format!("{}::", joined(&groups[..place - trailing]))))]
+        };
+        numbers.low = u32::from(place == 7);
+    }
+    if place == 7 {
+        let mut other = groups;
+        other[7] = 1;
+        heads.extend(Ipv6Addr::from(other).to_string().strip_suffix('1').map(str::to_owned));
+    } else {
+        // Zeros among the first groups are left out, unless there are more of them later.
+        heads.push(groups[..place].iter().map(|group| format!("{group:x}:")).collect());
+        for (from, to) in runs_of_zeros(&groups[..place]) {
+            let rest: String = groups[to..place].iter().map(|group| format!("{group:x}:")).collect();
+            heads.push(format!("{}::{rest}", joined(&groups[..from])));
+        }
+    }
+    let mut cover = numbers.cover(prefix, &heads, end);
+    cover.coarse.splice(0..0, zero.iter().cloned());
+    if let Some(exact) = &mut cover.exact {
+        exact.splice(0..0, zero);
+    }
+    cover
+}
+
+/// The numbers that one part of an address has, in a network.
+struct Numbers {
+    low: u32,
+    high: u32,
+    /// The greatest number that the part can have.
+    most: u32,
+    base: u32,
+}
+
+impl Numbers {
+    /// The numbers of the part that ends at bit `end`, which begins with the number `low` in a network of this length.
+    fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
+        let bits = end.saturating_sub(u32::from(length));
+        let most = if base == 10 { 0xff } else { 0xffff };
+        Self { low, high: low | (1_u32.checked_shl(bits).unwrap_or(0).wrapping_sub(1) & most), most, base }
+    }
+
+    fn cover(&self, prefix: &Key, heads: &[String], end: char) -> Cover {
+        let text = |number| if self.base == 10 { format!("{number}") } else { format!("{number:x}") };
+        let each = || -> Vec<Range> {
+            let numbers = self.low..=self.high;
+            let texts = numbers.flat_map(|number| heads.iter().map(move |head| format!("{head}{}", text(number))));
+            texts.map(|text| single(prefix, &text, end)).collect()
+        };
+        let count = (self.high + 1).saturating_sub(self.low);
+        let max_single = if end == '-' { MAX_SINGLE_ADDRESSES } else { MAX_SINGLE_PARTS };
+        let coarse = if self.low == 0 && self.high == self.most {
+            heads.iter().map(|head| Range::Prefix(key(prefix, head))).collect()
+        } else if count <= max_single {
+            each()
+        } else {
+            let spans = self.spans();
+            let of = |head: &String| -> Vec<Range> {
+                let range = |(low, high): &(u32, u32)| span(prefix, head, &text(*low), &text(*high), end);
+                spans.iter().map(range).collect()
+            };
+            heads.iter().flat_map(of).collect()
+        };
+        Cover { coarse, exact: (count <= MAX_EXACT).then(each) }
+    }
+
+    /// The numbers by how many digits they have: those with equally many sort by their texts.
+    fn spans(&self) -> Vec<(u32, u32)> {
+        let (mut spans, mut first) = (Vec::new(), 0);
+        let mut next = self.base;
+        while first <= self.high {
+            let (low, high) = (first.max(self.low), (next - 1).min(self.high));
+            if low <= high {
+                spans.push((low, high));
+            }
+            (first, next) = (next, next * self.base);
+        }
+        spans
+    }
+}
+
+/// The runs of at least two zeros, each from a group to before another one.
+fn runs_of_zeros(groups: &[u16]) -> Vec<(usize, usize)> {
+    let (mut runs, mut from) = (Vec::new(), 0);
+    for to in 0..=groups.len() {
+        if groups.get(to) != Some(&0) {
+            if to >= from + 2 {
+                runs.push((from, to));
+            }
+            from = to + 1;
+        }
+    }
+    runs
+}
+
+fn joined(groups: &[u16]) -> String {
+    groups.iter().map(|group| format!("{group:x}")).collect::<Vec<_>>().join(":")
+}
+
+fn key(prefix: &Key, text: &str) -> Key {
+    let mut bytes = prefix.as_bytes().to_vec();
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.into()
+}
+
+/// The keys that go on after the prefix with a text and an end.
+fn single(prefix: &Key, text: &str, end: char) -> Range {
+    Range::Prefix(key(prefix, &format!("{text}{end}")))
+}
+
+/// The keys from one text up to another, the latter with whatever comes after its end.
+fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
+    let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
+    let first = key(prefix, &format!("{head}{low}{end}"));
+    match last.bounds().1 {
+        Some(to) => Range::FromTo(first, to),
+        None => Range::From(first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::keys;
+    use crate::net::overlap;
+
+    /// Networks near each other, on addresses with and without runs of zeros.
+    fn nets() -> impl Strategy<Value = (IpNet, IpNet)> {
+        let v4 = (any::<u16>(), any::<u16>(), 0_u8..=32, 0_u8..=32, 0_u32..4096).prop_map(|(low, high, a, b, off)| {
+            let first = (u32::from(high) << 16) | u32::from(low);
+            let net =
+                |bits: u32, length| Family::V4.network(std::net::Ipv4Addr::from_bits(bits).into(), length).unwrap();
+            (net(first, a), net(first ^ off, b))
+        });
+        let group = || prop_oneof![Just(0_u16), Just(1), any::<u16>(), 0_u16..0x200];
+        let v6 = (proptest::array::uniform8(group()), 0_u8..=128, 0_u8..=128, 0_u32..7, any::<u16>()).prop_map(
+            |(groups, a, b, part, off)| {
+                let first = Ipv6Addr::from(groups).to_bits();
+                let net = |bits, length| Family::V6.network(Ipv6Addr::from_bits(bits).into(), length).unwrap();
+                (net(first, a), net(first ^ (u128::from(off) << (16 * part)), b))
+            },
+        );
+        prop_oneof![v4, v6]
+    }
+
+    fn is_in<'r>(ranges: impl IntoIterator<Item = &'r Range>, key: &Key) -> bool {
+        ranges.into_iter().any(|range| range.contains(key.as_bytes()))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #[test]
+        fn covers_have_the_keys_of_all_overlapping_blocks((block, other) in nets()) {
+            let (covers, key) = (covers_of_overlaps(block), keys::block(other));
+            let overlaps = overlap(block, other);
+            prop_assert!(!overlaps || is_in(covers.iter().flat_map(|cover| &cover.coarse), &key), "{block} {other}");
+            let several = ranges_around(&[block, other]);
+            prop_assert!(!overlaps || is_in(&several, &key), "{block} {other}");
+            let exact = covers.iter().flat_map(|cover| cover.exact.as_ref().unwrap_or(&cover.coarse));
+            prop_assert!(!overlaps || is_in(exact, &key), "{block} {other}");
+        }
+    }
+
+    #[test]
+    fn a_cover_of_a_usual_block_is_short() {
+        let count = |block: &str| -> Vec<usize> {
+            covers_of_overlaps(block.parse().unwrap()).iter().map(|cover| cover.coarse.len()).collect()
+        };
+        let counts = [
+            "10.65.166.64/26",
+            "10.65.166.0/26",
+            "10.65.160.0/24",
+            "10.65.160.0/20",
+            "10.65.166.77/32",
+            "fd80:24e2:f998:72d6:c11:b42f:f17e:a680/122",
+            "2001:db8:12:40::/58",
+        ]
+        .map(count);
+        let expected = [[2, 3, 1], [2, 2, 1], [1, 0, 1], [16, 0, 1], [1, 6, 1], [1, 3, 1], [1, 1, 12]];
+        assert_eq!(counts.concat(), expected.concat());
+    }
+
+    #[test]
+    fn an_exact_cover_leaves_out_other_blocks() {
+        let covers = covers_of_overlaps("10.0.0.0/26".parse().unwrap());
+        let other = keys::block("10.0.0.128/26".parse().unwrap());
+        assert!(is_in(&covers[0].coarse, &other));
+        assert!(covers.iter().all(|cover| !is_in(cover.exact.as_ref().unwrap(), &other)));
+        assert_eq!(covers_of_overlaps("10.0.0.0/20".parse().unwrap())[0].exact.as_ref().map(Vec::len), Some(16));
+        assert_eq!(covers_of_overlaps("10.0.0.0/25".parse().unwrap())[0].exact, None);
+    }
+}
