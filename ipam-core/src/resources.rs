@@ -18,7 +18,8 @@ use crate::workset::Workset;
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Makes a pool; with a gateway, one that is ready for a bridged network.
+    /// Makes a pool; with a gateway, one that is ready for a bridged network. Affinities that an earlier pool left there
+    /// are deleted before, see [`Self::drop_affinities_beside`].
     ///
     /// Guards: no pool came or changed meanwhile.
     ///
@@ -28,6 +29,7 @@ impl Ipam {
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+        self.drop_affinities_beside(new, deadline).await?;
         transact!(self, deadline, |tx| {
             tx.prefetch(vec![key.clone()], vec![pools.clone().into()]).await?;
             if tx.get(&key).await?.is_some() {

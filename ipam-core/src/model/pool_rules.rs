@@ -200,6 +200,14 @@ fn shown(uses: &[PoolUse]) -> String {
     uses.iter().map(|used| used.as_str()).collect::<Vec<_>>().join(",")
 }
 
+impl NewPool {
+    /// The prefix length of the pool's blocks, also of those of prefixes.
+    pub(crate) fn size_of_blocks(&self) -> u8 {
+        let of_prefixes = self.prefix_length.and_then(|length| block_size_for(self.cidr, length).ok());
+        of_prefixes.unwrap_or(self.block_size)
+    }
+}
+
 fn check_neighbours(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     if let Some(other) = pools.iter().find(|pool| pool.name() != new.name && overlap(pool.cidr(), new.cidr)) {
         let reason =
@@ -207,7 +215,7 @@ fn check_neighbours(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(
                 .to_string();
         return Err(InvalidPool::new("IPPool.CIDR", new.cidr, reason));
     }
-    let size = new.prefix_length.and_then(|length| block_size_for(new.cidr, length).ok()).unwrap_or(new.block_size);
+    let size = new.size_of_blocks();
     let odd = |block: &&IpNet| overlap(**block, new.cidr) && block.prefix_len() != size;
     if let Some(block) = blocks.iter().find(odd) {
         let reason = format_args!("block {block} of another size exists inside").to_string();

@@ -22,6 +22,7 @@ mod intents;
 mod lost;
 mod networks;
 mod overlap;
+mod overlap_random;
 mod owners;
 mod prefixes;
 mod quarantine;

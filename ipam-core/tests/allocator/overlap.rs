@@ -242,3 +242,28 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     assert_eq!(assigned[0].block, net("100.64.0.0/26"));
     are_apart(&world).await;
 }
+
+/// Affinities that outlived their blocks go when a pool of another block size is made; a block in use keeps it from being made.
+#[tokio::test]
+async fn overlap_of_affinities_with_a_new_pool_ends_when_it_is_made() {
+    let world = World::new().await;
+    for cidr in ["100.64.0.0/26", "100.64.0.128/25", "100.64.0.0/22", "100.64.8.0/26"] {
+        put_affinity(&world, "a", cidr, AffinityState::Confirmed).await;
+    }
+    let new = NewPool::new("p", net("100.64.0.0/24")).with_block_size(25);
+    put_block(&world, "b", "100.64.0.64/26").await;
+    let refused = world.ipam.create_pool(&new, None, soon()).await.unwrap_err().to_string();
+    assert!(refused.contains("block 100.64.0.64/26 of another size"), "{refused}");
+    assert_eq!(world.affinity("b", "100.64.0.64/26").await, Some(AffinityState::Confirmed));
+    world.store.delete(Range::Key(keys::block(net("100.64.0.64/26")))).await.unwrap();
+    world.ipam.create_pool(&new, None, soon()).await.unwrap();
+    for (node, cidr, is_left) in [
+        ("a", "100.64.0.0/26", false),
+        ("a", "100.64.0.128/25", true),
+        ("a", "100.64.0.0/22", false),
+        ("a", "100.64.8.0/26", true),
+        ("b", "100.64.0.64/26", false),
+    ] {
+        assert_eq!(world.affinity(node, cidr).await.is_some(), is_left, "{node} {cidr}");
+    }
+}

@@ -4,7 +4,7 @@ use ipam_core::Result;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{Document, IpamConfig, Malformed, POOL_FIELDS, Pool, check_changed_pool};
 use ipam_core::transact;
-use kv::{Deadline, Key, Revision, Transaction};
+use kv::{Deadline, Key, Revision, StoreExt, Transaction};
 
 use super::build::{Birth, NODE_FIELDS, RESERVATION_FIELDS, assemble, reservation_spec};
 use super::{DocumentError, DocumentKind, Manifest, Object, settings};
@@ -61,6 +61,12 @@ impl Operator {
             return Err(not_supported().into());
         }
         manifest.check_name()?;
+        if kind == DocumentKind::Pool
+            && self.store().get(key.clone()).await?.is_none()
+            && let Ok((new, _)) = manifest.new_pool(None)
+        {
+            self.drop_affinities_beside(&new, deadline).await?;
+        }
         transact!(self, deadline, |tx| {
             let stored = tx.get(&key).await?;
             let version = tx.written_at(&key);

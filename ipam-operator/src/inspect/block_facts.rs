@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use ipam_core::model::{Affinity, AffinityState, Block, Document, Owner};
+use ipam_core::model::{Affinity, AffinityState, Block, Document, Owner, Pool};
 use ipam_core::net::{bounds, nth};
 use ipnet::IpNet;
 use kv::Kv;
@@ -112,8 +112,15 @@ impl Blocks {
         self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
     }
 
-    /// Compares an affinity with its block; all blocks were read before.
-    pub(super) fn compare_affinity(&mut self, owner: &Owner, cidr: IpNet, kv: &Kv, findings: &mut Vec<Finding>) {
+    /// Compares an affinity with its block and with the pool that has it; all blocks were read before.
+    pub(super) fn compare_affinity(
+        &mut self,
+        (owner, cidr): (&Owner, IpNet),
+        pool: Option<&Pool>,
+        kv: &Kv,
+        findings: &mut Vec<Finding>,
+    ) {
+        let odd = pool.filter(|pool| pool.block_size() != cidr.prefix_len());
         let known = self.find(cidr);
         let index = self.by_cidr.get(&cidr).copied().unwrap_or(u32::MAX);
         let about = self.notes.get_mut(index as usize).and_then(|note| note.about.as_mut());
@@ -127,6 +134,10 @@ impl Blocks {
         }
         let (code, what) = match Affinity::decode(&kv.key, kv.value.as_bytes()).map(|affinity| affinity.state()) {
             Err(error) => (Code::UnreadableAffinity, error.reason().to_owned()),
+            Ok(_) if known == Known::Absent && odd.is_some() => {
+                let pool = odd.map(|pool| format!("pool {} has blocks of /{}", pool.name(), pool.block_size()));
+                (Code::AffinityOfOtherSize, pool.unwrap_or_default())
+            }
             Ok(AffinityState::Unknown) => (Code::AffinityUnknown, whose),
             Ok(AffinityState::Pending) => (Code::AffinityPending, whose),
             Ok(AffinityState::PendingDeletion) => (Code::AffinityPendingDeletion, whose),

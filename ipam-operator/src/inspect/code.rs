@@ -71,6 +71,8 @@ codes! {
         "writes the affinity anew, or deletes it if the block is not the owner's";
     AffinityOfOther = "AFF-06", Problem, "An affinity is to a block that is somebody else's, or nobody's.", "",
         "deletes the affinity";
+    AffinityOfOtherSize = "AFF-07", Problem, "An affinity is to a block that is not there, of another size than its pool's blocks: Calico could make it over other blocks.",
+        "", "deletes the affinity";
     DanglingAllocation = "ALC-01", Problem, "An allocation points at an entry that is not there; nothing can be assigned from its block.",
         "restore the block from a backup: the store does not say which container has the address", "";
     UnusedAttribute = "ALC-02", Problem, "A block has entries that no allocation points at.", "", "drops the entries";

@@ -105,7 +105,8 @@ impl Inspector {
             self.handles.compare(id, kv, &self.blocks, &mut self.done);
         } else if let Some((owner, cidr)) = keys::parse_affinity(key) {
             self.done.counts.affinities += 1;
-            self.blocks.compare_affinity(&owner, cidr, kv, &mut self.done.findings);
+            let pool = self.around.pool_of(cidr);
+            self.blocks.compare_affinity((&owner, cidr), pool, kv, &mut self.done.findings);
         } else if let Some(name) = keys::parse_sticky(key) {
             self.workloads.compare(name, kv, &self.blocks, &mut self.done);
         } else if !self.endpoints.add(kv, &self.around, &mut self.done) && keys::parse_legacy_host(key).is_none() {

@@ -111,3 +111,65 @@ async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_peek() {
     .unwrap();
     assert_eq!((committed.revision, committed.attempts), (Revision::new(4), 1));
 }
+
+#[tokio::test]
+async fn guard_of_creation_fails_for_new_keys_only() {
+    // What happens between the read and the commit, and whether it costs an attempt.
+    for (key, is_new, is_deletion, expected) in
+        [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
+    {
+        let store = kv_mvcc::memory();
+        store.put("p/0", "old").await.unwrap();
+        let (range, ours) = (Range::prefix("p/"), Key::from("ours"));
+        let mut attempts = 0;
+        let mut seen = Vec::new();
+        let committed = transact!(shared(&store), options(), |tx| {
+            attempts += 1;
+            tx.get(&ours).await?;
+            seen = tx.guard_creation(&range).await?;
+            if attempts == 1 {
+                match is_deletion {
+                    true => drop(store.delete(Range::key(key)).await?),
+                    false => drop(store.put(key, "another's").await?),
+                }
+            }
+            tx.put(&ours, "made")?;
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+        assert_eq!(committed.attempts, expected, "{key}, new: {is_new}, deleted: {is_deletion}");
+        assert_eq!(seen.len(), usize::try_from(expected).unwrap(), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn guard_of_creation_knows_what_was_read_along() {
+    let store = Counting::new(kv_mvcc::memory());
+    for key in ["p/1", "p/2", "q/1"] {
+        store.put(key, "1").await.unwrap();
+    }
+    let ours = Key::from("ours");
+    store.take();
+    transact!(shared(&store), options(), |tx| {
+        tx.prefetch(vec![ours.clone()], vec![kv::TxnRange::keys_of(Range::prefix("p/"))]).await?;
+        tx.peek_with(&[Key::from("x")], Content::KeysOnly, &[Range::prefix("q/")]).await?;
+        assert_eq!(tx.guard_creation(&Range::prefix("p/2")).await?, [Key::from("p/2")]);
+        assert_eq!(tx.guard_creation(&Range::prefix("q/")).await?, [Key::from("q/1")]);
+        tx.get(&ours).await?;
+        tx.put(&ours, "made")?;
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    assert_eq!(store.take().round_trips(), 3, "two reads and the commit");
+}
+
+#[tokio::test]
+async fn guard_of_creation_takes_64_keys_at_most() {
+    let store = kv_mvcc::memory();
+    for number in 0..=kv::MAX_GUARDED_LIST {
+        store.put(format!("p/{number}"), "1").await.unwrap();
+    }
+    let done = transact!(shared(&store), options(), |tx| tx.guard_creation(&Range::prefix("p/")).await);
+    let kind = done.map(|_: Committed<Vec<Key>>| ()).unwrap_err().kind().clone();
+    assert!(matches!(kind, kv::ErrorKind::ReadSetTooLarge { guards: 65 }), "{kind:?}");
+}
