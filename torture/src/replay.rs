@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use kv::{Event, EventKind, Kv};
 use serde::Deserialize;
 
@@ -11,6 +12,8 @@ use crate::ledger::Change;
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 const AFFINITIES: &str = "/calico/ipam/v2/host/";
+/// A key that the modelled Calico writes along with what it does.
+pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
 
 /// A block, as it is stored.
 #[derive(Clone, Debug, Deserialize)]
@@ -55,6 +58,8 @@ pub(crate) struct Replay {
     held: Counts,
     /// Owner and block, by what the affinities say.
     affine: BTreeSet<(String, String)>,
+    /// Those among them whose blocks the modelled Calico took away.
+    abandoned: BTreeSet<(String, String)>,
 }
 
 /// The documents that one revision touched, for a comparison when all of it is known.
@@ -64,6 +69,10 @@ struct Touched {
     blocks: BTreeSet<String>,
     affinities: BTreeSet<(String, String)>,
     changes: Vec<Change>,
+    /// Blocks that were not there before.
+    made: BTreeSet<String>,
+    /// Whether the modelled Calico wrote this revision.
+    by_calico: bool,
 }
 
 impl Replay {
@@ -97,6 +106,7 @@ impl Replay {
             return Err(format!("it came after revision {}", self.revision));
         }
         self.revision = revision;
+        touched.by_calico = events.iter().any(|event| event.kv.key.to_string() == CALICO_WAS_HERE);
         for event in events {
             let value = (event.kind == EventKind::Put).then(|| event.kv.value.as_bytes());
             self.apply(&event.kv.key.to_string(), value, touched)?;
@@ -143,7 +153,10 @@ impl Replay {
             match value.map(|value| parse::<Affinity>(key, value)).transpose()? {
                 Some(affinity) if affinity.state == "confirmed" => drop(self.affine.insert(pair)),
                 Some(affinity) => return Err(format!("{key} is {}", affinity.state)),
-                None => drop(self.affine.remove(&pair)),
+                None => {
+                    self.affine.remove(&pair);
+                    self.abandoned.remove(&pair);
+                }
             }
             Ok(())
         } else {
@@ -163,6 +176,13 @@ impl Replay {
             && new.sequence_number != old.sequence_number + 1
         {
             return Err(format!("{cidr} went from sequence number {} to {}", old.sequence_number, new.sequence_number));
+        }
+        match (&old, &new) {
+            (None, Some(_)) => drop(touched.made.insert(cidr.clone())),
+            (Some(Block { affinity: Some(owner), .. }), None) if touched.by_calico => {
+                self.abandoned.insert((owner.clone(), cidr.clone()));
+            }
+            _ => {}
         }
         let before = old.as_ref().map(Block::holders).unwrap_or_default();
         let after = new.as_ref().map(Block::holders).unwrap_or_default();
@@ -209,9 +229,17 @@ impl Replay {
         for pair in &touched.affinities {
             let (owner, cidr) = pair;
             let owned = self.blocks.get(cidr).and_then(|block| block.affinity.as_ref()) == Some(owner);
-            if owned != self.affine.contains(pair) {
+            if owned != self.affine.contains(pair) && !self.abandoned.contains(pair) {
                 let what = if owned { "has no affinity to" } else { "has an affinity to, and not," };
                 return Err(format!("{owner} {what} the block {cidr}"));
+            }
+        }
+        for cidr in &touched.made {
+            let made: IpNet = cidr.parse().map_err(|error| format!("{cidr}: {error}"))?;
+            let others = self.blocks.keys().filter(|other| *other != cidr).filter_map(|other| other.parse().ok());
+            if let Some(other) = others.into_iter().find(|other: &IpNet| other.contains(&made) || made.contains(other))
+            {
+                return Err(format!("block {cidr} was made over block {other}"));
             }
         }
         for cidr in &touched.blocks {
@@ -238,7 +266,7 @@ impl Block {
         let holds = [
             (self.cidr == cidr, "it says that it is another block"),
             (!self.deleted, "it says that it is deleted"),
-            (self.allocations.len() == 8, "it has not 8 addresses"),
+            (Some(self.allocations.len()) == size_of(cidr), "it has not the addresses of its network"),
             (free.len() == self.unallocated.len(), "an ordinal is free twice"),
             (free.is_disjoint(&allocated), "an ordinal is free and allocated"),
             (free.len() + allocated.len() == self.allocations.len(), "an ordinal is neither free nor allocated"),
@@ -271,6 +299,12 @@ impl Block {
             IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + ordinal as u128).into(),
         })
     }
+}
+
+/// The number of addresses of a small network.
+fn size_of(cidr: &str) -> Option<usize> {
+    let net: IpNet = cidr.parse().ok()?;
+    1_usize.checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
 }
 
 /// The keys that a revision changed, for a message.

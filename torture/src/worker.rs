@@ -8,20 +8,26 @@ use fastrand::Rng;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{AssignRequest, Assigned, BlockRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use ipam_core::model::{Owner, OwnerChange, OwnerUpdate};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Block, Document, NewPool, Owner, OwnerChange, OwnerUpdate, Pool};
 use ipam_core::net::Family;
 use ipam_core::{Error, Ipam};
 use ipnet::{IpNet, Ipv4Net};
+use kv::{Compare, Op, Range, Store, StoreExt, Txn};
+use time::OffsetDateTime;
 
 use crate::Failure;
 use crate::access::Access;
-use crate::scene::{POOL_V6, deadline};
+use crate::replay::CALICO_WAS_HERE;
+use crate::scene::{POOL_V4, POOL_V6, deadline};
 use crate::witness::Witness;
 
 /// How many containers a worker has at the most. All workers together want more than there is.
 const MOST_CONTAINERS: usize = 12;
 /// How often a DEL is repeated, as runtimes do.
 const DEL_ATTEMPTS: u32 = 200;
+/// How often the writes of a pool are repeated: the server may be down for a while.
+const POOL_ATTEMPTS: u32 = 1_000;
 /// The pause before a DEL is repeated that has failed.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
@@ -102,6 +108,7 @@ impl<W: Witness> Worker<W> {
             97 => self.give_pool_back(ipam).await,
             98 => self.give_all_back(ipam).await,
             99 if self.rng.u32(..4) == 0 => self.remove(ipam).await,
+            99 if self.rng.u32(..3) == 0 => self.remake_pool(ipam).await,
             _ if self.containers.len() < MOST_CONTAINERS => self.add(ipam).await,
             _ => {
                 let (container, _) = self.containers.swap_remove(self.rng.usize(..self.containers.len()));
@@ -294,11 +301,37 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
+    /// Deletes the IPv4 pool and makes it again with another block size, as Calico does behind our back: empty blocks go one
+    /// key at a time, and their affinities stay.
+    async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
+        let size = self.rng.u8(28..=30);
+        // A process may be killed in between, and nothing could be assigned from then on.
+        if self.deaths == Deaths::Dropped
+            && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
+        {
+            self.judge("pool deleted", &error.into())?;
+        }
+        let mut done = remake_pool(ipam.store(), size).await;
+        for _ in 0..POOL_ATTEMPTS {
+            let Err(error) = done else { break };
+            self.judge("pool made again", &error.into())?;
+            tokio::time::sleep(DEL_PAUSE).await;
+            done = remake_pool(ipam.store(), size).await;
+        }
+        done.map_err(|error| Failure(format!("the pool could not be made again: {error}")))?;
+        self.witness.counted("pool made again");
+        Ok(())
+    }
+
     /// Whether an error is one that may be.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {
                 self.witness.counted("refusal: nothing free, or the address in use");
+            }
+            Error::Overlap(_) => self.witness.counted("refusal: a block of another size is there"),
+            Error::Pool(_) | Error::OutsidePools(_) | Error::SmallerThanBlock(_) => {
+                self.witness.counted("refusal: no such pool, or other blocks");
             }
             Error::Store(error) => match error.kind() {
                 kv::ErrorKind::Conflict { .. } => self.witness.counted("failure: conflicts at every attempt"),
@@ -311,6 +344,24 @@ impl<W: Witness> Worker<W> {
         }
         Ok(())
     }
+}
+
+/// Deletes empty IPv4 blocks without their affinities, and writes the pool with another block size.
+async fn remake_pool(store: &Arc<dyn Store>, block_size: u8) -> kv::Result<()> {
+    for kv in store.list(Range::Prefix(keys::blocks_of_addresses_prefix(Family::V4))).await?.kvs {
+        let is_empty = Block::decode(&kv.key, kv.value.as_bytes()).is_ok_and(|block| block.is_empty());
+        if is_empty {
+            let unchanged = Compare::unchanged(kv.key.clone(), kv.mod_revision);
+            let writes = [Op::delete(kv.key), Op::put(CALICO_WAS_HERE, "")];
+            store.txn(Txn::new().with_compares([unchanged]).with_success(writes)).await?;
+        }
+    }
+    let Ok(cidr) = POOL_V4.parse() else { return Ok(()) };
+    let pool = Pool::new(&NewPool::new("v4", cidr).with_block_size(block_size), "uid", OffsetDateTime::UNIX_EPOCH);
+    if let Some(pool) = pool.ok().and_then(|pool| pool.encode().ok()) {
+        store.put(keys::resource(ResourceKind::IpPool, "v4"), pool).await?;
+    }
+    Ok(())
 }
 
 fn addresses(assigned: &[Assigned]) -> Vec<IpAddr> {

@@ -45,7 +45,7 @@ fn expect(report: &Report, what: &[impl AsRef<str>]) {
     }
 }
 
-const VERBS: [&str; 8] = [
+const VERBS: [&str; 9] = [
     "ADD",
     "DEL",
     "affinity claim",
@@ -54,6 +54,7 @@ const VERBS: [&str; 8] = [
     "block ensured",
     "node removed",
     "owner changed",
+    "pool made again",
 ];
 const FAULTS: [&str; 4] = ["fault: lands late", "fault: reply lost", "fault: request lost", "death"];
 
