@@ -114,7 +114,7 @@ async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_peek() {
 
 #[tokio::test]
 async fn guard_of_creation_fails_for_new_keys_only() {
-    // What happens between the read and the commit, and whether it costs an attempt.
+    // The write between the read and the commit, and the number of attempts.
     for (key, is_new, is_deletion, expected) in
         [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
     {

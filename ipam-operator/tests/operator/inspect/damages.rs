@@ -218,7 +218,6 @@ const DAMAGES: &[Damage] = &[
     (&["AFF-06", "BLK-09"], Whole, |c| edit_block(c, "c2", |b| b["affinity"] = "somebody".into())),
     (&["AFF-01"], Whole, |c| put_affinity(c, "a", "10.0.0.208/30", CONFIRMED)),
     (&["AFF-07"], Whole, |c| put_affinity(c, "a", "10.0.0.208/29", CONFIRMED)),
-    (&["AFF-07"], Whole, |c| put_affinity(c, "a", "10.0.0.208/31", r#"{"state":"pendingDeletion"}"#)),
     (&["AFF-02"], Whole, |c| put_affinity(c, "a", "10.0.0.208/30", r#"{"state":"pending"}"#)),
     (&["AFF-02"], Whole, |c| {
         let key = affinity_of(c, "c2");
