@@ -366,13 +366,13 @@ impl Pass<'_> {
     /// A block of a pool that is not stored: the first one from the host's start point on, if it is near.
     async fn find_new(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut places = Places::new(pool, &self.around.host.name, self.now);
-        let mut is_first = true;
+        let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.around.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // Where the first chunk is full, all the others may be.
-            let probed = if is_first { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
+            // Where the first two chunks are full, all the others may be.
+            chunks += 1;
+            let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
-            is_first = false;
             let mut probed = wanted.into_iter().zip(written);
             if let Some((absent, _)) = probed.find(|(_, written)| written.is_none()) {
                 return match work.obstacle(absent).await? {

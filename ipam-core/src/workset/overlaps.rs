@@ -48,9 +48,9 @@ impl Workset<'_> {
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         let covers = covers_of_overlaps(cidr);
         self.tx.peek_ranges(&coarse(&covers)).await?;
-        let is_other = |other: &IpNet| *other != cidr && overlap(*other, cidr);
-        let made = self.blocks.iter().filter_map(|(other, block)| block.as_ref().map(|_| *other));
-        if let Some(other) = made.into_iter().find(is_other) {
+        let leaving: Vec<IpNet> = self.changed.iter().copied().filter(|other| self.is_leaving(*other)).collect();
+        let is_other = |other: &IpNet| *other != cidr && overlap(*other, cidr) && !leaving.contains(other);
+        if let Some(other) = self.changed.iter().copied().find(is_other) {
             return Ok(Some(OverlapError::Block { block: cidr, other }));
         }
         for cover in covers {
@@ -63,6 +63,12 @@ impl Workset<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// True for a block that the commit will delete.
+    fn is_leaving(&self, cidr: IpNet) -> bool {
+        let block = self.blocks.get(&cidr).and_then(Option::as_ref).filter(|_| self.changed.contains(&cidr));
+        block.is_some_and(|block| block.is_empty() && block.owner().is_none())
     }
 
     /// The ranges of a cover that a commit can guard; `None` if there are too many keys in them.
@@ -90,9 +96,12 @@ impl Workset<'_> {
 
     /// Like [`Self::probe`], and reads along what [`Self::obstacle`] needs to know of the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<kv::Revision>>> {
-        let first = &blocks[..blocks.len().min(MAX_READ_ALONG)];
-        let ranges = Some(ranges_around(first)).filter(|ranges| blocks.len() + ranges.len() <= kv::MAX_TXN_OPS);
-        self.probe_with(blocks, &ranges.unwrap_or_default()).await
+        // Blocks all over a pool have fewer ranges in common.
+        let fitting = [MAX_READ_ALONG, MAX_READ_ALONG / 2, MAX_READ_ALONG / 4].into_iter().find_map(|most| {
+            let ranges = ranges_around(&blocks[..blocks.len().min(most)]);
+            (blocks.len() + ranges.len() <= kv::MAX_TXN_OPS).then_some(ranges)
+        });
+        self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
     /// The blocks of a pool in whose place something is stored: blocks of the pool's size, smaller ones inside, or larger
@@ -104,7 +113,9 @@ impl Workset<'_> {
             stored.extend(self.tx.snapshot_keys(&Range::Prefix(prefix)).await?);
         }
         let blocks = stored.iter().filter_map(keys::parse_block).chain(self.changed.iter().copied());
-        let taken = blocks.filter(|block| Family::of_net(*block) == family && overlap(*block, pool.cidr()));
+        let taken = blocks.filter(|block| {
+            Family::of_net(*block) == family && overlap(*block, pool.cidr()) && !self.is_leaving(*block)
+        });
         Ok(taken
             .filter_map(|block| family.network(block.network(), block.prefix_len().min(pool.block_size())))
             .collect())
