@@ -90,11 +90,12 @@ fn inside(prefix: &Key, block: IpNet) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
             let parts = first.octets().map(u32::from);
-            let place = usize::from(block.prefix_len().min(31) / 8);
+            let place = block.prefix_len().min(31) / 8;
+            let end = 8 * (u32::from(place) + 1);
+            let place = usize::from(place);
             let head: String = parts[..place].iter().map(|part| format!("{part}.")).collect();
-            let numbers = Numbers::of(parts[place], 8 * (place as u32 + 1), block.prefix_len(), 10);
-            let end = if place == 3 { '-' } else { '.' };
-            numbers.cover(prefix, &[head], end)
+            let numbers = Numbers::of(parts[place], end, block.prefix_len(), 10);
+            numbers.cover(prefix, &[head], if place == 3 { '-' } else { '.' })
         }
         IpAddr::V6(first) => inside_v6(prefix, first, block.prefix_len()),
     }
@@ -102,8 +103,10 @@ fn inside(prefix: &Key, block: IpNet) -> Cover {
 
 fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8) -> Cover {
     let groups = first.segments();
-    let place = usize::from(length.min(127) / 16);
-    let mut numbers = Numbers::of(groups[place].into(), 16 * (place as u32 + 1), length, 16);
+    let place = length.min(127) / 16;
+    let end = 16 * (u32::from(place) + 1);
+    let place = usize::from(place);
+    let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
     // The address with a zero in its place may be written in another way than the others.
     let mut zero = Vec::new();
