@@ -3,26 +3,25 @@
 //! Each call has a [`KeptOpen`]: while it lasts the store stays open. A hand-over waits until all are dropped, closes the store, lets the
 //! processes that wait have it, and opens it again. Calls that come meanwhile wait for that. Watches go on after it, since a
 //! revision is all that they have to remember. If another store is at the same place then, they end with an error.
+//!
+//! The owner of a future may stop polling it: a stream whose client does not read, a `select!` in the arm of another future. So
+//! no future that is given away may have a `KeptOpen` across an `await`, or wait for a lock that a hand-over needs: what keeps
+//! the store open runs in a task of its own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use datastore::care::{self, Queued};
 use datastore::{Create, Location, OpenStore, served};
-use kv::{
-    Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest,
-    WatchStream,
-};
-use kv_mvcc::{MvccStore, Purpose, Retention};
-use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use kv::{Error, ErrorKind, Operation, Result, Revision, Store};
+use kv_mvcc::{Purpose, Retention};
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
 
+use crate::gate::{Gate, Turn, Use};
 use crate::metrics::Metrics;
-use crate::watch_on::watch_on;
 
 /// How long a process that has announced itself may take until it waits for the lock.
 const ANNOUNCED: Duration = Duration::from_millis(20);
@@ -36,29 +35,20 @@ pub(crate) const WAIT: Duration = Duration::from_secs(60);
 pub struct Held {
     shared: Arc<Shared>,
     /// The purpose of the calls that this handle makes.
-    purpose: Purpose,
+    pub(crate) purpose: Purpose,
 }
 
 struct Shared {
     location: Location,
     name: String,
-    state: Arc<RwLock<State>>,
+    gate: Arc<Gate>,
     /// The store that was there last.
     seen: Mutex<Seen>,
     metrics: Arc<Metrics>,
     /// The bounds that the store gets on its history; `None` leaves it those that it has.
     history: Option<Retention>,
-    /// The store was opened.
-    opened: Notify,
     /// The oldest revision that clients of etcd's API may read, as far as it is known.
     oldest_for_clients: AtomicI64,
-}
-
-#[derive(Default)]
-struct State {
-    open: Option<OpenStore>,
-    /// The queue in front of the store.
-    queued: Option<Queued>,
 }
 
 /// A store, and which one it is at this place.
@@ -69,13 +59,16 @@ struct Seen {
     halves: (u64, u64),
     /// It grows when another store takes its place.
     generation: u64,
+    /// The queue in front of the store.
+    queued: Option<Arc<Queued>>,
 }
 
 /// The store, which stays open as long as this is there.
 ///
-/// A caller with one must not ask for another one before it drops the first: a hand-over may wait in between.
+/// A caller with one must not ask for another one before it drops the first: a hand-over may wait in between. It must be a task
+/// that goes on to the end by itself.
 pub struct KeptOpen {
-    state: OwnedRwLockReadGuard<State>,
+    used: Use,
     /// Which store it is, of those that were at this place.
     pub generation: u64,
 }
@@ -96,20 +89,7 @@ impl KeptOpen {
     /// The open store.
     pub fn open(&self) -> Result<&OpenStore> {
         // It is made with an open store only.
-        self.state.open.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
-    }
-}
-
-/// The embedded store, kept open.
-pub(crate) struct Embedded {
-    pub(crate) store: MvccStore,
-    kept: KeptOpen,
-}
-
-impl Embedded {
-    /// Which store it is, of those that were at this place.
-    pub(crate) fn generation(&self) -> u64 {
-        self.kept.generation
+        self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
 
@@ -130,16 +110,15 @@ impl Held {
     /// these bounds on its history, if there are any.
     pub fn new(location: Location, history: Option<Retention>, metrics: Arc<Metrics>) -> Self {
         let name = location.to_string();
-        let seen = Mutex::new(Seen { identity: Identity::Nothing, halves: (0, 0), generation: 0 });
+        let seen = Mutex::new(Seen { identity: Identity::Nothing, halves: (0, 0), generation: 0, queued: None });
         Self {
             shared: Arc::new(Shared {
                 location,
                 name,
-                state: Arc::default(),
+                gate: Gate::new(),
                 seen,
                 metrics,
                 history,
-                opened: Notify::new(),
                 oldest_for_clients: AtomicI64::new(0),
             }),
             purpose: Purpose::Any,
@@ -159,7 +138,8 @@ impl Held {
 
     /// The store that was there last, and its generation. If none is open, and none is being handed over, this looks again.
     pub async fn identity(&self) -> (Identity, u64) {
-        if self.seen().identity == Identity::Nothing || self.is_given_up() {
+        // If the store could not be opened again, as after it was moved away, what was seen last says nothing.
+        if self.seen().identity == Identity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
                 Err(error) if *error.kind() == ErrorKind::Missing => {
@@ -170,11 +150,6 @@ impl Held {
         }
         let Seen { identity, generation, .. } = self.seen();
         (identity, generation)
-    }
-
-    /// True if the store could not be opened again, as after it was moved away: what was seen last says nothing then.
-    fn is_given_up(&self) -> bool {
-        self.shared.state.try_read().is_ok_and(|state| state.open.is_none())
     }
 
     /// Which store it is now, of those that were at this place.
@@ -192,7 +167,7 @@ impl Held {
         self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
+    pub(crate) fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
@@ -202,26 +177,32 @@ impl Held {
     /// Those of opening it; `Locked` if others have it until then.
     pub async fn keep_open(&self, until: Instant) -> Result<KeptOpen> {
         let wait = async {
-            let state = Arc::clone(&self.shared.state).read_owned().await;
-            if state.open.is_some() {
-                return Ok::<_, Error>(state);
+            loop {
+                if let Some(used) = self.shared.gate.wait().await {
+                    return Ok::<_, Error>(used);
+                }
+                let opened = self.to_the_end(move |held| async move { held.open_until(until).await }).await;
+                opened.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))?;
             }
-            drop(state);
-            let mut state = Arc::clone(&self.shared.state).write_owned().await;
-            if state.open.is_none() {
-                // Opening is rare, and its future is large: every call and every watch would have the room for it.
-                Box::pin(self.reopen(&mut state, until.saturating_duration_since(Instant::now()))).await?;
-            }
-            Ok(state.downgrade())
         };
         match timeout_at(until.into(), wait).await {
-            Ok(state) => Ok(KeptOpen { state: state?, generation: self.generation() }),
+            Ok(used) => Ok(KeptOpen { used: used?, generation: self.generation() }),
             Err(_) => Err(self.error(ErrorKind::Locked, Operation::Open)),
         }
     }
 
+    async fn open_until(&self, until: Instant) -> Result<()> {
+        let Ok(mut turn) = timeout_at(until.into(), self.shared.gate.turn()).await else {
+            return Err(self.error(ErrorKind::Locked, Operation::Open));
+        };
+        if turn.is_open() {
+            return Ok(());
+        }
+        self.reopen(&mut turn, until.saturating_duration_since(Instant::now())).await
+    }
+
     /// Opens the store and looks which one it is.
-    async fn reopen(&self, state: &mut OwnedRwLockWriteGuard<State>, wait: Duration) -> Result<()> {
+    async fn reopen(&self, turn: &mut Turn, wait: Duration) -> Result<()> {
         let location = &self.shared.location;
         let open = match datastore::open(location, Create::Never, wait).await {
             // There may be room for releases. Other writes are refused until what was kept for these is there again.
@@ -249,103 +230,75 @@ impl Held {
                 tracing::warn!(store = self.shared.name, "another store is at this place now");
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
-            *seen = Seen { identity, halves, generation: seen.generation + 1 };
+            *seen = Seen { identity, halves, generation: seen.generation + 1, queued: None };
         }
+        seen.queued = care::queued(location).ok().map(Arc::new);
+        drop(seen);
         if let Some(store) = open.embedded() {
             let metrics = Arc::clone(&self.shared.metrics);
             store.observe_commits(move |took| metrics.observe_sync(took));
             self.shared.metrics.lock_taken();
         }
-        state.queued = care::queued(&self.shared.location).ok();
-        state.open = Some(open);
-        self.shared.opened.notify_one();
+        turn.put(open);
         Ok(())
     }
 
-    /// Waits until the store is open. For one task alone.
+    /// Waits until the store is open.
     pub async fn until_open(&self) {
-        // The lock of the state is waited for: the store is being opened at this call.
-        while self.shared.state.read().await.open.is_none() {
-            self.shared.opened.notified().await;
-        }
+        self.shared.gate.until_open().await;
     }
 
     /// True if a process waits for the lock, or another folder is where the store was opened.
     pub fn is_wanted(&self) -> bool {
         let Some(folder) = self.shared.location.path() else { return false };
-        let Ok(state) = self.shared.state.try_read() else { return false };
-        if state.open.is_none() {
+        if self.shared.gate.peek(|_| ()).is_none() {
             return false;
         }
-        let is_moved = match self.seen().identity {
+        let seen = self.seen();
+        let is_moved = match seen.identity {
             Identity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
         // The daemon has the first ticket.
-        is_moved || state.queued.as_ref().is_some_and(|queued| queued.count() > 1)
+        is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
     /// Lets the processes that wait for the lock have the store, and takes it back. A process that has announced itself is
-    /// waited for, at most 20 ms.
+    /// waited for, at most 20 ms. Callers who waited through the hand-over before have the store for as long as that took, at most
+    /// 250 ms, before this one begins.
     pub async fn hand_over(&self, announced: Announced) {
         self.to_the_end(move |held| async move { held.hand_over_at_once(announced).await }).await;
     }
 
     async fn hand_over_at_once(&self, announced: Announced) {
-        let mut state = Arc::clone(&self.shared.state).write_owned().await;
-        let Some(open) = state.open.take() else { return };
+        self.shared.gate.share().await;
+        let mut turn = self.shared.gate.turn().await;
+        let Some(open) = turn.take() else { return };
         self.shared.metrics.lock_handed_over();
         if let Err(error) = open.close().await {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
         if announced == Announced::Yes {
             let end = Instant::now() + ANNOUNCED;
-            while Instant::now() < end && state.queued.as_ref().is_some_and(|queued| queued.count() == 0) {
+            let queued = self.seen().queued;
+            while Instant::now() < end && queued.as_ref().is_some_and(|queued| queued.count() == 0) {
                 sleep(INTERVAL).await;
             }
         }
         // The lock goes to the processes that wait now before it comes back.
-        if let Err(error) = self.reopen(&mut state, WAIT).await {
+        if let Err(error) = self.reopen(&mut turn, WAIT).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
-        }
-    }
-
-    /// The store as an embedded one, which stays open as long as this is there.
-    ///
-    /// # Errors
-    /// Those of opening it; `Unsupported` for any other store.
-    pub(crate) async fn embedded(&self) -> Result<Embedded> {
-        let kept = self.keep_open(Instant::now() + WAIT).await?;
-        let store = kept.open()?.embedded().cloned();
-        let store = store.ok_or_else(|| self.error(ErrorKind::Unsupported, Operation::Open))?;
-        Ok(Embedded { store, kept })
-    }
-
-    /// False for a store whose format has no bounds on its history; true also if there is no store yet.
-    pub(crate) async fn has_bounds_of_its_own(&self) -> bool {
-        match self.embedded().await {
-            Ok(embedded) => embedded.store.has_leases(),
-            Err(error) => *error.kind() != ErrorKind::Unsupported,
         }
     }
 
     /// The oldest revision that clients of etcd's API may read. While another process has the store, as it was before.
     pub(crate) fn oldest_for_clients(&self) -> Revision {
-        let state = self.shared.state.try_read().ok();
-        let store = state.as_ref().and_then(|state| state.open.as_ref()).and_then(OpenStore::embedded);
+        let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
-        if let Some(store) = store {
-            kept.store(store.status().oldest_for_clients.get(), Ordering::Relaxed);
+        if let Some(now) = now {
+            kept.store(now, Ordering::Relaxed);
         }
         Revision::new(kept.load(Ordering::Relaxed))
-    }
-
-    /// Checks that there is room for writes of all purposes.
-    ///
-    /// # Errors
-    /// `NoSpace`; those of opening the store.
-    pub(crate) async fn check_room(&self) -> Result<()> {
-        self.keep_open(Instant::now() + WAIT).await?.open()?.check_room().await
     }
 
     /// Closes the store, has its engine give up the room that the files do not need, and opens it again.
@@ -367,30 +320,18 @@ impl Held {
     }
 
     async fn defragment_at_once(&self) -> Result<()> {
-        let mut state = Arc::clone(&self.shared.state).write_owned().await;
-        if let Some(open) = state.open.take() {
+        let mut turn = self.shared.gate.turn().await;
+        if let Some(open) = turn.take() {
             self.shared.metrics.lock_handed_over();
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
         }
         let shrunk = care::shrink(&self.shared.location, WAIT).await;
-        if let Err(error) = self.reopen(&mut state, WAIT).await {
+        if let Err(error) = self.reopen(&mut turn, WAIT).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
         }
         shrunk.map(drop)
-    }
-
-    /// Watches the store of a generation.
-    ///
-    /// # Errors
-    /// Those of a watch; `RevisionRegressed` if another store has taken its place.
-    pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
-        let kept = self.keep_open(Instant::now() + WAIT).await?;
-        if kept.generation != generation {
-            return Err(self.replaced(Operation::Watch));
-        }
-        watch_on(self.clone(), kept, request).await
     }
 
     /// The error for a client that means a store whose place another one has taken.
@@ -400,7 +341,11 @@ impl Held {
 
     /// Closes the store for good, once all that keep it open have ended.
     pub async fn close(&self) {
-        let open = self.shared.state.write().await.open.take();
+        self.to_the_end(|held| async move { held.close_at_once().await }).await;
+    }
+
+    async fn close_at_once(&self) {
+        let open = self.shared.gate.turn().await.take();
         self.shared.metrics.lock_released();
         if let Some(open) = open
             && let Err(error) = open.close().await
@@ -419,23 +364,6 @@ pub enum Announced {
     No,
 }
 
-/// A call of the store keeps it open, and waits for that as long as for the lock.
-#[async_trait]
-impl Store for Held {
-    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        self.keep_open(Instant::now() + WAIT).await?.store(Purpose::Any)?.range(request).await
-    }
-
-    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        self.keep_open(Instant::now() + WAIT).await?.store(self.purpose)?.txn(txn).await
-    }
-
-    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        let kept = self.keep_open(Instant::now() + WAIT).await?;
-        watch_on(self.clone(), kept, request).await
-    }
-
-    async fn compact(&self, revision: Revision) -> Result<()> {
-        self.keep_open(Instant::now() + WAIT).await?.store(Purpose::Any)?.compact(revision).await
-    }
-}
+#[cfg(test)]
+#[path = "held_tests.rs"]
+mod tests;

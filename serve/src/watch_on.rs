@@ -1,24 +1,21 @@
 //! A watch that goes on after a hand-over: a revision is all that it has to remember.
 
-use std::time::Instant;
-
 use futures::StreamExt;
 use futures::stream::unfold;
-use kv::{Batch, ErrorKind, Operation, Progress, Result, Store, WatchRequest, WatchStream};
-use kv_mvcc::Purpose;
+use kv::{Batch, ErrorKind, Progress, Result, WatchRequest, WatchStream};
 
-use crate::held::{Held, KeptOpen, WAIT};
+use crate::held::Held;
 
-/// Watches the store, and the same store after each hand-over.
+/// Watches the store, or the store of a generation, and the same store after each hand-over.
 ///
 /// # Errors
-/// Those of a watch.
-pub(crate) async fn watch_on(held: Held, kept: KeptOpen, request: WatchRequest) -> Result<WatchStream> {
+/// Those of a watch; `RevisionRegressed` if another store has taken its place.
+pub(crate) async fn watch_on(held: Held, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
     // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
     let request = request.with_progress(Progress::Report);
-    let stream = kept.store(Purpose::Any)?.watch(request.clone()).await?;
-    let cursor = Cursor { held, generation: kept.generation, request, wants_progress, stream: Some(stream) };
+    let (generation, stream) = held.watch_open(of, request.clone()).await?;
+    let cursor = Cursor { held, generation, request, wants_progress, stream: Some(stream) };
     Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
 }
 
@@ -62,16 +59,13 @@ impl Cursor {
 
     /// Waits for the end of the hand-over, and watches on.
     async fn resume(&mut self) -> Result<()> {
-        let kept = loop {
-            match self.held.keep_open(Instant::now() + WAIT).await {
+        let opened = loop {
+            match self.held.watch_open(Some(self.generation), self.request.clone()).await {
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
-                kept => break kept?,
+                opened => break opened?,
             }
         };
-        if kept.generation != self.generation {
-            return Err(self.held.replaced(Operation::Watch));
-        }
-        self.stream = Some(kept.store(Purpose::Any)?.watch(self.request.clone()).await?);
+        self.stream = Some(opened.1);
         Ok(())
     }
 }

@@ -13,13 +13,13 @@ use crate::held::Held;
 
 /// A held store, and the URLs by which clients reach it.
 #[derive(Debug)]
-pub(super) struct Served {
+pub(crate) struct Served {
     held: Held,
     urls: Vec<String>,
 }
 
 impl Served {
-    pub(super) fn new(held: Held, urls: Vec<String>) -> Self {
+    pub(crate) fn new(held: Held, urls: Vec<String>) -> Self {
         Self { held, urls }
     }
 }
@@ -58,7 +58,7 @@ impl Backing for Served {
     }
 
     async fn compact(&self, to: Revision) -> kv::Result<()> {
-        self.held.embedded().await?.store.compact_for_clients(to).await
+        self.held.with_embedded(move |store, _| async move { store.compact_for_clients(to).await }).await
     }
 
     fn oldest(&self) -> Revision {
@@ -66,7 +66,7 @@ impl Backing for Served {
     }
 
     async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
-        let granted = self.held.embedded().await?.store.grant(lease).await;
+        let granted = self.held.with_embedded(move |store, _| async move { store.grant(lease).await }).await;
         granted.map_err(|error| match error.kind() {
             ErrorKind::Unsupported => {
                 let raise = format!("raise its format with: margay --store {} store upgrade", self.held.location());
@@ -78,19 +78,20 @@ impl Backing for Served {
     }
 
     async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision> {
-        let embedded = self.held.embedded().await?;
-        if embedded.generation() != of.generation {
-            return Err(self.held.replaced(Operation::Txn));
-        }
-        embedded.store.revoke(id).await
+        let replaced = self.held.replaced(Operation::Txn);
+        self.held
+            .with_embedded(move |store, generation| async move {
+                if generation == of.generation { store.revoke(id).await } else { Err(replaced) }
+            })
+            .await
     }
 
     async fn leases(&self) -> kv::Result<Vec<Lease>> {
-        self.held.embedded().await?.store.leases().await
+        self.held.with_embedded(|store, _| async move { store.leases().await }).await
     }
 
     async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>> {
-        self.held.embedded().await?.store.leased(id).await
+        self.held.with_embedded(move |store, _| async move { store.leased(id).await }).await
     }
 
     async fn defragment(&self) -> kv::Result<()> {

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use crate::daemon::Daemon;
 
 use address::Address;
-use backing::Served;
+pub(crate) use backing::Served;
 use connections::Listener;
 pub use options::Options;
 use tls::{Files, Tls};

@@ -63,10 +63,14 @@ async fn samples(shown: &Arc<Shown>) -> Result<Samples, Failure> {
     };
     samples.of_store(revision, oldest_revision(&*shown.store, revision).await?);
     if let Some(held) = &shown.history
-        && let Ok(embedded) = held.embedded().await
+        && let Ok(history) = held
+            .with_embedded(|store, _| async move {
+                Ok((store.oldest().await?.time, store.status().log_bytes, store.retention().bytes))
+            })
+            .await
     {
-        let (oldest, status) = (embedded.store.oldest().await?, embedded.store.status());
-        samples.of_history(oldest.time, status.log_bytes, embedded.store.retention().bytes);
+        let (oldest, log_bytes, most) = history;
+        samples.of_history(oldest, log_bytes, most);
     }
     Ok(samples)
 }

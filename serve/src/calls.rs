@@ -1,0 +1,114 @@
+//! The calls of the held store: each runs in a task, which keeps the store open.
+
+use std::time::Instant;
+
+use async_trait::async_trait;
+use kv::{
+    ErrorKind, Operation, Outcome, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
+    WatchRequest, WatchStream,
+};
+use kv_mvcc::{MvccStore, Purpose};
+use tokio::task::JoinHandle;
+
+use crate::held::{Held, KeptOpen, WAIT};
+use crate::watch_on::watch_on;
+
+/// A task that ends when this is dropped.
+struct Task<T>(JoinHandle<T>);
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Held {
+    /// Does `work` on the open store. It runs on when the caller stops polling, and ends when the caller drops this.
+    ///
+    /// # Errors
+    /// Those of opening the store and of `work`.
+    async fn with_store<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+        &self,
+        work: impl FnOnce(KeptOpen) -> F,
+    ) -> Result<T> {
+        let kept = self.keep_open(Instant::now() + WAIT).await?;
+        let mut task = Task(tokio::spawn(work(kept)));
+        // It panicked, or the runtime ends.
+        let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
+        (&mut task.0).await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    /// Does `work` on the embedded store, given which store it is of those that were at this place, as [`with_store`](Self::with_store).
+    ///
+    /// # Errors
+    /// Those of opening the store and of `work`; `Unsupported` for a store that is not embedded.
+    pub(crate) async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+        &self,
+        work: impl FnOnce(MvccStore, u64) -> F + Send + 'static,
+    ) -> Result<T> {
+        let unsupported = self.error(ErrorKind::Unsupported, Operation::Open);
+        self.with_store(|kept| async move {
+            let store = kept.open()?.embedded().cloned().ok_or(unsupported)?;
+            work(store, kept.generation).await
+        })
+        .await
+    }
+
+    /// False for a store whose format has no bounds on its history; true also if there is no store yet.
+    pub(crate) async fn has_bounds_of_its_own(&self) -> bool {
+        let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
+        has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
+    }
+
+    /// Checks that there is room for writes of all purposes.
+    ///
+    /// # Errors
+    /// `NoSpace`; those of opening the store.
+    pub(crate) async fn check_room(&self) -> Result<()> {
+        self.with_store(|kept| async move { kept.open()?.check_room().await }).await
+    }
+
+    /// Watches the store of a generation.
+    ///
+    /// # Errors
+    /// Those of a watch; `RevisionRegressed` if another store has taken its place.
+    pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
+        watch_on(self.clone(), Some(generation), request).await
+    }
+
+    /// Watches the store until it is closed: the store of a generation, if one is given. Returns which store it is.
+    ///
+    /// # Errors
+    /// Those of [`watch_of`](Self::watch_of).
+    pub(crate) async fn watch_open(&self, of: Option<u64>, request: WatchRequest) -> Result<(u64, WatchStream)> {
+        let held = self.clone();
+        self.with_store(move |kept| async move {
+            if of.is_some_and(|generation| generation != kept.generation) {
+                return Err(held.replaced(Operation::Watch));
+            }
+            Ok((kept.generation, kept.store(Purpose::Any)?.watch(request).await?))
+        })
+        .await
+    }
+}
+
+/// A call of the store keeps it open, and waits for that as long as for the lock.
+#[async_trait]
+impl Store for Held {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.with_store(|kept| async move { kept.store(Purpose::Any)?.range(request).await }).await
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let purpose = self.purpose;
+        self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        watch_on(self.clone(), None, request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.with_store(move |kept| async move { kept.store(Purpose::Any)?.compact(revision).await }).await
+    }
+}
