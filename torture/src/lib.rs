@@ -27,6 +27,7 @@ mod faults;
 mod in_process;
 mod ledger;
 mod plan;
+mod press;
 mod processes;
 mod replay;
 mod report;
@@ -38,6 +39,7 @@ mod witness;
 mod worker;
 
 pub use plan::{Engine, Mode, Plan, Reach};
+pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use report::Report;
 pub use sabotage::Sabotage;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use torture::{ChildPlan, Engine, Mode, Plan, Reach, SoakPlan};
+use torture::{ChildPlan, Engine, Mode, Plan, PressPlan, Reach, SoakPlan};
 
 #[derive(Debug, Parser)]
 #[command(about = "Tortures the allocator on a store: many nodes at once, faults and kills, every revision checked")]
@@ -58,6 +58,18 @@ enum Command {
         #[arg(long)]
         hours: f64,
     },
+    /// Has a crowd of clients press the daemon of an embedded store while processes take the store.
+    Press {
+        /// The program `margay`.
+        #[arg(long)]
+        margay: PathBuf,
+        /// Which store: sled or redb.
+        #[arg(long, default_value = "redb")]
+        store: String,
+        /// For how many seconds.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+    },
     /// Is a worker of a run with processes.
     #[command(hide = true)]
     Work(ChildPlan),
@@ -99,6 +111,16 @@ fn main() -> ExitCode {
                 Ok(report) => println!("{report}"),
                 Err(failure) => {
                     eprintln!("soak: {failure}");
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+        Command::Press { margay, store, seconds } => {
+            let plan = PressPlan { margay, engine: store, time: Duration::from_secs(seconds) };
+            match runtime.block_on(torture::press(&plan)) {
+                Ok(report) => println!("{report}"),
+                Err(failure) => {
+                    eprintln!("press: {failure}");
                     return ExitCode::FAILURE;
                 }
             }

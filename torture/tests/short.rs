@@ -2,8 +2,9 @@
 #![allow(clippy::print_stdout, reason = "what was done is part of the answer")]
 
 use std::path::Path;
+use std::time::Duration;
 
-use torture::{Engine, Mode, Plan, Reach, Report};
+use torture::{Engine, Mode, Plan, PressPlan, Reach, Report};
 
 async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
     carry_out(Plan::new(engine, mode, ops, fastrand::u64(..))).await
@@ -120,4 +121,25 @@ async fn on_sled_with_killed_processes_over_the_api() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redb_with_killed_processes_over_the_api() {
     expect_trouble(&over_the_api(Engine::Redb, 600).await);
+}
+
+/// A crowd of clients while processes take the store, for as many seconds as `MARGAY_PRESS_SECONDS` says.
+async fn press(engine: &str) {
+    let seconds = std::env::var("MARGAY_PRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10);
+    let margay = Path::new(env!("CARGO_BIN_EXE_torture")).with_file_name("margay");
+    let plan = PressPlan { margay, engine: engine.to_owned(), time: Duration::from_secs(seconds) };
+    match torture::press(&plan).await {
+        Ok(report) => println!("{report}"),
+        Err(failure) => panic!("{engine}: {failure}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_press_on_redb() {
+    press("redb").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_press_on_sled() {
+    press("sled").await;
 }
