@@ -295,7 +295,7 @@ where
     F: Future<Output = Result<T, etcd_client::Error>> + Send,
 {
     let store = format!("{NAME} {}", endpoint.address.url);
-    let timeout = || with_hint(Error::new(ErrorKind::Timeout, operation, store.clone()), endpoint.hint());
+    let timeout = || with_hint(Error::new(ErrorKind::Timeout, operation, store.clone()), endpoint.silence());
     let reported = |error: etcd_client::Error| {
         let hint = match endpoint.identity_fault().filter(|_| refuses_our_certificate(&error)) {
             Some(fault) => Some(fault.into()),

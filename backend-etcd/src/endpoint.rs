@@ -188,6 +188,15 @@ impl Endpoint {
         }
     }
 
+    /// The likely fault if no answer comes in time: a server that speaks otherwise hangs up.
+    pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
+        if self.answered.load(Ordering::Relaxed) {
+            return None;
+        }
+        let hint = "it never answered; it may hang, be out of reach, or be no etcd";
+        Some(self.port_hint().map_or(hint.into(), Cow::from))
+    }
+
     /// The clients of the member, and how often its token was renewed.
     ///
     /// Nothing that was asked of the store has been sent yet when this fails: it only logs in.

@@ -191,3 +191,16 @@ async fn a_login_that_nobody_asks_for_is_no_error() {
     guard(&etcd).await.unwrap();
     store.put("k", "once it is asked for").await.unwrap();
 }
+
+/// A server that accepts connections and says nothing.
+#[tokio::test]
+async fn a_server_that_hangs_is_not_taken_for_another_protocol() {
+    let server = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = server.local_addr().unwrap();
+    let authority = Certificates::make().unwrap();
+    for url in [format!("http://{address}"), format!("https://{address}")] {
+        let tls = url.starts_with("https").then(|| Tls::new().with_authority(authority.file("authority.pem")));
+        let error = refused(&open(url, tls)).await.to_string();
+        assert!(error.contains("it may hang") && !error.contains("TLS"), "{error}");
+    }
+}

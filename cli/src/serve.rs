@@ -61,6 +61,7 @@ pub(crate) fn run(
             key: args.key_file.clone(),
             client_ca: args.client_ca_file.clone(),
             insecure_loopback: args.insecure_loopback,
+            watch_progress_interval: args.watch_progress_interval,
         },
         history: if is_bounded || !args.listen.is_empty() { Some(bounds) } else { None },
         history_required: is_bounded,

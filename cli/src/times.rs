@@ -53,6 +53,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
+/// A duration, or a whole number of milliseconds with `ms`, as Go has them.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    let milliseconds = text.strip_suffix("ms").and_then(|count| count.parse().ok()).map(Duration::from_millis);
+    milliseconds.map_or_else(|| duration(text), Ok)
+}
+
 /// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
 pub(crate) fn both(at: OffsetDateTime) -> [String; 2] {
     let local = Timestamp::from_second(at.unix_timestamp())

@@ -58,6 +58,11 @@ const STREAMS: u32 = 10_000;
 /// All clients together may have so many watches open. Each takes some 3 KiB of memory.
 const MOST_WATCHES: usize = 20_000;
 
+/// How often a watch reports its progress without a request, as with etcd.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
+/// The least such interval, as with etcd.
+const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A request about the server itself waits so long for the store, which another process may have for a moment. Then the newest
 /// revision of earlier answers is in the header.
 const RECENT: Duration = Duration::from_millis(100);
@@ -73,13 +78,29 @@ pub struct Api {
     /// The time of leases.
     clock: Arc<LeaseClock>,
     limits: Limits,
+    report_interval: Duration,
 }
 
 impl Api {
     /// The services over this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
         let watches = Arc::new(Semaphore::new(MOST_WATCHES));
-        Self { backing, newest: Arc::default(), watches, clock: Arc::default(), limits: Limits::default() }
+        let report_interval = REPORT_INTERVAL;
+        Self {
+            backing,
+            newest: Arc::default(),
+            watches,
+            clock: Arc::default(),
+            limits: Limits::default(),
+            report_interval,
+        }
+    }
+
+    /// The same services, with this interval (10 minutes otherwise, at least 100 ms) between the reports of progress that a watch
+    /// sends without a request.
+    #[must_use]
+    pub fn with_report_interval(self, interval: Duration) -> Self {
+        Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
     /// Has leases end in their time, for ever. Requests about leases wait for the begin of this.

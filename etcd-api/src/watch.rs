@@ -1,16 +1,17 @@
 //! The service Watch: one task for each gRPC stream owns all watches of that stream, and is the only one that sends.
 //!
 //! Therefore no report of progress is ahead of an event: the task reports a revision once every watch of the stream has
-//! delivered all events up to it (k3s-io/kine#731 shows the damage of an early report).
+//! delivered all events up to it (k3s-io/kine#731 shows the damage of an early report). Nor is it behind one: the revision is at
+//! least that of the newest event on the stream.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
 use futures::stream::{AbortHandle, Abortable, BoxStream, SelectAll, unfold};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use kv::{Batch, ErrorKind, InvalidArgument, Prev, Progress, Range, Revision, WatchRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval_at};
@@ -26,8 +27,10 @@ pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Stat
 
 /// So many messages wait for a client that does not read; then its watches wait, too, and lose nothing.
 const ROOM: usize = 16;
-/// How often a watch reports its progress without a request, as with etcd.
-const REPORT: Duration = Duration::from_secs(10 * 60);
+/// How long a requested report may wait for watches that have come less far than others. Later events then wait for the report.
+const PURSUIT: Duration = Duration::from_millis(300);
+/// Maximum number of events that wait for a report. With more the report is dropped, and the client requests another.
+const MAX_HELD_BACK: usize = 256;
 /// The id of messages that are about a whole stream.
 const NO_WATCH: i64 = -1;
 
@@ -42,6 +45,8 @@ impl Api {
             cursors: BTreeMap::new(),
             next_id: 0,
             requested: None,
+            newest: Revision::UNSET,
+            held_back: VecDeque::new(),
         };
         tokio::spawn(session.run(requests));
         Box::pin(unfold(sent, |mut sent| async { sent.recv().await.map(|item| (item, sent)) }))
@@ -55,8 +60,28 @@ struct Session {
     changes: SelectAll<BoxStream<'static, (i64, kv::Result<Batch>)>>,
     cursors: BTreeMap<i64, Cursor>,
     next_id: i64,
-    /// The revision that a client that requested progress waits for.
-    requested: Option<Revision>,
+    /// The report that a client has requested.
+    requested: Option<Requested>,
+    /// The revision of the newest event that was sent.
+    newest: Revision,
+    /// Items of watches that wait for the requested report.
+    held_back: VecDeque<(i64, kv::Result<Batch>)>,
+}
+
+/// A requested report of progress.
+#[derive(Clone, Copy)]
+struct Requested {
+    /// The least revision that it may name.
+    revision: Revision,
+    since: Instant,
+    /// The revision of a report that was requested after events began to wait for this one.
+    later: Option<Revision>,
+}
+
+impl Requested {
+    fn at(revision: Revision) -> Self {
+        Self { revision, since: Instant::now(), later: None }
+    }
 }
 
 /// A watch that a client wants.
@@ -76,12 +101,20 @@ struct Ended;
 
 impl Session {
     async fn run(mut self, mut requests: Streaming<PbWatchRequest>) {
-        let mut timer = interval_at(Instant::now() + REPORT, REPORT);
+        let interval = self.api.report_interval;
+        let mut timer = interval_at(Instant::now() + interval, interval);
+        let mut next = None;
         loop {
             let step = tokio::select! {
-                request = requests.message() => match request {
-                    Ok(Some(request)) => self.obey(request).await,
-                    Ok(None) | Err(_) => return,
+                request = request(&mut next, &mut requests) => match request {
+                    Some(request) => {
+                        if is_progress(&request) {
+                            // One report answers all requests that are there.
+                            next = skip_progress(&mut requests);
+                        }
+                        self.obey(request).await
+                    }
+                    None => return,
                 },
                 Some((id, item)) = self.changes.next(), if !self.changes.is_empty() => self.deliver(id, item).await,
                 _ = timer.tick() => self.report_each().await,
@@ -112,6 +145,7 @@ impl Session {
                 if self.cursors.remove(&cancel.watch_id).is_none() {
                     return Ok(());
                 }
+                self.held_back.retain(|(id, _)| *id != cancel.watch_id);
                 let now = self.now().await?;
                 let canceled = PbWatchResponse { watch_id: cancel.watch_id, canceled: true, ..self.message(now) };
                 self.send(canceled).await?;
@@ -119,7 +153,12 @@ impl Session {
             }
             Some(PbWatchRequestUnion::ProgressRequest(_)) => {
                 let now = self.now().await?;
-                self.requested = self.requested.max(Some(now));
+                match &mut self.requested {
+                    // The events after this revision wait for the report: another report follows it.
+                    Some(requested) if requested.since.elapsed() >= PURSUIT => requested.later = Some(now),
+                    Some(requested) => requested.revision = now.max(requested.revision),
+                    None => self.requested = Some(Requested::at(now)),
+                }
                 self.report_requested().await
             }
             None => Ok(()),
@@ -162,7 +201,11 @@ impl Session {
         };
         let (end, registration) = AbortHandle::new_pair();
         self.changes.push(Abortable::new(stream.map(move |item| (id, item)), registration).boxed());
-        self.cursors.insert(id, Cursor::new(wanted.filters, wanted.fragments, wanted.reports, start, end, place));
+        let mut cursor = Cursor::new(wanted.filters, wanted.fragments, wanted.reports, start, end, place);
+        if wanted.start > now.get() {
+            cursor.begin = start;
+        }
+        self.cursors.insert(id, cursor);
         self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await
     }
 
@@ -175,30 +218,55 @@ impl Session {
     }
 
     async fn deliver(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), Ended> {
+        if let Some(goal) = self.overdue()
+            && !item.as_ref().is_ok_and(|batch| batch.is_progress() || batch.revision <= goal)
+        {
+            if let Some(cursor) = self.cursors.get_mut(&id) {
+                cursor.reached = cursor.reached.max(goal);
+            }
+            self.held_back.push_back((id, item));
+            if self.held_back.len() > MAX_HELD_BACK {
+                self.requested = None;
+            }
+        } else {
+            self.pass_on(id, item).await?;
+        }
+        self.report_requested().await
+    }
+
+    /// The revision of a report that has waited so long that later events wait for it. Otherwise watches that report every 200 ms, each
+    /// at another time, would never all be at the newest event of a busy one.
+    fn overdue(&self) -> Option<Revision> {
+        let requested = self.requested.filter(|requested| requested.since.elapsed() >= PURSUIT)?;
+        Some(requested.revision.max(self.newest))
+    }
+
+    async fn pass_on(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), Ended> {
         // An item may come just before the end of a watch that its client has canceled.
         let Some(cursor) = self.cursors.get_mut(&id) else { return Ok(()) };
         match item {
             Ok(batch) if batch.is_progress() => {
-                cursor.reached = batch.revision;
-                self.report_requested().await
+                cursor.reached = cursor.reached.max(batch.revision);
+                Ok(())
             }
             Ok(batch) => {
-                let header = self.api.header(batch.revision);
-                for message in cursor.messages(id, batch, header) {
+                let (revision, header) = (batch.revision, self.api.header(batch.revision));
+                for message in cursor.messages(id, batch, header, self.api.backing.oldest()) {
                     self.answers.send(Ok(message)).await.map_err(|_| Ended)?;
+                    self.newest = self.newest.max(revision);
                 }
-                self.report_requested().await
+                Ok(())
             }
             Err(error) => {
                 self.cursors.remove(&id);
                 match *error.kind() {
                     ErrorKind::Compacted { compact_revision } => {
                         let now = self.now().await?;
-                        self.compacted(id, now, compact_revision, false).await?;
-                        self.report_requested().await
+                        self.compacted(id, now, compact_revision, false).await
                     }
                     // Another store took its place, where nothing that the client knows holds: it must read anew.
                     ErrorKind::RevisionRegressed => {
+                        (self.requested, self.newest) = (None, Revision::UNSET);
                         let now = self.now().await?;
                         self.compacted(id, now, now.next(), false).await
                     }
@@ -208,14 +276,24 @@ impl Session {
         }
     }
 
-    /// Reports the requested revision once every watch has delivered all events up to it.
+    /// Reports the requested revision, or that of the newest event if it is greater, once every watch has delivered all events up to it.
+    /// As with etcd there is no report while a watch has not begun.
     async fn report_requested(&mut self) -> Result<(), Ended> {
-        let Some(requested) = self.requested else { return Ok(()) };
-        if self.cursors.values().any(|cursor| cursor.reached < requested) {
-            return Ok(());
+        if let Some(requested) = self.requested {
+            let revision = requested.revision.max(self.newest);
+            let has_begun = self.cursors.values().all(|cursor| cursor.begin <= revision);
+            if has_begun && self.cursors.values().any(|cursor| cursor.reached < revision) {
+                return Ok(());
+            }
+            self.requested = requested.later.map(Requested::at);
+            if has_begun {
+                self.send(PbWatchResponse { watch_id: NO_WATCH, ..self.message(revision) }).await?;
+            }
         }
-        self.requested = None;
-        self.send(PbWatchResponse { watch_id: NO_WATCH, ..self.message(requested) }).await
+        while let Some((id, item)) = self.held_back.pop_front() {
+            self.pass_on(id, item).await?;
+        }
+        Ok(())
     }
 
     /// Reports the progress of each watch whose client wants that.
@@ -223,7 +301,7 @@ impl Session {
         let reports: Vec<(i64, Revision)> = self
             .cursors
             .iter()
-            .filter(|(_, cursor)| cursor.reports)
+            .filter(|(_, cursor)| cursor.reports && cursor.begin <= cursor.reached)
             .map(|(id, cursor)| (*id, cursor.reached))
             .collect();
         for (id, reached) in reports {
@@ -273,6 +351,34 @@ impl Session {
 
     async fn send(&mut self, message: PbWatchResponse) -> Result<(), Ended> {
         self.answers.send(Ok(message)).await.map_err(|_| Ended)
+    }
+}
+
+/// The next request of a client: the one that was read ahead, or a new one. `None` at the end of the stream.
+async fn request(
+    next: &mut Option<PbWatchRequest>,
+    requests: &mut Streaming<PbWatchRequest>,
+) -> Option<PbWatchRequest> {
+    match next.take() {
+        None => requests.message().await.ok().flatten(),
+        next => next,
+    }
+}
+
+fn is_progress(request: &PbWatchRequest) -> bool {
+    matches!(request.request_union, Some(PbWatchRequestUnion::ProgressRequest(_)))
+}
+
+/// Skips the requests for progress that have come, up to another request, which this returns. Most of them would wait until the
+/// connection ends: the server bounds the messages that it has not read.
+fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequest> {
+    loop {
+        match requests.message().now_or_never() {
+            Some(Ok(Some(request))) if is_progress(&request) => {}
+            Some(Ok(Some(request))) => return Some(request),
+            // The end of the stream is seen again by the next look at it.
+            _ => return None,
+        }
     }
 }
 

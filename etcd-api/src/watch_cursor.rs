@@ -23,6 +23,8 @@ pub(crate) struct Cursor {
     pub(crate) reports: bool,
     /// All events up to this revision were sent.
     pub(crate) reached: Revision,
+    /// The revision at which a watch of the future begins; unset for any other.
+    pub(crate) begin: Revision,
     /// Ends the watch.
     pub(crate) end: AbortHandle,
     /// The room that it takes among all watches.
@@ -38,13 +40,30 @@ impl Cursor {
         end: AbortHandle,
         place: OwnedSemaphorePermit,
     ) -> Self {
-        Self { filters, fragments, reports, reached: Revision::new(start.get() - 1), end, _place: place }
+        Self {
+            filters,
+            fragments,
+            reports,
+            reached: Revision::new(start.get() - 1),
+            begin: Revision::UNSET,
+            end,
+            _place: place,
+        }
     }
 
-    /// The messages for the events of one revision; none if the client filters all of them. `header` is of that revision.
-    pub(crate) fn messages(&mut self, id: i64, batch: Batch, header: Option<PbResponseHeader>) -> Vec<PbWatchResponse> {
+    /// The messages for the events of one revision; none if the client filters all of them. `header` is of that revision. Entries
+    /// from before `oldest`, the oldest revision that can be read, are left out, as with etcd.
+    pub(crate) fn messages(
+        &mut self,
+        id: i64,
+        batch: Batch,
+        header: Option<PbResponseHeader>,
+        oldest: Revision,
+    ) -> Vec<PbWatchResponse> {
         self.reached = batch.revision;
+        let has_prev = batch.revision > oldest;
         let events = batch.events.into_iter().filter(|event| self.wants(event));
+        let events = events.map(|event| Event { prev: event.prev.filter(|_| has_prev), ..event });
         let mut messages: Vec<PbWatchResponse> = Vec::new();
         let mut room = 0;
         for event in events {

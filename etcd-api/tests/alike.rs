@@ -2,6 +2,8 @@
 //!
 //! Revisions are counted from the one at which a case begins. Features of later versions than the etcd at hand are not here.
 
+#[path = "alike/progress.rs"]
+mod progress;
 #[path = "../../backend-etcd/tests/support/server.rs"]
 mod server;
 mod support;
@@ -293,6 +295,9 @@ fn watches(side: &mut Side) -> BoxFuture<'_, Outcome> {
         side.watch("b", WatchOptions::new().with_start_revision(base + 1), 2).await?;
         side.compact("compact", base + 4).await;
         side.watch("", all(), 6).await?;
+        // Entries from before the mark cannot be read.
+        side.compact("compact", base + 5).await;
+        side.watch("", WatchOptions::new().with_all_keys().with_start_revision(base + 5).with_prev_key(), 2).await?;
         Ok(())
     }
     .boxed()

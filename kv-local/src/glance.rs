@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::head;
 use super::holder;
-use super::identity::Identity;
+use super::identity::{Identity, is_known};
 use super::open::Engine;
 use super::queue;
 use super::store_folder::{HEAD, IDENTITY, QUEUE, StoreFolder};
@@ -20,8 +20,9 @@ use super::store_folder::{HEAD, IDENTITY, QUEUE, StoreFolder};
 pub struct Glance {
     /// The engine that `store.id` names; `None` if that file is missing or cannot be read.
     pub engine: Option<String>,
-    /// The layout of the folder.
-    pub format: Option<u32>,
+    /// The layout of the folder, if this program does not know it. The format of the rows is another number, which only opening the
+    /// store tells.
+    pub unknown_layout: Option<u32>,
     /// The store's id; `None` also in a layout that is not known.
     pub id: Option<Uuid>,
     /// The bytes of all files in the folder.
@@ -64,7 +65,7 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
         _ => holder::find(&queue).map_or(Holder::Unseen, Holder::Process),
     };
     Ok(Glance {
-        format: identity.as_ref().map(|identity| identity.format),
+        unknown_layout: identity.as_ref().map(|identity| identity.format).filter(|format| !is_known(*format)),
         id: identity.as_ref().map(|identity| identity.id).filter(|id| !id.is_nil()),
         engine: identity.map(|identity| identity.engine),
         bytes: folder.io("", size(&folder.place.folder))?,

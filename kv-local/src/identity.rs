@@ -12,6 +12,11 @@ pub(crate) const FORMAT: u32 = 1;
 /// The oldest layout that is read.
 pub(crate) const OLDEST_FORMAT: u32 = 1;
 
+/// True for a layout that this program reads.
+pub(crate) fn is_known(format: u32) -> bool {
+    (OLDEST_FORMAT..=FORMAT).contains(&format)
+}
+
 /// The content of `store.id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -44,7 +49,7 @@ impl Identity {
             }
         }
         let (engine, format) = (engine?, format?);
-        if !(OLDEST_FORMAT..=FORMAT).contains(&format) {
+        if !is_known(format) {
             return Some(Self { engine, format, id: id.unwrap_or_default() });
         }
         Some(Self { engine, format, id: id? })

@@ -1,4 +1,4 @@
-//! The open store, and who may use or close it.
+//! The open store, its uses, and the right to close it.
 //!
 //! Nothing here grants a permit to a future that waits: such a future would keep the permit from the moment it is granted until it is
 //! polled, which its owner may never do. A caller that finds the store closed waits for a change and looks again, and its use begins
@@ -31,7 +31,7 @@ struct State {
     share_end: Instant,
 }
 
-/// What a caller finds.
+/// The state of the store, as a caller finds it.
 pub(crate) enum Found {
     Open(Use),
     /// The store is not open, and no task opens it.

@@ -18,7 +18,7 @@ use wire::Identity;
 use crate::api;
 use crate::daemon::Daemon;
 use crate::pages;
-use crate::socket::Place;
+use crate::socket::{self, Place};
 
 /// How long the end may take: turns that are under way end within milliseconds.
 const END: Duration = Duration::from_secs(5);
@@ -83,6 +83,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
         io::ErrorKind::AddrInUse => Refusal::Served(location.clone()),
         _ => Refusal::Socket(error),
     })?;
+    socket::remove_stale();
     let listener = listener(&place).map_err(Refusal::Socket)?;
     let mut tasks = JoinSet::new();
     let daemon = Daemon::start(location.clone(), options.history, &mut tasks);

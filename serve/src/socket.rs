@@ -3,9 +3,11 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use wire::{FileId, name};
@@ -15,6 +17,9 @@ use wire::{FileId, name};
 const FOLDER_MODE: u32 = 0o1777;
 /// The mode of a socket. The daemon looks at the user who connects.
 const SOCKET_MODE: u32 = 0o666;
+/// How often, and at what interval, a place that is taken is tried again: another daemon may be removing what was left there.
+const ATTEMPTS: usize = 5;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The right to serve a store under a name: one process at a time has it. It ends when this is dropped, or with the process.
 #[derive(Debug)]
@@ -34,6 +39,16 @@ impl Place {
     /// `AddrInUse` if another daemon has it; those of the system.
     pub fn take(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         make_folder()?;
+        for _ in 1..ATTEMPTS {
+            match Self::take_now(name, &is_trusted) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => thread::sleep(ATTEMPT_INTERVAL),
+                taken => return taken,
+            }
+        }
+        Self::take_now(name, &is_trusted)
+    }
+
+    fn take_now(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let path = Path::new(name::FOLDER).join(format!("{name}.lock"));
         if fs::symlink_metadata(&path).is_ok_and(|found| !is_trusted(found.uid())) {
             // Each user may make a file here. Only its owner and root can take it away again.
@@ -94,6 +109,31 @@ impl Place {
             && let Err(error) = remove(&self.socket())
         {
             tracing::warn!(%error, "the socket stays, and clients find no daemon there");
+        }
+    }
+}
+
+/// Removes the sockets and locks that killed daemons have left, as far as this user may.
+pub fn remove_stale() {
+    let Ok(entries) = fs::read_dir(name::FOLDER) else { return };
+    let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_ours = path.extension().is_some_and(|extension| extension == "sock" || extension == "lock");
+        let Some(name) = path.file_stem().and_then(|name| name.to_str()).filter(|_| is_ours) else { continue };
+        let socket = name::socket(name);
+        // A daemon listens at its socket under another name. One that systemd listens at has no daemon yet, and a connection would
+        // start it.
+        let is_systemds = bound.lines().any(|line| line.split_whitespace().nth(7) == socket.to_str());
+        let uid = rustix::process::geteuid().as_raw();
+        if is_systemds || fs::symlink_metadata(&path).map_or(true, |found| found.uid() != uid) {
+            continue;
+        }
+        // The lock keeps a daemon from starting there meanwhile, and goes with its place.
+        let Ok(_place) = Place::take_now(name, |owner| owner == uid) else { continue };
+        let is_refused =
+            |connected: io::Result<_>| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+        if is_refused(UnixStream::connect(&socket)) && remove(&socket).is_ok() {
+            tracing::debug!(socket = %socket.display(), "a daemon that was killed had left its socket");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, value_parser};
 
-use crate::times::duration;
+use crate::times::{duration, interval};
 
 pub(crate) const HELP: &str = "\
 Plugins and commands find the daemon by the store, and go on without it. Other
@@ -57,6 +57,10 @@ pub(crate) struct Serve {
     /// Let every program of this machine use etcd's API at an http:// URL on loopback
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
+
+    /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
+    #[arg(long, value_name = "TIME", value_parser = interval, requires = "listen")]
+    pub(crate) watch_progress_interval: Option<Duration>,
 
     /// Revisions to keep [with --listen: 10000]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::os::unix::net::UnixListener;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, sleep};
@@ -146,4 +147,20 @@ fn plugins_and_the_daemon_are_killed_by_turns() {
         lab.nothing_is_held();
         lab.is_in_order();
     }
+}
+
+#[test]
+fn a_start_removes_what_killed_daemons_have_left() {
+    let [killed, alive, starting] = [(); 3].map(|()| Lab::with_pool(ENGINES[0], POOL));
+    let systemds = Lab::with_pool(ENGINES[0], POOL);
+    let listener = UnixListener::bind(systemds.socket()).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let daemon = Daemon::start(&alive);
+    Daemon::start(&killed).kill();
+    let lock = killed.socket().with_extension("lock");
+    Daemon::start(&starting).end().ok();
+    assert!(!killed.socket().exists() && !lock.exists());
+    assert!(systemds.socket().exists() && listener.accept().is_err(), "a connection would start a daemon");
+    alive.add("c").ok().by_daemon();
+    daemon.end().ok();
 }

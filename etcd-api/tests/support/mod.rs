@@ -6,6 +6,7 @@ mod backing;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use backing::Memory;
 use etcd_api::{Api, Backing};
@@ -50,7 +51,7 @@ impl Server {
             let accepted = listener.accept().await.and_then(|(stream, _)| stream.set_nodelay(true).map(|()| stream));
             Some((accepted, listener))
         });
-        let api = Api::new(spoil(backing));
+        let api = Api::new(spoil(backing)).with_report_interval(Duration::from_millis(100));
         let task = tokio::spawn(async move {
             tokio::select! {
                 served = api.server().serve_with_incoming(Box::pin(connections)) => served,

@@ -73,7 +73,10 @@ pub(crate) async fn offer(
     }
     let said = format!(", with etcd's API at {}", urls.join(" and "));
     let advertised = if options.advertise.is_empty() { urls } else { options.advertise.clone() };
-    let api = Api::new(Arc::new(Served::new(daemon.held.clone(), advertised)));
+    let mut api = Api::new(Arc::new(Served::new(daemon.held.clone(), advertised)));
+    if let Some(interval) = options.watch_progress_interval {
+        api = api.with_report_interval(interval);
+    }
     let connections = connections::accept(listeners, tasks);
     let leases = api.clone();
     tasks.spawn(async move { leases.end_leases().await });

@@ -1,6 +1,7 @@
 //! The options of the API, as the command line has them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The options of the API.
 #[derive(Clone, Debug, Default)]
@@ -17,4 +18,6 @@ pub struct Options {
     pub client_ca: Option<PathBuf>,
     /// True if programs of this machine may connect without a certificate, over `http://` and loopback.
     pub insecure_loopback: bool,
+    /// How often a watch reports its progress without a request; `None` for etcd's 10 minutes.
+    pub watch_progress_interval: Option<Duration>,
 }

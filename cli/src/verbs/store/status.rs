@@ -8,7 +8,7 @@ use datastore::care::{self, Glance, Holder, MvccStore, Share};
 use datastore::{About, Create, Location, OpenStore};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use ipam_core::timestamps::parse_rfc3339;
-use kv::{Range, StoreExt};
+use kv::{Range, StoreExt, WatchRequest};
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -100,7 +100,7 @@ impl Report {
         Self {
             store: location.to_string(),
             engine: glance.engine,
-            format: glance.format,
+            format: glance.unknown_layout,
             id: glance.id.map(|id| id.to_string()),
             bytes: glance.bytes,
             holder: match glance.holder {
@@ -148,7 +148,16 @@ impl Report {
 impl Inside {
     async fn of(store: &MvccStore) -> kv::Result<Self> {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
-        let age = oldest.time.and_then(|time| SystemTime::now().duration_since(time).ok()).unwrap_or_default();
+        let first = match oldest.time {
+            // The store without any key has no time: its history is as long as the first change is old.
+            None => {
+                let first =
+                    store.changes(WatchRequest::new(Range::All, oldest.revision)).await?.batches.into_iter().next();
+                first.and_then(|batch| batch.time)
+            }
+            time => time,
+        };
+        let age = first.and_then(|time| SystemTime::now().duration_since(time).ok()).unwrap_or_default();
         let revisions = status.revision.get() - oldest.revision.get() + 1;
         let mut largest: Vec<_> = store.history_shares(prefix).await?.into_iter().collect();
         largest.sort_by_key(|(_, share)| Reverse(share.bytes));
