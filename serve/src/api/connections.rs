@@ -20,6 +20,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::server::Connected;
 
 use super::address::Address;
+use super::authority::Corrected;
 use super::tls::Tls;
 
 /// So many clients are connected at once. Further ones are closed at once.
@@ -79,7 +80,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// The connection of a client.
 pub(super) struct Connection {
-    io: Box<dyn Io>,
+    io: Corrected<Box<dyn Io>>,
     client: Client,
     _place: OwnedSemaphorePermit,
 }
@@ -152,7 +153,7 @@ fn hand_on(io: Box<dyn Io>, place: OwnedSemaphorePermit, connected: &mpsc::Sende
     let connected = connected.clone();
     tokio::spawn(async move {
         // An error means that the daemon ends.
-        let _ = connected.send(Connection { io, client: Client::default(), _place: place }).await;
+        let _ = connected.send(Connection { io: Corrected::new(io), client: Client::default(), _place: place }).await;
     });
 }
 

@@ -1,6 +1,7 @@
 //! etcd's API in front of the daemon's store, for programs that are not ours: etcdctl, calicoctl, Felix, locks in any language.
 
 mod address;
+mod authority;
 mod backing;
 mod connections;
 mod options;
