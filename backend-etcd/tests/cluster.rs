@@ -8,6 +8,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use backend_etcd::{EtcdStore, Options};
+use conformance::patient;
 use futures::StreamExt;
 use kv::{
     Compare, ErrorKind, Op, OpResult, Outcome, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest,
@@ -36,7 +37,7 @@ fn dead_url() -> String {
 
 /// Asks until it works again.
 async fn heals(store: &EtcdStore) {
-    let until = Instant::now() + LONG;
+    let until = Instant::now() + patient(LONG);
     while let Err(error) = store.get("k").await {
         assert!(Instant::now() < until, "{error}");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -61,7 +62,7 @@ async fn a_frozen_member_is_a_timeout_and_heals() {
     etcd.signal(Signal::SIGSTOP).unwrap();
     let begun = Instant::now();
     let error = store.put("k", "meanwhile").await.unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < patient(Duration::from_secs(4)), "{:?}", begun.elapsed());
     assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
     assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Disconnected { .. }), "{error}");
     assert!(store.get("k").await.is_err());
@@ -77,7 +78,7 @@ async fn the_first_call_to_a_frozen_member_is_a_timeout_too() {
     let store = store(&etcd);
     let begun = Instant::now();
     let error = store.put("k", "v").await.unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < patient(Duration::from_secs(4)), "{:?}", begun.elapsed());
     assert_eq!(error.kind(), &ErrorKind::Timeout, "{error}");
     etcd.signal(Signal::SIGCONT).unwrap();
     heals(&store).await;
@@ -91,7 +92,7 @@ async fn reads_leave_a_frozen_member() {
     assert!(store.get("k").await.unwrap().is_none());
     let begun = Instant::now();
     store.put("k", "v").await.unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(1), "the next call knows better");
+    assert!(begun.elapsed() < patient(Duration::from_secs(1)), "the next call knows better");
 }
 
 #[tokio::test]
@@ -121,7 +122,7 @@ async fn a_watcher_that_does_not_read_is_taken_up_again() {
     }
     let mut next = first;
     while next.get() <= first.get() + WRITES {
-        let batch = tokio::time::timeout(LONG, stalled.next()).await.unwrap().unwrap().unwrap();
+        let batch = tokio::time::timeout(patient(LONG), stalled.next()).await.unwrap().unwrap().unwrap();
         assert_eq!(batch.revision, next);
         next = next.next();
     }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use backend_etcd::{EtcdStore, Options};
+use conformance::patient;
 use etcd_client::{Client, ConnectOptions, Permission, PermissionType, RoleRevokePermissionOptions};
 use futures::future::join_all;
 use kv::{Auth, ErrorKind, InvalidArgument, Op, Outcome, Range, Store, StoreExt, Txn};
@@ -116,7 +117,7 @@ async fn who_asks_a_member_without_a_leader() {
     for etcd in [&one, &two] {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
-    let (mut said, until) = (Said::new(), Instant::now() + LONG);
+    let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
     // First they get stuck; once the member knows that it has no leader, it says so.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {

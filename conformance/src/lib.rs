@@ -27,6 +27,7 @@ mod in_place;
 mod ledger;
 mod mimic;
 mod model;
+mod patience;
 mod prefixed;
 mod process;
 mod proxy;
@@ -52,6 +53,7 @@ pub use harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger, 
 pub use ignored::{WITHOUT_FILES, WITHOUT_SERVERS};
 pub use in_place::{Found, InPlace};
 pub use mimic::{Happens, KnownFailure, main, main_knowing};
+pub use patience::patient;
 pub use prefixed::Prefixed;
 pub use roles::play_role;
 pub use rules::{Rule, rules};

@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use crate::case::{Case, Weight};
 use crate::expect::{Checked, Failure};
 use crate::harness::{BoxError, Fixture, Harness, Scene, Tenancy};
+use crate::patience::patient;
 use crate::runner::{Options, Report, Verdict};
 use crate::subject::Subject;
 
@@ -26,7 +27,7 @@ const WORKERS: usize = 4;
 /// How often a run that can be stopped checks whether it must stop.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// How long a runtime with a thread to spare takes at most to do next to nothing, also on a busy machine.
+/// How long a runtime with a thread to spare takes at most to do next to nothing on a quiet machine.
 const LEISURE: Duration = Duration::from_secs(2);
 
 const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
@@ -102,13 +103,14 @@ impl Stage {
             Err(error) => return Some(Err(Failure::new("the runner", "a runtime", error.to_string()).or_rule(rule))),
         };
         let (tell, answered) = mpsc::channel();
-        let (harness, story, patience) = (self.harness.clone(), case.clone(), self.options.patience);
+        let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience).await;
             // If the runner has abandoned the case, nobody listens any more and the result is of no use.
             let _ = tell.send(outcome);
         });
-        let failure = match self.wait_for(&answered) {
+        let limit = patient(self.options.case_limit);
+        let failure = match self.wait_for(&answered, limit) {
             Ok(Ok(())) => return Some(Ok(())),
             Ok(Err(failure)) => failure,
             Err(given_up) => {
@@ -116,7 +118,7 @@ impl Stage {
                 match given_up {
                     GivenUp::Stopped => return None,
                     GivenUp::TooLate => {
-                        let (limit, more) = (self.options.case_limit, if blocked { BLOCKED } else { "" });
+                        let more = if blocked { BLOCKED } else { "" };
                         Failure::new("the case as a whole", "an end", format!("no end within {limit:?}{more}"))
                     }
                 }
@@ -126,8 +128,8 @@ impl Stage {
     }
 
     /// The verdict of the case, unless it takes too long or the run is stopped.
-    fn wait_for(&self, answered: &mpsc::Receiver<Checked>) -> Result<Checked, GivenUp> {
-        let end = Instant::now() + self.options.case_limit;
+    fn wait_for(&self, answered: &mpsc::Receiver<Checked>, limit: Duration) -> Result<Checked, GivenUp> {
+        let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match answered.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
@@ -142,7 +144,7 @@ impl Stage {
     /// Ends a case that nobody waits for any longer. True if it goes on all the same, since a thread of it is blocked.
     fn give_up(&self, work: &JoinHandle<()>) -> bool {
         work.abort();
-        let end = Instant::now() + LEISURE.min(self.options.case_limit);
+        let end = Instant::now() + patient(LEISURE.min(self.options.case_limit));
         while !work.is_finished() && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
@@ -155,7 +157,7 @@ impl Stage {
         if let Some(runtime) = runtimes.last() {
             let (tell, answered) = mpsc::channel();
             runtime.spawn(async move { tell.send(()) });
-            if answered.recv_timeout(LEISURE.min(self.options.case_limit)).is_ok() {
+            if answered.recv_timeout(patient(LEISURE.min(self.options.case_limit))).is_ok() {
                 return Ok(runtime.handle().clone());
             }
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use conformance::patient;
 use etcd_api::{Backing, Identity, Place, Sizes};
 use etcd_client::{Client, LeaseGrantOptions, PutOptions};
 use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Revision, Store};
@@ -103,7 +104,7 @@ async fn is_there(client: &mut Client, id: i64) -> Done<bool> {
 async fn until_gone(client: &mut Client, id: i64) -> Done {
     let begun = Instant::now();
     while is_there(client, id).await? {
-        assert!(begun.elapsed() < PATIENCE, "k{id} is still there");
+        assert!(begun.elapsed() < patient(PATIENCE), "k{id} is still there");
         sleep(Duration::from_millis(50)).await;
     }
     Ok(())

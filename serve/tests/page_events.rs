@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use ipam_core::assign::Wanted;
 use kv::StoreExt;
 use page_support::client::{connect, get, wait_for};
@@ -147,7 +148,7 @@ fn a_client_that_never_reads_is_dropped() {
     let store = Arc::clone(daemon.ipam.store());
     let kvs = daemon.run(store.list(kv::Range::prefix("/calico/ipam/v2/assignment/"))).unwrap().kvs;
     // Blocks that come and go are much to tell.
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + patient(Duration::from_secs(60));
     let mut kvs = kvs.iter().cycle();
     while daemon.metrics.viewers() > 0 {
         assert!(Instant::now() < until, "the client of events is still connected");

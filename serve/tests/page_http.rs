@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use ipam_core::assign::Wanted;
 use page_support::client::{connect, get, json, send, wait_for};
 use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, shown, three_pools};
@@ -127,7 +128,7 @@ fn health_version_and_metrics() {
     assert_eq!((&version["name"], &version["engine"]), (&"margay".into(), &"redb".into()));
     daemon.metrics.observe_add(Duration::from_millis(4));
     // The daemon may not have seen the end of the connections before.
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + patient(Duration::from_secs(10));
     let got = loop {
         let got = get(&daemon, "/metrics");
         if got.body.contains("\nmargay_serve_http_connections 1\n") || Instant::now() > until {

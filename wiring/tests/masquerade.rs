@@ -52,7 +52,7 @@ const STORE: &str = "lab";
 /// How many callers there are at once.
 const CALLERS: usize = 16;
 /// How long a packet may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     if std::env::var_os(POWERLESS).is_some() {

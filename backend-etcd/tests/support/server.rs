@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// How long a member may take until it is well.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(120);
 
 /// A member. Dropping it ends the process.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{Lab, PATIENCE, margay};
+use conformance::patient;
 use datastore::{Create, Location, OpenStore};
 use kv::{Kv, Range, StoreExt};
 use nix::sys::signal::{Signal, kill};
@@ -154,7 +155,7 @@ fn refused(location: &str, args: &[&str]) -> String {
     assert!(lines[0].starts_with("error: ") && lines.len() <= 2, "{location}: {}", run.err);
     assert!(lines.get(1).is_none_or(|hint| hint.starts_with("hint: ")), "{location}: {}", run.err);
     assert!(!run.err.contains("hunter2"), "{location}: {}", run.err);
-    assert!(started.elapsed() < PATIENCE, "{location}: {:?}", started.elapsed());
+    assert!(started.elapsed() < patient(PATIENCE), "{location}: {:?}", started.elapsed());
     run.err
 }
 
@@ -254,7 +255,7 @@ fn interrupted(location: &Location, signal: Signal) -> (Option<i32>, String, Str
     }
     kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
     out.read_to_string(&mut text).unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + patient(Duration::from_secs(60));
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,

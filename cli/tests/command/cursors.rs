@@ -5,6 +5,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use datastore::{Create, Location};
 use futures::{StreamExt, stream};
 use kv::{Store, StoreExt};
@@ -12,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::common::PATIENCE;
-use crate::hooks::{Hook, start, stores, wait_for};
+use crate::hooks::{Hook, start, start_watching, stores, wait_for};
 use crate::moving::fill::{Places, assign, at, calicos, release};
 use crate::store::content::with_store;
 
@@ -43,7 +44,7 @@ fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
     let mut watcher = start(&hook, &location);
     wait_for(&seen, 1);
     assign(&location, "c1").unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patient(PATIENCE);
     while !fs::read_to_string(&seen).unwrap().contains("\"assigned\"") && Instant::now() < until {
         thread::sleep(Duration::from_millis(20));
     }
@@ -88,10 +89,9 @@ fn a_watch_of_a_cluster_is_read_while_its_receiver_works() {
     hook.seen();
     let path = |name: &str| hook.folder.path().join(name);
     fs::write(path("hook.slow"), "").unwrap();
-    let mut watcher = start(&hook, &location);
-    thread::sleep(Duration::from_millis(500));
+    let mut watcher = start_watching(&hook, &location);
     assign(&location, "c1").unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patient(PATIENCE);
     while !path("hook.busy").exists() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
@@ -119,7 +119,7 @@ fn a_kill_after_a_list_repeats_nothing() {
         assign(&location, "c1").unwrap();
         let hook = Hook::new("");
         let mut watcher = start(&hook, &location);
-        let until = Instant::now() + Duration::from_secs(3);
+        let until = Instant::now() + patient(Duration::from_secs(3));
         while !hook.folder.path().join("cursor").exists() && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }
@@ -135,14 +135,13 @@ fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     hook.catch_up(location);
     hook.seen();
-    let watcher = start(hook, location);
-    thread::sleep(Duration::from_millis(500));
+    let watcher = start_watching(hook, location);
     with_store(location, Create::Never, async |open| {
         let mut newest = kv::Revision::UNSET;
         for _ in 0..20 {
             newest = open.store().put("/other", "x").await.unwrap();
         }
-        thread::sleep(Duration::from_secs(3));
+        thread::sleep(patient(Duration::from_secs(3)));
         open.store().compact(newest).await.unwrap();
     });
     watcher
@@ -218,8 +217,7 @@ fn a_cluster_that_went_back_under_a_watch_is_refused_for_good() {
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     let hook = Hook::new("");
     hook.catch_up(&location);
-    let mut watcher = start(&hook, &location);
-    thread::sleep(Duration::from_millis(300));
+    let mut watcher = start_watching(&hook, &location);
     // An older state under the same cluster id, as a restore of a snapshot makes it.
     let etcd = places.etcd.as_mut().unwrap();
     etcd.stop();
@@ -239,7 +237,7 @@ fn a_cluster_that_went_back_under_a_watch_is_refused_for_good() {
 
 /// The exit code of a process, which is killed if it does not end soon.
 fn ended(mut process: Child) -> Option<i32> {
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + patient(Duration::from_secs(5));
     while process.try_wait().unwrap().is_none() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
@@ -258,8 +256,7 @@ fn an_older_state_in_the_folder_of_a_store_is_refused_under_a_watch() {
         let hook = Hook::new("");
         assign(&location, "c1").unwrap();
         hook.catch_up(&location);
-        let watcher = start(&hook, &location);
-        thread::sleep(Duration::from_millis(300));
+        let watcher = start_watching(&hook, &location);
         send(&watcher, Signal::SIGSTOP);
         fs::rename(store, &newer).unwrap();
         fs::rename(&older, store).unwrap();

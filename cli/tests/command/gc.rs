@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
@@ -369,7 +370,7 @@ fn the_stores_of_clusters_are_left_to_the_timer() {
     network("b", &format!(r#""datastore_type":"redb","datastore_path":"{path}""#));
     let report = margay(format!("{args} -o json").split(' ')).json();
     assert_eq!(list(&report, "freed"), [left.as_str()], "{report}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < patient(Duration::from_secs(5)), "{:?}", begun.elapsed());
 }
 
 #[test]

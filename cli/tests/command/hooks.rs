@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use datastore::{Create, Location};
 use hmac::{Hmac, Mac};
 use ipam_core::assign::{HandleRequest, Wanted};
@@ -151,9 +152,23 @@ pub(crate) fn start(hook: &Hook, location: &Location) -> Child {
     command.spawn().unwrap()
 }
 
+/// The same, once it watches.
+pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
+    let notes = hook.folder.path().join("notes");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+    command.args(["--store", &location.to_string()]).args(hook.args()).stdin(Stdio::null());
+    let watcher = command.stderr(fs::File::create(&notes).unwrap()).spawn().unwrap();
+    let until = Instant::now() + patient(PATIENCE);
+    while !fs::read_to_string(&notes).unwrap().contains("watching") {
+        assert!(Instant::now() < until, "it does not watch: {}", fs::read_to_string(&notes).unwrap());
+        thread::sleep(Duration::from_millis(2));
+    }
+    watcher
+}
+
 /// Waits until the program has seen so many events of addresses, or some time has gone by.
 pub(crate) fn wait_for(path: &Path, lines: usize) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patient(PATIENCE);
     while fs::read_to_string(path).unwrap().lines().count() < lines && Instant::now() < until {
         thread::sleep(Duration::from_millis(2));
     }

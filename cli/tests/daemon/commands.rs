@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use wire::{Frame, Hello, Kind};
@@ -184,10 +185,10 @@ fn a_watch_sees_what_goes_through_the_daemon() {
         let daemon = Daemon::start(&lab);
         let mut command: Command =
             margay(["--store", &lab.url(), "watch", "--count", "4", "--for", "50s", "-o", "json"]);
-        command.stdout(Stdio::piped());
+        let notes = lab.root().join("notes");
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&notes).unwrap());
         let watch = Running::start(command, "");
-        // It has to be there first.
-        thread::sleep(Duration::from_secs(1));
+        wait_until("the watch begins", || fs::read_to_string(&notes).unwrap().contains("watching"));
         let add = lab.add("seen").ok().by_daemon();
         lab.del("seen").ok().by_daemon();
         lab.held();
@@ -217,7 +218,7 @@ fn a_watch_goes_on_without_its_daemon_and_beside_one_of_another_version() {
     command.stdout(fs::File::create(&lines).unwrap()).stderr(fs::File::create(&notes).unwrap());
     let watch = Running::start(command, "");
     let seen = |count: usize| {
-        let until = Instant::now() + PATIENCE / 10;
+        let until = Instant::now() + patient(PATIENCE / 10);
         while fs::read_to_string(&lines).unwrap().lines().count() < count && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }

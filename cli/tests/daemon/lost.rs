@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use cni_plugin::served::{Answer, Asked, Call as Verb, ipam_on};
+use conformance::patient;
 use datastore::{Create, Location};
 use kv::Deadline;
 use serde_json::{Value, json};
@@ -79,7 +80,7 @@ fn die(stream: &mut UnixStream, folder: &Path, location: &Location, last: Last) 
 }
 
 fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
-    match answers.recv_timeout(PATIENCE).unwrap() {
+    match answers.recv_timeout(patient(PATIENCE)).unwrap() {
         Answer::Assigned(assigned) => assigned[0].ip,
         other => panic!("{other:?}"),
     }
@@ -100,7 +101,11 @@ fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
         assert_eq!(lab.held().into_iter().collect::<Vec<_>>(), [(add.address(), "net1.c1".to_owned())], "{last:?}");
         Call::new("DEL", "c1", conf).args(args).ok().alone("has not answered");
         if last != Last::Takes {
-            assert_eq!(answers.recv_timeout(PATIENCE).unwrap(), Answer::Released(vec![add.address()]), "{last:?}");
+            assert_eq!(
+                answers.recv_timeout(patient(PATIENCE)).unwrap(),
+                Answer::Released(vec![add.address()]),
+                "{last:?}"
+            );
         }
         lab.nothing_is_held();
         assert!(fake.met() >= 2, "{last:?}");

@@ -10,11 +10,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// How long anything may take, also on a machine that has much else to do.
+/// How long anything may take on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A user who owns nothing.
@@ -143,19 +144,25 @@ impl Running {
 
     /// Waits for its end.
     #[track_caller]
-    pub(crate) fn end(mut self) -> Ended {
+    pub(crate) fn end(self) -> Ended {
+        self.end_within(patient(PATIENCE))
+    }
+
+    /// Waits for its end, at most so long.
+    #[track_caller]
+    pub(crate) fn end_within(mut self, limit: Duration) -> Ended {
         let child = self.child.take().unwrap();
         let (pid, begun) = (child.id(), self.begun);
         let (done, output) = mpsc::channel();
         let waiting = thread::spawn(move || done.send(child.wait_with_output()));
-        let ended = output.recv_timeout(PATIENCE);
+        let ended = output.recv_timeout(limit);
         let took = begun.elapsed();
         if ended.is_err() {
             // It was not waited for to the end, so the number is still its own.
             signal(pid, Signal::SIGKILL);
         }
         let _ = waiting.join();
-        let output = ended.unwrap_or_else(|_| panic!("{} has not ended after {PATIENCE:?}", self.what)).unwrap();
+        let output = ended.unwrap_or_else(|_| panic!("{} has not ended after {limit:?}", self.what)).unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr), took }
     }
@@ -241,7 +248,7 @@ impl Call {
 /// Waits until something is so.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patient(PATIENCE);
     while !is_so() {
         assert!(Instant::now() < end, "after {PATIENCE:?} still not: {what}");
         thread::sleep(Duration::from_millis(2));

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use conformance::patient;
 use serde_json::json;
 use wire::{FileId, Identity};
 
@@ -133,13 +134,13 @@ fn a_store_that_is_moved_away_for_a_while_is_served_again() {
         lab.del("meanwhile").ok();
         assert!(!lab.store.exists(), "somebody has made a store");
         fs::rename(&aside, &lab.store).unwrap();
-        serves_again(&lab, "later", PATIENCE / 6);
+        serves_again(&lab, "later", patient(PATIENCE / 6));
         // And another one in its place.
         fs::rename(&lab.store, &aside).unwrap();
         std::thread::sleep(Duration::from_millis(300));
         let other = another(&lab, "10.76.0.0/24");
         fs::rename(&other, &lab.store).unwrap();
-        serves_again(&lab, "later", PATIENCE / 6);
+        serves_again(&lab, "later", patient(PATIENCE / 6));
         let add = lab.add("later").ok().by_daemon();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         daemon.runs();
@@ -179,13 +180,13 @@ fn a_restored_store_ends_watches_and_is_served_anew() {
         lab.margay(&format!("store backup {}", backup.display())).ok();
         let lost = lab.add("lost").ok().by_daemon();
         let location = lab.location();
-        let watched = std::thread::spawn(move || watch_to_its_end(&location));
-        // It watches before the store is replaced.
-        std::thread::sleep(Duration::from_millis(500));
+        let (begins, begun) = std::sync::mpsc::channel();
+        let watched = std::thread::spawn(move || watch_to_its_end(&location, &begins));
+        begun.recv_timeout(patient(PATIENCE)).unwrap();
         lab.margay(&format!("store restore --replace {}", backup.display())).ok();
         let error = watched.join().unwrap();
         assert!(error.contains("another store"), "{error}");
-        serves_again(&lab, "later", PATIENCE / 6);
+        serves_again(&lab, "later", patient(PATIENCE / 6));
         assert!(!lab.held().contains_key(&lost.address()));
         assert_eq!(lab.held().len(), 1);
         daemon.runs();
@@ -193,8 +194,8 @@ fn a_restored_store_ends_watches_and_is_served_anew() {
     }
 }
 
-/// Watches through the daemon; the error that ends it.
-fn watch_to_its_end(location: &datastore::Location) -> String {
+/// Watches through the daemon, and says when that has begun; the error that ends it.
+fn watch_to_its_end(location: &datastore::Location, begins: &std::sync::mpsc::Sender<()>) -> String {
     use futures::StreamExt;
     use kv::{Range, Store, WatchRequest};
 
@@ -202,7 +203,8 @@ fn watch_to_its_end(location: &datastore::Location) -> String {
         let store = datastore::served::connect(location, PATIENCE).await.unwrap();
         let now = store.range(kv::RangeRequest::new(Range::All)).await.unwrap().revision;
         let mut watch = store.watch(WatchRequest::new(Range::All, now.next())).await.unwrap();
-        let end = tokio::time::timeout(PATIENCE, async {
+        begins.send(()).unwrap();
+        let end = tokio::time::timeout(patient(PATIENCE), async {
             loop {
                 match watch.next().await {
                     Some(Ok(_)) => {}

@@ -9,6 +9,7 @@ use crate::lost_replies::beside;
 use crate::process::{Call, Outcome};
 use crate::proxy::{Link, Proxy};
 use crate::victim::Victim;
+use conformance::patient;
 
 // Other tests have the same network and node, and pending commits in the same folder.
 const BEFORE: &str = "notes-before";
@@ -25,7 +26,7 @@ fn broken_off(lab: &Lab, container: &str) -> String {
     let victim = Victim::start(Call::new("ADD", container, &conf), Path::new("/no-such-store"));
     let begun = Instant::now();
     while notes_about(&store).is_empty() {
-        assert!(begun.elapsed() < SOON, "nothing was noted");
+        assert!(begun.elapsed() < patient(SOON), "nothing was noted");
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(victim.kill().is_none(), "it was over");

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::power::{Cut, Disk, Folders, Image, Syncs};
+use conformance::patient;
 use datastore::Create;
 use etcd_client::{Client, Error, LeaseGrantOptions, PutOptions, Txn, TxnOp};
 use kv::{LeaseId, Range, StoreExt};
@@ -168,7 +169,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
         match client.status().await {
             Ok(_) => break,
             Err(_) if disk.is_cut() => return,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(begun.elapsed() < patient(PATIENCE), "{error}"),
         }
         sleep(Duration::from_millis(2)).await;
     }
@@ -182,7 +183,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
             }
         };
         let sent = tokio::select! {
-            sent = timeout(PATIENCE, send(&mut client, request)) => sent,
+            sent = timeout(patient(PATIENCE), send(&mut client, request)) => sent,
             () = cut => return,
         };
         match sent {

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::power::Disk;
+use conformance::patient;
 use serde_json::Value;
 
 use crate::ledger::Ledger;
@@ -94,7 +95,7 @@ impl Work<'_> {
             if let Some(status) = child.try_wait().unwrap() {
                 return End::Exit(status);
             }
-            let is_late = begun.elapsed() > PATIENCE;
+            let is_late = begun.elapsed() > patient(PATIENCE);
             let is_cut = self.disk.is_cut();
             if is_late || is_cut || killed_at.is_some_and(|operation| self.disk.operations() >= operation) {
                 child.kill().unwrap();

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::power::Disk;
+use conformance::patient;
 use datastore::Location;
 use datastore::served::socket;
 
@@ -35,7 +36,7 @@ impl Daemon {
         let daemon = Self(serve.spawn().unwrap());
         let (socket, begun) = (socket(store).unwrap(), Instant::now());
         while UnixStream::connect(&socket).is_err() && !disk.is_cut() {
-            assert!(begun.elapsed() < PATIENCE, "the daemon of {store} does not come up");
+            assert!(begun.elapsed() < patient(PATIENCE), "the daemon of {store} does not come up");
             thread::sleep(Duration::from_millis(1));
         }
         daemon

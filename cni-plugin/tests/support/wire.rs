@@ -1,5 +1,6 @@
 //! A wire with a device on it: a pair of interfaces, one of them in a network namespace of its own. Needs root.
 
+use conformance::patient;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
@@ -66,7 +67,7 @@ impl Drop for Wire {
 /// Waits for the kernel to say that the link is up, which takes it up to a second.
 fn until_up(interface: &str) {
     let state = format!("/sys/class/net/{interface}/operstate");
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + patient(Duration::from_secs(20));
     while std::fs::read_to_string(&state).unwrap().trim() != "up" {
         assert!(Instant::now() < end, "{interface} does not come up");
         sleep(Duration::from_millis(5));

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use datastore::Create;
 use kv::{ErrorKind, Range, RangeRequest, Revision, StoreExt};
 use serde_json::{Value, json};
@@ -420,7 +421,7 @@ fn who_passes_the_holder_is_found_out() {
     world.nobody_is_in(&mut waiters, &before).unwrap();
     std::fs::remove_file(world.lab.store.join("queue")).unwrap();
     let mut passed = [("d".to_owned(), world.start("ADD", "d"))];
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + patient(Duration::from_secs(20));
     while world.nobody_is_in(&mut passed, &before).is_ok() {
         assert!(Instant::now() < until, "nobody has noticed that d passes the holder");
         thread::sleep(Duration::from_millis(5));

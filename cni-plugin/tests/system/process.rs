@@ -10,11 +10,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use conformance::patient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// How long a call may take, also in a crowd. Nothing here needs more than a small part of it.
+/// How long a call may take on a quiet machine, also in a crowd. Nothing here needs more than a small part of it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The texts that a panic leaves behind, which no user should ever see.
@@ -117,15 +118,16 @@ impl Call {
     /// Waits for the end of a process that was started for this call.
     pub(crate) fn wait(&self, child: Child) -> Outcome {
         let pid = Pid::from_raw(child.id().try_into().unwrap());
+        let limit = patient(PATIENCE);
         let (done, output) = mpsc::channel();
         let waiting = thread::spawn(move || done.send(child.wait_with_output()));
-        let ended = output.recv_timeout(PATIENCE);
+        let ended = output.recv_timeout(limit);
         if ended.is_err() {
             // Nobody has waited for it to the end, so the number is still its own.
             let _ = kill(pid, Signal::SIGKILL);
         }
         let _ = waiting.join();
-        let output = ended.unwrap_or_else(|_| panic!("{self:?} had no answer after {PATIENCE:?}"));
+        let output = ended.unwrap_or_else(|_| panic!("{self:?} had no answer after {limit:?}"));
         Outcome::new(output.unwrap(), self)
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use serde_json::{Value, json};
 
 use crate::books::Lent;
@@ -82,7 +83,7 @@ fn call(stage: &Stage, verb: &str, container: &str, netns: &str, more: &Value) -
 }
 
 fn run(stage: &Stage, verb: &str, container: &str, netns: &str) -> Came {
-    call(stage, verb, container, netns, &json!({})).run(PATIENCE)
+    call(stage, verb, container, netns, &json!({})).run(patient(PATIENCE))
 }
 
 #[track_caller]
@@ -143,7 +144,7 @@ fn many_at_once(stage: &mut Stage) {
     let all = |verb: &str| -> Vec<Came> {
         let calls: Vec<_> = names.iter().map(|name| call(stage, verb, name, name, &json!({}))).collect();
         thread::scope(|scope| {
-            let running: Vec<_> = calls.iter().map(|call| scope.spawn(move || call.run(PATIENCE))).collect();
+            let running: Vec<_> = calls.iter().map(|call| scope.spawn(move || call.run(patient(PATIENCE)))).collect();
             running.into_iter().map(|call| call.join().unwrap()).collect()
         })
     };
@@ -164,13 +165,13 @@ fn ipam_in_a_child_gets_the_store(stage: &mut Stage) {
     succeed(&run(stage, "ADD", "c1", "a"));
     assert!(stage.scan()["etcd"]["documents"][ENDPOINT].is_object());
     assert_eq!(run(stage, "DEL", "c1", "a").outcome["exit"], 0);
-    assert!(begun.elapsed() < Duration::from_secs(10), "one of the two has waited for the other");
+    assert!(begun.elapsed() < patient(Duration::from_secs(10)), "one of the two has waited for the other");
     nothing_left(stage, "after DEL");
 }
 
 fn check_names_what_differs(stage: &mut Stage) {
     let result = succeed(&run(stage, "ADD", "c1", "a")).clone();
-    let check = |stage: &Stage| call(stage, "CHECK", "c1", "a", &json!({"prevResult": result})).run(PATIENCE);
+    let check = |stage: &Stage| call(stage, "CHECK", "c1", "a", &json!({"prevResult": result})).run(patient(PATIENCE));
     let fine = check(stage);
     assert_eq!((&fine.outcome["exit"], &fine.outcome["stdout_text"]), (&json!(0), &json!("OK\n")), "{}", fine.stderr);
     let breaks = [
@@ -206,7 +207,7 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
     succeed(&run(stage, "ADD", "c2", "b"));
     let gc = |stage: &Stage, valid: &[&str]| {
         let valid: Vec<Value> = valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
-        let came = call(stage, "GC", "", "", &json!({"cni.dev/valid-attachments": valid})).run(PATIENCE);
+        let came = call(stage, "GC", "", "", &json!({"cni.dev/valid-attachments": valid})).run(patient(PATIENCE));
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     };
     gc(stage, &[]);
@@ -223,12 +224,12 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
 }
 
 fn status(stage: &mut Stage) {
-    let came = call(stage, "STATUS", "", "", &json!({})).run(PATIENCE);
+    let came = call(stage, "STATUS", "", "", &json!({})).run(patient(PATIENCE));
     assert_eq!((&came.outcome["exit"], &came.outcome["stdout_text"]), (&json!(0), &json!("")), "{}", came.stderr);
     let says_so = came.stderr.contains("no Felix runs on a store of one machine, so network policies have no effect");
     assert_eq!(says_so, !stage.is_on_etcd(), "{}", came.stderr);
     let no_pool = json!({"ipam": {"type": "calico-ipam", "ipv4_pools": ["nowhere"]}});
-    let came = call(stage, "STATUS", "", "", &no_pool).run(PATIENCE);
+    let came = call(stage, "STATUS", "", "", &no_pool).run(patient(PATIENCE));
     assert_eq!(came.outcome["stdout"]["code"], 50, "{} {}", came.outcome, came.stderr);
 }
 
@@ -261,7 +262,8 @@ fn ipam_of_prefixes(stage: &Stage) -> Value {
 fn no_prefix_goes_to_another_program(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
-    let refused = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam, "dataplane_options": options})).run(PATIENCE);
+    let refused =
+        call(stage, "ADD", "c1", "a", &json!({"ipam": ipam, "dataplane_options": options})).run(patient(PATIENCE));
     let text = "the program of dataplane_options routes single addresses, and 2001:db8:7:";
     assert!(refused.outcome.to_string().contains(text), "{}", refused.outcome);
     assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
@@ -270,7 +272,7 @@ fn no_prefix_goes_to_another_program(stage: &mut Stage) {
 /// The host sends what is for any address of a prefix to its container, which refuses what it does not use itself.
 fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
-    let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(PATIENCE);
+    let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE));
     let result = succeed(&added);
     let prefix = result["margay.io/prefixes"][0].as_str().unwrap().strip_suffix("::/64").unwrap();
     assert_eq!(result["ips"][1]["address"], format!("{prefix}::1/64"), "{result}");
@@ -285,12 +287,12 @@ fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
     let mut known = result.clone();
     known.as_object_mut().unwrap().remove("margay.io/prefixes").unwrap();
     let again = json!({"ipam": ipam, "prevResult": known});
-    succeed(&call(stage, "CHECK", "c1", "a", &again).run(PATIENCE));
+    succeed(&call(stage, "CHECK", "c1", "a", &again).run(patient(PATIENCE)));
     shell(&format!("ip -6 route del {prefix}::/64"));
-    let lost = call(stage, "CHECK", "c1", "a", &again).run(PATIENCE);
+    let lost = call(stage, "CHECK", "c1", "a", &again).run(patient(PATIENCE));
     let text = format!("the route to {prefix}::/64 by calic1 is missing on the host");
     assert!(lost.outcome.to_string().contains(&text), "{}", lost.outcome);
-    assert_eq!(call(stage, "DEL", "c1", "a", &json!({"ipam": ipam})).run(PATIENCE).outcome["exit"], 0);
+    assert_eq!(call(stage, "DEL", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE)).outcome["exit"], 0);
     shell(&format!("! ip -6 route | grep {prefix}"));
     let scan = stage.scan();
     assert_eq!(scan["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use serde_json::{Value, json};
 
 use crate::books::{self, Books, Lent};
@@ -249,7 +250,7 @@ fn fresh(netns: &[String]) -> Value {
 
 /// Reads the state until it is as expected, or until the kernel has done what follows from a change.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
-    let until = Instant::now() + SETTLES;
+    let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
     while !is_expected(&last) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(40));
@@ -373,6 +374,7 @@ pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
     // A call that was killed had no more than the others.
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
+    let patience = patient(patience);
     let mut came = call.run(patience);
     // STATUS gives a store less than a second, which may be too little on a busy machine. A runtime calls again, too.
     for _ in 0..5 {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use serde_json::{Value, json};
 
 use crate::call::Came;
@@ -74,7 +75,7 @@ fn silent() -> Served {
 #[track_caller]
 fn fails_in_time(stage: &Stage, step: &Value) -> Came {
     let begun = Instant::now();
-    let came = stage.call(step).run(DEADLINE);
+    let came = stage.call(step).run(patient(DEADLINE));
     assert_eq!(came.outcome["exit"], 1, "after {:?}: {} {}", begun.elapsed(), came.outcome, came.stderr);
     came
 }
@@ -91,12 +92,12 @@ fn a_silent_etcd(stage: &mut Stage) {
     // A dead store keeps no interface of a container.
     let add = first_call("plain", &[]);
     let del = first_call("plain", &[("env", "CNI_COMMAND", json!("DEL"))]);
-    succeed(&stage.call(&add).run(DEADLINE));
+    succeed(&stage.call(&add).run(patient(DEADLINE)));
     let mut dead = del.clone();
     dead["stdin"]["etcd_endpoints"] = json!(format!("http://{SILENT}"));
     assert_eq!(fails_in_time(stage, &dead).outcome["stdout"]["code"], 11);
     assert_eq!(stage.scan()["host"]["links"], json!([]));
-    assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
+    assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
@@ -113,12 +114,12 @@ fn a_silent_kubernetes_api(stage: &mut Stage) {
     assert!(!format!("{}{}", came.outcome, came.stderr).contains("secret-token"), "{}", came.stderr);
     nothing_left(stage, "after ADD");
     let del = first_call("pod", &[("env", "CNI_COMMAND", json!("DEL"))]);
-    assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
+    assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
 }
 
 /// The namespace cannot be entered, which DEL reports: endpoint and address are gone all the same.
 fn del_of_a_pod_goes_on(stage: &mut Stage) {
-    succeed(&stage.call(&first_call("pod", &[])).run(DEADLINE));
+    succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let del = ("env", "CNI_COMMAND", json!("DEL"));
     let no_namespace = ("env", "CNI_NETNS", json!("<files>/nodename"));
     let came = fails_in_time(stage, &first_call("pod", &[del.clone(), no_namespace]));
@@ -126,15 +127,15 @@ fn del_of_a_pod_goes_on(stage: &mut Stage) {
     assert!(message.contains("unknown FS magic"), "{message}");
     let scan = stage.scan();
     assert_eq!(scan["etcd"], json!({"documents": {}, "ipam": {"addresses": {}, "handles": {}}}));
-    assert_eq!(stage.call(&first_call("pod", &[del])).run(DEADLINE).outcome["exit"], 0);
+    assert_eq!(stage.call(&first_call("pod", &[del])).run(patient(DEADLINE)).outcome["exit"], 0);
     nothing_left(stage, "after the second DEL");
 }
 
 /// Felix adds the host's route to the first address before the plugin does. The route to the second one is not forgotten.
 fn felix_was_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
-    let first = address(&stage.call(&add).run(DEADLINE));
-    assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
+    let first = address(&stage.call(&add).run(patient(DEADLINE)));
+    assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
     // Each ADD gets the next address of the block.
     let expected = |round: u32| Ipv4Addr::from(u32::from(first) + 1 + round);
     let (round, done) = (AtomicU32::new(0), AtomicBool::new(false));
@@ -152,13 +153,13 @@ fn felix_was_faster(stage: &mut Stage) {
         let race = || {
             for number in 0..RACES {
                 round.store(number, Ordering::Relaxed);
-                assert_eq!(address(&stage.call(&add).run(DEADLINE)), expected(number));
+                assert_eq!(address(&stage.call(&add).run(patient(DEADLINE))), expected(number));
                 let scan = stage.scan();
                 let routes = scan["host"]["interfaces"]["calic1"]["routes"].as_array().unwrap();
                 let is_to = |route: &Value, prefix: &str| route["dst"].as_str().unwrap().starts_with(prefix);
                 let has = |prefix: &str| routes.iter().any(|route| is_to(route, prefix));
                 assert!(has(&expected(number).to_string()) && has("fd80:"), "round {number}: {routes:?}");
-                assert_eq!(stage.call(&del).run(DEADLINE).outcome["exit"], 0);
+                assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
             }
         };
         let raced = catch_unwind(AssertUnwindSafe(race));
@@ -178,11 +179,11 @@ fn address(came: &Came) -> Ipv4Addr {
 
 /// A pod's endpoint that is no document holds up no DEL.
 fn a_damaged_endpoint_keeps_no_address(stage: &mut Stage) {
-    succeed(&stage.call(&first_call("pod", &[])).run(DEADLINE));
+    succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/node1-k8s-pod1-eth0";
     stage.books.put_all(&Documents::from([(key.to_owned(), json!("no endpoint"))]));
     let del = first_call("pod", &[("env", "CNI_COMMAND", json!("DEL"))]);
-    let came = stage.call(&del).run(DEADLINE);
+    let came = stage.call(&del).run(patient(DEADLINE));
     assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
     assert_eq!(stage.scan()["host"]["links"], json!([]));
@@ -200,7 +201,7 @@ fn ids_that_begin_the_same(stage: &mut Stage) {
             ("env", "CNI_NETNS", json!(format!("{NETNS}/{netns}"))),
             ("env", "CNI_ARGS", json!(format!("IgnoreUnknown=1;CNI_TEST_NAMESPACE={namespace}"))),
         ];
-        stage.call(&first_call("plain", &changes)).run(DEADLINE)
+        stage.call(&first_call("plain", &changes)).run(patient(DEADLINE))
     };
     Place::add_netns("b");
     Place::add_netns("c");
@@ -237,7 +238,7 @@ fn ids_that_begin_the_same_at_once(stage: &mut Stage) {
     };
     let calls: Vec<_> = names.iter().map(|name| call("ADD", name)).collect();
     let came: Vec<Came> = thread::scope(|scope| {
-        let running: Vec<_> = calls.iter().map(|call| scope.spawn(|| call.run(DEADLINE))).collect();
+        let running: Vec<_> = calls.iter().map(|call| scope.spawn(|| call.run(patient(DEADLINE)))).collect();
         running.into_iter().map(|call| call.join().unwrap()).collect()
     });
     let scan = stage.scan();
@@ -251,7 +252,7 @@ fn ids_that_begin_the_same_at_once(stage: &mut Stage) {
     assert!(added > 0);
     assert_eq!(scan["host"]["links"].as_array().unwrap().len(), added);
     for name in &names {
-        assert_eq!(call("DEL", name).run(DEADLINE).outcome["exit"], 0);
+        assert_eq!(call("DEL", name).run(patient(DEADLINE)).outcome["exit"], 0);
     }
     nothing_left(stage, "after all DELs");
 }
@@ -262,7 +263,7 @@ fn an_address_lost_with_the_namespace(stage: &mut Stage) {
         let netns = json!(format!("{NETNS}/{netns}"));
         first_call("plain", &[("env", "CNI_CONTAINERID", json!(container)), ("env", "CNI_NETNS", netns)])
     };
-    let first = address(&stage.call(&of("c1", "a")).run(DEADLINE));
+    let first = address(&stage.call(&of("c1", "a")).run(patient(DEADLINE)));
     // The kernel removes the interfaces of a namespace some time after the namespace itself.
     shell("ip netns del a; while ip link show calic1 2>/dev/null; do sleep 0.02; done; ip netns add a; ip netns add b");
     // Nobody called DEL, and its allocation went as that of an earlier boot does.
@@ -270,8 +271,8 @@ fn an_address_lost_with_the_namespace(stage: &mut Stage) {
     let changes = [("env", "CNI_ARGS", json!(format!("IP={first}")))];
     let mut other = of("c2", "b");
     other["env"]["CNI_ARGS"] = changes[0].2.clone();
-    assert_eq!(address(&stage.call(&other).run(DEADLINE)), first);
-    let second = address(&stage.call(&of("c1", "a")).run(DEADLINE));
+    assert_eq!(address(&stage.call(&other).run(patient(DEADLINE))), first);
+    let second = address(&stage.call(&of("c1", "a")).run(patient(DEADLINE)));
     assert_ne!(second, first, "two containers have one address");
     let scan = stage.scan();
     assert_eq!(scan["etcd"]["ipam"]["addresses"].as_object().unwrap().len(), 2);
@@ -288,7 +289,7 @@ fn an_address_lost_with_the_namespace(stage: &mut Stage) {
 fn check(stage: &Stage, mut step: Value, result: &Value) -> Came {
     step["env"]["CNI_COMMAND"] = json!("CHECK");
     step["stdin"]["prevResult"] = result.clone();
-    stage.call(&step).run(DEADLINE)
+    stage.call(&step).run(patient(DEADLINE))
 }
 
 #[track_caller]
@@ -301,7 +302,7 @@ fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
     let steps = &case(name).unwrap().steps;
     let is_wanted = |step: &&Value| step["do"] == "ADD" && step["exit"] == 0 && wanted(&step["stdin"]);
     let add = steps.iter().find(is_wanted).unwrap();
-    let result = succeed(&stage.call(add).run(DEADLINE)).clone();
+    let result = succeed(&stage.call(add).run(patient(DEADLINE))).clone();
     is_fine(&check(stage, add.clone(), &result));
 }
 
@@ -327,7 +328,7 @@ fn check_and_gc_of_a_second_network(stage: &mut Stage) {
             add
         })
         .into();
-    let results: Vec<Value> = adds.iter().map(|add| succeed(&stage.call(add).run(DEADLINE)).clone()).collect();
+    let results: Vec<Value> = adds.iter().map(|add| succeed(&stage.call(add).run(patient(DEADLINE))).clone()).collect();
     for (add, result) in adds.iter().zip(&results) {
         is_fine(&check(stage, add.clone(), result));
     }
@@ -336,7 +337,7 @@ fn check_and_gc_of_a_second_network(stage: &mut Stage) {
         let mut gc = adds[network].clone();
         gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
         gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
-        let came = stage.call(&gc).run(DEADLINE);
+        let came = stage.call(&gc).run(patient(DEADLINE));
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
         stage.scan()["host"]["links"].as_array().unwrap().len()
     };
@@ -351,14 +352,14 @@ fn check_and_gc_of_a_second_network(stage: &mut Stage) {
 /// A pod that was started again has an endpoint of an hour ago and a new address: the runtime's list may be older than that.
 fn gc_spares_a_restarted_pod(stage: &mut Stage) {
     let steps = &case("pod-restarted").unwrap().steps;
-    succeed(&stage.call(&steps[0]).run(DEADLINE));
+    succeed(&stage.call(&steps[0]).run(patient(DEADLINE)));
     stage.age_all(Duration::from_secs(3600));
-    succeed(&stage.call(&steps[1]).run(DEADLINE));
+    succeed(&stage.call(&steps[1]).run(patient(DEADLINE)));
     let mut gc = steps[1].clone();
     gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
     gc["stdin"]["cniVersion"] = json!("1.1.0");
     gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
-    let came = stage.call(&gc).run(DEADLINE);
+    let came = stage.call(&gc).run(patient(DEADLINE));
     assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     let scan = stage.scan();
     assert_eq!(scan["host"]["links"].as_array().unwrap().len(), 1);
@@ -369,7 +370,7 @@ fn gc_spares_a_restarted_pod(stage: &mut Stage) {
 fn gc_and_del_without_a_store(stage: &mut Stage) {
     let mut add = first_call("plain", &[]);
     add["stdin"]["cniVersion"] = json!("1.1.0");
-    succeed(&stage.call(&add).run(DEADLINE));
+    succeed(&stage.call(&add).run(patient(DEADLINE)));
     std::fs::remove_dir_all(stage.place.root.join("store")).unwrap();
     let mut gc = add.clone();
     gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
@@ -377,7 +378,7 @@ fn gc_and_del_without_a_store(stage: &mut Stage) {
     let mut del = add;
     del["env"]["CNI_COMMAND"] = json!("DEL");
     for step in [gc, del] {
-        let came = stage.call(&step).run(DEADLINE);
+        let came = stage.call(&step).run(patient(DEADLINE));
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     }
     shell("! ip link show calic1");

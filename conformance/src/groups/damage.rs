@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use fastrand::Rng;
 use kv::{ErrorKind, Outcome, Revision};
@@ -18,8 +17,6 @@ use crate::subject::Subject;
 
 /// Steps in a store that is damaged.
 const STEPS: u64 = 60;
-/// How long one damaged store may take.
-const LIMIT: Duration = Duration::from_secs(20);
 
 const KEPT: Steps = Steps { width: 5, base: Revision::new(1) };
 
@@ -63,7 +60,7 @@ async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<Found> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
     // Engines that panic over damage say so there.
     command.stderr(Stdio::null());
-    let mut process = Process::start(command, LIMIT)?;
+    let mut process = Process::start(command, t.patience() * 2)?;
     let said = process.line().await.map_err(|failure| failure.with_note(what))?;
     let verdict = said.unwrap_or_else(|| "nothing: it ended".to_owned());
     if verdict == "right" {

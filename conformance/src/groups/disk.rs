@@ -121,8 +121,8 @@ fn make_room(job: &Job<'_>) -> Result<(), BoxError> {
     if lifted.success() { Ok(()) } else { Err("the limit on the size of files stays".into()) }
 }
 
-async fn filled(process: Process) -> Checked {
-    let mut process = process.with_patience(Duration::from_secs(100));
+async fn filled(process: Process, patience: Duration) -> Checked {
+    let mut process = process.with_patience(patience);
     let said = process.say("filled").await?;
     process.end().await?;
     holds("some writes before the disk was full", !said.starts_with("0 "), &said)
@@ -136,7 +136,8 @@ pub(crate) async fn full_disk(t: Subject) -> Checked {
     // The mount is gone with the last process that can see it.
     shell.args(["--mount", "--map-root-user", "sh", "-c", mounted, "sh"]).arg(folder.path());
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
-    filled(Process::start(with_folder(command_under(shell, &command), folder.path()), t.patience())?).await
+    filled(Process::start(with_folder(command_under(shell, &command), folder.path()), t.patience())?, t.patience() * 10)
+        .await
 }
 
 /// The same holds for a limit on the size of files.
@@ -146,7 +147,7 @@ pub(crate) async fn file_size_limit(t: Subject) -> Checked {
     // Without the signal, writing beyond the limit is an error. It is in blocks of 512 or 1024 bytes.
     shell.args(["-c", "trap '' XFSZ; ulimit -S -f 4000; exec \"$0\""]);
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
-    filled(Process::start(command_under(shell, &command), t.patience())?).await
+    filled(Process::start(command_under(shell, &command), t.patience())?, t.patience() * 10).await
 }
 
 /// A write that fails because somebody closes the store happened or not, as its error says.

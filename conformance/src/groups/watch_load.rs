@@ -68,8 +68,9 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const WATCHERS: usize = 8;
     const WRITES: usize = 16;
     const BYTES: usize = 1 << 20;
-    /// How long a small call may take beside them. It is far less than the time after which a store abandons a call.
-    const PROMPT: Duration = Duration::from_secs(1);
+    // How long a small call may take beside them, by default a second on a quiet machine. It is far less than the time after
+    // which a store abandons a call.
+    let prompt = t.patience() / 10;
     let base = t.revision().await?;
     let mut stalled = Vec::new();
     for _ in 0..WATCHERS {
@@ -81,11 +82,11 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     }
     for round in 0..20 {
         let checked = format!("calls beside {WATCHERS} watchers that do not read, round {round}");
-        let put = within(PROMPT, &checked, t.put("q", "v")).await??;
-        let found = within(PROMPT, &checked, t.read(Range::key("q"))).await??;
+        let put = within(prompt, &checked, t.put("q", "v")).await??;
+        let found = within(prompt, &checked, t.read(Range::key("q"))).await??;
         same("the key that was just written", found.kvs.first().map(|kv| kv.mod_revision), Some(put))?;
-        let mut watcher = within(PROMPT, &checked, t.watcher(Range::key("q"), put)).await??;
-        let batch = within(PROMPT, &checked, watcher.next()).await??;
+        let mut watcher = within(prompt, &checked, t.watcher(Range::key("q"), put)).await??;
+        let batch = within(prompt, &checked, watcher.next()).await??;
         same("the revision that another watcher gets", batch.revision, put)?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use serde_json::{Value, json};
 
 /// The longest wait for the page.
@@ -68,7 +69,7 @@ impl Driver {
             .spawn()
             .unwrap();
         let mut driver = Self { child, port: 0, session: String::new(), first: Value::Null, folder };
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patient(PATIENCE);
         while driver.port == 0 {
             if Instant::now() > until || driver.child.try_wait().unwrap().is_some() {
                 return None;
@@ -95,7 +96,7 @@ impl Driver {
         let body = if method == "POST" { body.to_string() } else { String::new() };
         // An error, not a panic: the driver may have ended, and `drop` comes here, too.
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(|error| error.to_string())?;
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(patient(Duration::from_secs(60)))).unwrap();
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
@@ -189,7 +190,7 @@ impl<'d> Window<'d> {
 
     /// Waits until an expression is true. It may be about elements that are not there yet.
     pub(crate) fn wait(&self, expression: &str) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patient(PATIENCE);
         let tried = format!("(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()");
         while self.value(&tried) != Value::Bool(true) {
             assert!(Instant::now() < until, "waited for {expression}; the page says:\n{}", self.text());

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use serde_json::Value;
 
 use super::Daemon;
@@ -23,7 +24,7 @@ impl Got {
 
 pub(crate) fn connect(daemon: &Daemon) -> TcpStream {
     let stream = TcpStream::connect(daemon.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_read_timeout(Some(patient(Duration::from_secs(30)))).unwrap();
     stream
 }
 
@@ -54,7 +55,7 @@ pub(crate) fn json(daemon: &Daemon, path: &str) -> Value {
 }
 
 pub(crate) fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + patient(Duration::from_secs(20));
     while !is_so() {
         assert!(Instant::now() < until, "waited for {what}");
         std::thread::sleep(Duration::from_millis(20));

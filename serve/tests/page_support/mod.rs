@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use conformance::patient;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
@@ -221,7 +222,7 @@ impl Daemon {
     /// Stops, and waits until nobody answers any more.
     pub(crate) fn stop(&mut self) {
         self.stop.take();
-        let until = std::time::Instant::now() + Duration::from_secs(10);
+        let until = std::time::Instant::now() + patient(Duration::from_secs(10));
         while std::net::TcpStream::connect(self.address).is_ok() {
             assert!(std::time::Instant::now() < until, "it still answers");
             std::thread::sleep(Duration::from_millis(20));

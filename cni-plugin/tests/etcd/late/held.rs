@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -14,7 +15,7 @@ use crate::lost_replies::beside;
 use crate::process::Call;
 use crate::proxy::{Link, Proxy};
 
-/// The delay of all messages until the commit has been sent: longer than a DEL takes.
+/// The delay of all messages until the commit has been sent: longer than a DEL takes on a quiet machine.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
 /// How many addresses are left when a commit has landed after the DEL.
@@ -24,9 +25,12 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let address = proxy.address().to_string();
-    let conf = lab.conf_at(&[format!("http://{address}")]);
+    let mut conf = lab.conf_at(&[format!("http://{address}")]);
+    // Longer than all delays together.
+    conf["datastore_timeout"] = 90.into();
     Call::new("ADD", "c0", &conf).ok();
-    proxy.set(Link::Slow(ON_ITS_WAY));
+    let on_its_way = patient(ON_ITS_WAY);
+    proxy.set(Link::Slow(on_its_way));
     // A process that stands still keeps the lock of its host; a dead one does not.
     let mut apart = conf.clone();
     apart["ipam_lock_file"] = lab.folder.path().join("other.lock").display().to_string().into();
@@ -47,8 +51,8 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     proxy.set(Link::Up);
     before_del(&noted);
     Call::new("DEL", "c1", &conf).ok();
-    assert!(sent.elapsed() < ON_ITS_WAY, "the DEL took so long that the commit was not late");
-    sleep(ON_ITS_WAY.saturating_sub(sent.elapsed()) + Duration::from_millis(500));
+    assert!(sent.elapsed() < on_its_way, "the DEL took so long that the commit was not late");
+    sleep(on_its_way.saturating_sub(sent.elapsed()) + Duration::from_millis(500));
     late.kill().unwrap();
     late.wait().unwrap();
     lab.books().count_of("net1.c1")

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
 use datastore::{Create, Location};
 use kv::{Store, StoreExt};
 use serde_json::{Value, json};
@@ -154,7 +155,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
             (expected.exit, said.into())
         }
     };
-    if begun.elapsed() > Duration::from_secs(8) {
+    if begun.elapsed() > patient(Duration::from_secs(8)) {
         return Err(format!("it took {:?}", begun.elapsed()));
     }
     let stored = stage.stored();

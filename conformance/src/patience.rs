@@ -1,0 +1,93 @@
+//! Limits that only catch what hangs: they grow with the load of the machine.
+
+use std::hint::black_box;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The longest limit that [`patient`] gives to a shorter one: what hangs fails within five minutes.
+const LONGEST: Duration = Duration::from_secs(270);
+/// The most by which a limit grows.
+const MAX_FACTOR: f64 = 16.0;
+/// How much work is timed: much more than a process gets at a time on a machine that has much else to do.
+const WORK: Duration = Duration::from_millis(40);
+/// How long a measurement counts.
+const FRESH: Duration = Duration::from_secs(5);
+/// A piece of the work: well below a millisecond.
+const STEPS: u32 = 20_000;
+
+/// The limit for a wait that takes no longer than `limit` on a quiet machine: longer on one that has much else to do, at most
+/// 16 times, and four and a half minutes. The first call, and one every five seconds, measures for some 40 ms.
+#[must_use]
+pub fn patient(limit: Duration) -> Duration {
+    limit.mul_f64(slowness()).min(LONGEST).max(limit)
+}
+
+/// How much longer work takes now than it would without other programs: 1 to 16. The largest of the last two measurements.
+fn slowness() -> f64 {
+    static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
+    let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
+    match *measured {
+        Some((at, factor)) if at.elapsed() < FRESH => factor,
+        before => {
+            let now = measure().clamp(1.0, MAX_FACTOR);
+            *measured = Some((Instant::now(), now));
+            before.map_or(now, |(_, factor)| factor.max(now))
+        }
+    }
+}
+
+/// The time for some work, by the time for as many of its quickest piece.
+fn measure() -> f64 {
+    let begun = Instant::now();
+    let (mut pieces, mut quickest) = (0_u32, Duration::MAX);
+    loop {
+        let piece = Instant::now();
+        for step in 0..STEPS {
+            black_box(step);
+        }
+        pieces += 1;
+        quickest = quickest.min(piece.elapsed()).max(Duration::from_nanos(1));
+        let alone = quickest * pieces;
+        if alone >= WORK {
+            return begun.elapsed().as_secs_f64() / alone.as_secs_f64();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_never_shrinks_and_grows_to_less_than_five_minutes() {
+        let five_minutes = Duration::from_secs(300);
+        for limit in [Duration::ZERO, Duration::from_millis(1), Duration::from_secs(60), Duration::from_secs(299)] {
+            let longer = patient(limit);
+            assert!((limit..five_minutes).contains(&longer), "{longer:?}");
+        }
+    }
+
+    #[test]
+    fn other_work_makes_limits_longer() {
+        use std::hint::spin_loop;
+        use std::sync::atomic::{AtomicBool, Ordering};
+        use std::thread;
+
+        let over = AtomicBool::new(false);
+        let cores = thread::available_parallelism().unwrap().get();
+        let busy = thread::scope(|scope| {
+            for _ in 0..4 * cores {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        spin_loop();
+                    }
+                });
+            }
+            thread::sleep(Duration::from_millis(50));
+            let busy = measure();
+            over.store(true, Ordering::Relaxed);
+            busy
+        });
+        assert!(busy > 2.0, "{busy}");
+    }
+}
