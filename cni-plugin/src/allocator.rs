@@ -23,7 +23,7 @@ use crate::hints::{FileHints, FullPools, HINTS_FOLDER};
 use crate::host_lock::HostLock;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::request::{
-    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, Network,
+    AddRequest, Allocator, Assigned, Bridged, CheckRequest, Checked, Collected, DelRequest, GcRequest, LEAST, Network,
     OwnPool, Quarantine, StoreAt,
 };
 use crate::run::Rules;
@@ -170,7 +170,7 @@ async fn connect(store: Arc<dyn Store>) {
 
 /// How long a call may take.
 pub(crate) fn budget(at: &StoreAt) -> Duration {
-    if is_cluster(&at.location) { at.patience } else { BUDGET }
+    if is_cluster(&at.location) { at.patience } else { BUDGET.saturating_sub(at.spent).max(LEAST) }
 }
 
 fn is_cluster(location: &Location) -> bool {

@@ -111,7 +111,12 @@ fn ips(last: &[u8]) -> Vec<IpAddr> {
 fn request(wanted: &[u8], count_v4: u32) -> AddRequest {
     let location = Location::Memory;
     AddRequest {
-        store: StoreAt { location, lock_file: "/none".into(), patience: Duration::from_secs(10) },
+        store: StoreAt {
+            location,
+            lock_file: "/none".into(),
+            patience: Duration::from_secs(10),
+            spent: Duration::ZERO,
+        },
         attachment: Attachment {
             network: "net".into(),
             container: "c1".into(),

@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::kubernetes::Kubernetes;
 
 /// The least time for a later step of a call.
-const LEAST: Duration = Duration::from_secs(1);
+pub(crate) const LEAST: Duration = Duration::from_secs(1);
 
 /// Keeps the books of addresses: the work of the verbs once the protocol is settled.
 ///
@@ -86,14 +86,16 @@ pub struct StoreAt {
     pub lock_file: PathBuf,
     /// How long a call on a cluster's store may take: `datastore_timeout`, or 10 s.
     pub patience: Duration,
+    /// The part of the call's time that earlier steps have used, where the store is embedded.
+    pub spent: Duration,
 }
 
 impl StoreAt {
-    /// The store, with what is left of the time for a call on a cluster: one clock covers all steps of the call. There is
+    /// The store, with what is left of the time for a call: one clock covers all steps of the call. There is
     /// always enough to hear that nothing can be done.
     pub(crate) fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(LEAST);
-        Self { patience: left.min(self.patience), ..self.clone() }
+        Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use datastore::{ConfigError, Location};
 use ipam_core::vm::Role;
@@ -348,7 +348,7 @@ fn is_routed(conf: &NetConf) -> bool {
 /// Code 7 for a deadline that is none.
 pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAt> {
     let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
-    Ok(StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()? })
+    Ok(StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
 /// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.

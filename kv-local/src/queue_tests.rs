@@ -333,7 +333,7 @@ fn a_program_started_by_the_holder_does_not_keep_the_turn() {
     let mut holder = Process::start("hold with a child", &path);
     let child = holder.said();
     holder.kill();
-    let lock = take(&path, Duration::from_secs(1));
+    let lock = take(&path, LONG);
     assert!(fs::exists(format!("/proc/{child}")).unwrap(), "the child lives on");
     Command::new("kill").arg(&child).status().unwrap();
     lock.unwrap();

@@ -39,6 +39,8 @@ pub(crate) struct State {
     syncs: Syncs,
     power: Power,
     operations: u64,
+    /// True while syncs get no answer.
+    hangs: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +90,7 @@ impl Disk {
         };
         let nodes = image.nodes.into_iter().map(|(number, saved)| (number, node(saved))).collect();
         let listings = BTreeMap::new();
-        let state = State { nodes, next: image.next, listings, syncs, power: Power::On, operations: 0 };
+        let state = State { nodes, next: image.next, listings, syncs, power: Power::On, operations: 0, hangs: false };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -117,6 +119,16 @@ impl Disk {
     /// So a program can be killed after an exact number of operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
+    }
+
+    /// Lets syncs wait, until [`go_on`](Self::go_on) or a cut. All other requests are answered.
+    pub fn hang(&self) {
+        self.state().hangs = true;
+    }
+
+    /// Ends [`hang`](Self::hang): the syncs that wait are carried out.
+    pub fn go_on(&self) {
+        self.state().hangs = false;
     }
 
     /// True if the power was cut.
@@ -194,6 +206,11 @@ impl State {
     /// True as long as there is power.
     pub(crate) fn is_on(&self) -> bool {
         self.power != Power::Cut
+    }
+
+    /// True while syncs have to wait.
+    pub(crate) fn hangs(&self) -> bool {
+        self.hangs && self.is_on()
     }
 
     /// Begins an operation that changes something or syncs. False if there is no power.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::sync::MutexGuard;
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -23,6 +24,8 @@ const LONGEST: usize = 1 << 30;
 const BLOCKS: u64 = 1 << 20;
 const BLOCK: u32 = 4096;
 const UNIT: u64 = 512;
+/// How often a sync that hangs looks whether it may go on.
+const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A disk, as the kernel sees it.
 #[derive(Debug)]
@@ -152,6 +155,20 @@ impl Served {
     fn sync(&self, number: u64) -> Answer<()> {
         self.change()?.sync(number);
         Ok(())
+    }
+
+    /// Syncs, once syncs do not hang. Other requests are answered meanwhile.
+    fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
+        if !self.disk.state().hangs() {
+            return reply_empty(reply, self.sync(number));
+        }
+        let served = Self { disk: self.disk.clone() };
+        thread::spawn(move || {
+            while served.disk.state().hangs() {
+                thread::sleep(HANG_INTERVAL);
+            }
+            reply_empty(reply, served.sync(number));
+        });
     }
 }
 
@@ -360,7 +377,7 @@ impl Filesystem for Served {
     }
 
     fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply_empty(reply, self.sync(number.0));
+        self.answer_sync(number.0, reply);
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -391,7 +408,7 @@ impl Filesystem for Served {
     }
 
     fn fsyncdir(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply_empty(reply, self.sync(number.0));
+        self.answer_sync(number.0, reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {

@@ -53,7 +53,7 @@ impl Asker {
 /// A store that refuses to commit once one of its clients does not ask any more.
 ///
 /// A plugin whose connection is closed goes on by itself, or is dead and its runtime has called DEL. A commit for it would
-/// come too late.
+/// come too late. Each request that it finishes is a beat of the [`Pulse`](crate::pulse::Pulse).
 #[derive(Debug)]
 pub struct AskedStore {
     inner: Arc<dyn Store>,
@@ -71,12 +71,16 @@ impl AskedStore {
 #[async_trait]
 impl Store for AskedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        self.inner.range(request).await
+        let answer = self.inner.range(request).await;
+        self.metrics.pulse.beat();
+        answer
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         if txn.is_read_only() {
-            return self.inner.txn(txn).await;
+            let answer = self.inner.txn(txn).await;
+            self.metrics.pulse.beat();
+            return answer;
         }
         if !self.askers.iter().all(Asker::still_asks) {
             let error = Error::new(ErrorKind::Conflict { attempts: 0 }, Operation::Txn, "serve");

@@ -1,6 +1,7 @@
 //! One connection on the private socket.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
-use wire::{Frame, Hello, Kind, MAX_REQUEST, keys};
+use tokio::time::{MissedTickBehavior, interval_at, timeout};
+use wire::{Frame, Hello, Kind, MAX_REQUEST, Progress, keys};
 
 use crate::asker::{Asker, until};
 use crate::daemon::Daemon;
@@ -22,6 +23,8 @@ use crate::metrics::{Ending, Metrics};
 const IDLE: Duration = Duration::from_secs(60);
 /// A client has so long to take an answer in.
 const SEND: Duration = Duration::from_secs(10);
+/// The interval of the reports on the store's progress to a client that waits for the answer to a verb.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
 ///
@@ -40,7 +43,8 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
                 let asked: Asked = frame.decode()?;
                 send(&mut writer, &Frame::empty(Kind::Taken)).await?;
                 let (begun, name) = (Instant::now(), asked.call.name());
-                let answer = verb(daemon, generation, asked, &reader).await?;
+                let work = verb(daemon, generation, asked, &reader);
+                let answer = report_until_done(daemon, &writer, work).await??;
                 note(&daemon.metrics, name, &answer, begun.elapsed());
                 send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
             }
@@ -53,8 +57,41 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
                 let answer = stores_keys::answer(daemon, generation, asked, &reader).await;
                 send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
             }
-            Kind::Hello | Kind::Taken | Kind::Answer => {
+            Kind::Hello | Kind::Taken | Kind::Alive | Kind::Answer => {
                 return Err(wire::malformed(format!("a client's frame is {:?}", frame.kind)));
+            }
+        }
+    }
+}
+
+/// Carries out some work, and tells the client every [`ALIVE_INTERVAL`] how the store gets on meanwhile.
+///
+/// # Errors
+/// Those of the connection.
+async fn report_until_done<T>(
+    daemon: &Daemon,
+    writer: &OwnedWriteHalf,
+    work: impl Future<Output = T>,
+) -> io::Result<T> {
+    let received_at = Instant::now();
+    // On a cluster there is no engine that can hang: each request has a deadline of its own.
+    let has_engine = daemon.held.location().path().is_some();
+    let mut work = pin!(work);
+    let mut ticks = interval_at(tokio::time::Instant::now() + ALIVE_INTERVAL, ALIVE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            _ = ticks.tick() => {
+                let stalled_for = if has_engine { daemon.metrics.pulse.stalled_for(received_at) } else { Duration::ZERO };
+                let frame = Frame::new(Kind::Alive, &Progress { stalled_for })?.to_bytes();
+                // The work must be polled while a client reads nothing, so this waits for no room. A frame that is this
+                // short is sent whole or not at all.
+                match writer.try_write(&frame) {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                    Ok(sent) if sent < frame.len() => return Err(io::ErrorKind::WriteZero.into()),
+                    _ => {}
+                }
             }
         }
     }

@@ -23,9 +23,9 @@ use crate::metrics::Metrics;
 /// A process that opens the queue draws a ticket within this time, so many times.
 const DRAW: Duration = Duration::from_millis(1);
 const DRAWS: usize = 5;
-/// So many clients are connected at once, if the system lets the process have so many files open. Further ones are closed at
-/// once, and go by themselves.
-const MOST_CLIENTS: usize = 1024;
+/// Maximum number of clients connected at once, if the process may have that many files open. Further clients wait in the
+/// socket's backlog until one ends.
+const MAX_CLIENTS: usize = 1024;
 /// So many open files are not for clients: those of the store, and of each look at its queue.
 const OTHER_FILES: u64 = 128;
 /// How long to wait before the next client is accepted after the system refused one.
@@ -58,9 +58,8 @@ impl Daemon {
 
     /// Serves the clients of a socket, for ever.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
-        let most = most_clients();
-        let room = Arc::new(Semaphore::new(most));
-        loop {
+        let room = Arc::new(Semaphore::new(max_clients()));
+        while let Ok(place) = Arc::clone(&room).acquire_owned().await {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -68,10 +67,6 @@ impl Daemon {
                     sleep(PAUSE).await;
                     continue;
                 }
-            };
-            let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                tracing::warn!(most, "too many clients: one was sent away");
-                continue;
             };
             let daemon = Arc::clone(&self);
             tokio::spawn(async move {
@@ -97,14 +92,14 @@ impl Daemon {
 
 /// How many clients may be connected at once. A daemon that can open no file does not see who waits for the lock, and cannot
 /// take it back.
-fn most_clients() -> usize {
+fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
     // The usual limit is so low for the sake of select(2).
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let files = if raised.is_ok() { limit.maximum } else { limit.current };
     // A client that asks has a second one.
     let room = files.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES) / 2);
-    usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MOST_CLIENTS)
+    usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MAX_CLIENTS)
 }
 
 /// Hands the store over whenever a process waits for its lock.

@@ -203,6 +203,7 @@ impl Held {
 
     /// Opens the store and looks which one it is.
     async fn reopen(&self, turn: &mut Turn, wait: Duration) -> Result<()> {
+        let _wait = self.shared.metrics.pulse.wait();
         let location = &self.shared.location;
         let open = match datastore::open(location, Create::Never, wait).await {
             // There may be room for releases. Other writes are refused until what was kept for these is there again.
@@ -327,7 +328,9 @@ impl Held {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
         }
+        let wait = self.shared.metrics.pulse.wait();
         let shrunk = care::shrink(&self.shared.location, WAIT).await;
+        drop(wait);
         if let Err(error) = self.reopen(&mut turn, WAIT).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
         }

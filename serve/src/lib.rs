@@ -3,6 +3,7 @@
 //! - [`held`]: the store. Other processes that wait for its lock get it, and the daemon takes it back; `gate` says who may use or
 //!   close it, `calls` has its calls, `watch_on` the watches that go on after a hand-over.
 //! - [`lane`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
+//! - [`pulse`]: when the store last finished something, for clients that wait.
 //! - [`daemon`] and `connection`: the private socket of plugins and commands; `keys` is the store behind it.
 //! - [`socket`]: the right to serve a store, and the socket's place.
 //! - [`http`]: numbers for Prometheus and the page, from [`metrics`] and the store.
@@ -23,5 +24,6 @@ pub mod lane;
 pub mod life;
 pub mod metrics;
 mod pages;
+pub mod pulse;
 pub mod socket;
 mod watch_on;

@@ -13,6 +13,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::pulse::Pulse;
+
 /// The bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to the longest that a call may take.
 const BUCKETS: [f64; 16] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 90.0];
@@ -52,6 +54,8 @@ pub struct Metrics {
     viewers: Gauge,
     lock: Gauge,
     hand_overs: Counter,
+    /// When the store last finished something.
+    pub(crate) pulse: Pulse,
 }
 
 impl Default for Metrics {
@@ -86,7 +90,20 @@ impl Metrics {
         let lock = gauge("lock_held", "1 while the daemon holds the lock of the store, else 0");
         let hand_overs = Counter::default();
         registry.register("hand_overs", "Times that the daemon gave the store to another process", hand_overs.clone());
-        Self { registry, queue, commit, sync, add, del, answers, callers, viewers, lock, hand_overs }
+        Self {
+            registry,
+            queue,
+            commit,
+            sync,
+            add,
+            del,
+            answers,
+            callers,
+            viewers,
+            lock,
+            hand_overs,
+            pulse: Pulse::default(),
+        }
     }
 
     /// Notes the wait of a request until its work began.
@@ -97,11 +114,13 @@ impl Metrics {
     /// Notes the time that the store took for a commit.
     pub fn observe_commit(&self, took: Duration) {
         self.commit.observe(took.as_secs_f64());
+        self.pulse.beat();
     }
 
     /// Notes the time that the disk took to make a commit durable, if the engine tells.
     pub fn observe_sync(&self, took: Duration) {
         self.sync.observe(took.as_secs_f64());
+        self.pulse.beat();
     }
 
     /// Notes the time of an ADD from its request to its answer.

@@ -231,7 +231,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
 /// Asks as a plugin does: with a connection of its own.
 fn ask(shared: &Shared, call: Call) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
-    let connection = Connection::open(&socket, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
+    let connection = Connection::open(&socket, PATIENCE, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
     let asked = Asked { within: PATIENCE, lock_file: PathBuf::new(), call };
     connection.ask(Kind::Verb, &asked, PATIENCE).map_err(text)
 }

@@ -10,52 +10,70 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::frame::{Frame, Kind, MAX_ANSWER};
+use crate::frame::{Frame, Kind, MAX_ANSWER, Progress};
 use crate::hello::Hello;
 use crate::peer;
 
-/// How long a client waits for a daemon to take its request, beginning when it connects.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+/// A daemon counts as frozen when it has sent nothing for this long, or when its store has finished nothing for this long.
+pub const FROZEN_AFTER: Duration = Duration::from_secs(3);
+
+/// The shortest wait for bytes: a client that the system lets run too late still reads what has arrived.
+const SHORTEST_READ: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon that has said what it has.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
-    /// Until then the daemon must have taken the request.
-    patience: Instant,
+    /// The last moment at which the daemon is known to have been alive.
+    alive_at: Instant,
     /// The daemon's greeting.
     pub hello: Hello,
 }
 
 impl Connection {
-    /// Connects to a daemon's socket. `is_trusted` says whether the daemon may run as this user.
+    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_AFTER`]. While the backlog of the socket is full, this
+    /// waits. `is_trusted` says whether the daemon may run as this user.
     ///
     /// # Errors
     /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if it runs as a user who is not
-    /// trusted; `TimedOut` and `WouldBlock` if it does not answer within [`PATIENCE`]; `InvalidData` for one of another version.
-    pub fn open(socket: &Path, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
-        let patience = Instant::now() + PATIENCE;
-        let mut stream = dial(socket)?;
+    /// trusted; `TimedOut` and `WouldBlock` if it does not greet in time; `InvalidData` for one of another version.
+    pub fn open(socket: &Path, within: Duration, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
+        let end = Instant::now() + within.min(FROZEN_AFTER);
+        let mut stream = dial(socket, end)?;
         if !is_trusted(peer::uid(&stream)?) {
             return Err(io::Error::new(ErrorKind::PermissionDenied, "the daemon runs as another user"));
         }
-        let hello: Hello = read(&mut stream, patience)?.expect(Kind::Hello)?.decode()?;
-        Ok(Self { stream, patience, hello })
+        let hello: Hello = read(&mut stream, end)?.expect(Kind::Hello)?.decode()?;
+        Ok(Self { stream, alive_at: Instant::now(), hello })
     }
 
-    /// Sends a request and waits for the answer, at most `within`, once the daemon has taken the request.
+    /// Sends a request and waits for the answer, at most `within`, and no longer than the daemon gets on: see
+    /// [`FROZEN_AFTER`].
     ///
     /// # Errors
-    /// `TimedOut` and `WouldBlock` if the daemon has not taken the request within [`PATIENCE`], or not answered in time; those of
+    /// `TimedOut` and `WouldBlock` if the daemon is frozen, or has not answered in time; those of
     /// the stream. The request may have been carried out all the same. The daemon does nothing more for it once the connection is
     /// dropped, save what it has begun to commit.
     pub fn ask<T: DeserializeOwned>(mut self, kind: Kind, request: &impl Serialize, within: Duration) -> io::Result<T> {
         let end = Instant::now() + within;
         let bytes = Frame::new(kind, request)?.to_bytes();
-        set_socket_timeout(&self.stream, Timeout::Send, Some(left(self.patience.min(end))?))?;
+        set_socket_timeout(&self.stream, Timeout::Send, Some(left(self.frozen_at().min(end))?))?;
         self.stream.write_all(&bytes)?;
-        read(&mut self.stream, self.patience.min(end))?.expect(Kind::Taken)?;
-        read(&mut self.stream, end)?.expect(Kind::Answer)?.decode()
+        loop {
+            let until = self.frozen_at().min(end);
+            let frame = read(&mut self.stream, until)?;
+            let now = Instant::now();
+            self.alive_at = match frame.kind {
+                Kind::Taken => now,
+                Kind::Alive => now.checked_sub(frame.decode::<Progress>()?.stalled_for).unwrap_or(self.alive_at),
+                _ => return frame.expect(Kind::Answer)?.decode(),
+            };
+        }
+    }
+
+    /// The moment from which on the daemon counts as frozen, unless it shows life before.
+    fn frozen_at(&self) -> Instant {
+        self.alive_at + FROZEN_AFTER
     }
 
     /// Tells the daemon that this process is about to wait for the lock of the store.
@@ -67,10 +85,10 @@ impl Connection {
     }
 }
 
-/// Connects within [`PATIENCE`]: a daemon that hangs has a full queue of connections some time.
-fn dial(socket: &Path) -> io::Result<UnixStream> {
+/// Connects before `end`. The system makes the call wait while the backlog is full: a busy daemon makes room soon.
+fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&stream, Timeout::Send, Some(PATIENCE))?;
+    set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;
     connect(&stream, &SocketAddrUnix::new(socket)?)?;
     Ok(stream.into())
 }
@@ -83,7 +101,8 @@ struct Until<'a> {
 
 impl Read for Until<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        set_socket_timeout(self.stream, Timeout::Recv, Some(left(self.end)?))?;
+        let left = self.end.saturating_duration_since(Instant::now()).max(SHORTEST_READ);
+        set_socket_timeout(self.stream, Timeout::Recv, Some(left))?;
         Read::read(&mut self.stream, bytes)
     }
 }
@@ -112,7 +131,7 @@ mod tests {
         let socket = folder.path().join("sock");
         let listener = UnixListener::bind(&socket).unwrap();
         thread::spawn(move || serve(listener.accept().unwrap().0));
-        let opened = Connection::open(&socket, |_| true);
+        let opened = Connection::open(&socket, FROZEN_AFTER, |_| true);
         (folder, opened)
     }
 
@@ -124,59 +143,115 @@ mod tests {
         send(stream, &Frame::new(Kind::Hello, &Hello::new(Identity::Nothing)).unwrap());
     }
 
-    #[test]
-    fn a_request_is_taken_and_answered() {
+    /// A request that a fake daemon serves after its greeting.
+    fn asked(serve: impl FnOnce(&mut UnixStream) + Send + 'static) -> io::Result<String> {
         let (_folder, opened) = served(|mut stream| {
             greet(&mut stream);
-            let asked = Frame::read_blocking(&mut stream, 100).unwrap();
-            assert_eq!((asked.kind, asked.decode::<u32>().unwrap()), (Kind::Verb, 5));
-            send(&mut stream, &Frame::empty(Kind::Taken));
-            thread::sleep(PATIENCE + Duration::from_millis(100));
-            send(&mut stream, &Frame::new(Kind::Answer, &"done").unwrap());
+            assert_eq!(Frame::read_blocking(&mut stream, 100).unwrap().decode::<u32>().unwrap(), 5);
+            serve(&mut stream);
         });
-        let answer: String = opened.unwrap().ask(Kind::Verb, &5_u32, Duration::from_secs(60)).unwrap();
-        assert_eq!(answer, "done", "after it was taken there is time");
+        opened.unwrap().ask(Kind::Verb, &5_u32, Duration::from_secs(60))
+    }
+
+    fn alive(stream: &mut UnixStream, stalled_for: Duration) {
+        let _ = stream.write_all(&Frame::new(Kind::Alive, &Progress { stalled_for }).unwrap().to_bytes());
+    }
+
+    fn is_late(error: &io::Error) -> bool {
+        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
     }
 
     #[test]
-    fn a_daemon_that_hangs_is_left_after_a_second() {
+    fn a_daemon_that_gets_on_is_waited_for() {
+        let answer = asked(|stream| {
+            send(stream, &Frame::empty(Kind::Taken));
+            for _ in 0..3 {
+                thread::sleep(FROZEN_AFTER / 2);
+                alive(stream, FROZEN_AFTER / 4);
+            }
+            send(stream, &Frame::new(Kind::Answer, &"done").unwrap());
+        });
+        assert_eq!(answer.unwrap(), "done");
+    }
+
+    #[test]
+    fn a_daemon_is_waited_for_no_longer_than_the_call_has() {
+        let (_folder, opened) = served(|mut stream| {
+            greet(&mut stream);
+            for _ in 0..30 {
+                thread::sleep(Duration::from_millis(100));
+                alive(&mut stream, Duration::ZERO);
+            }
+        });
         let begun = Instant::now();
-        let (_folder, opened) = served(|stream| {
-            thread::sleep(Duration::from_secs(3));
-            drop(stream);
-        });
-        assert!(matches!(opened.unwrap_err().kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
-        let (_folder, opened) = served(|mut stream| {
-            greet(&mut stream);
-            thread::sleep(Duration::from_secs(3));
-            drop(stream);
-        });
-        let answer = opened.unwrap().ask::<String>(Kind::Verb, &5_u32, Duration::from_secs(60));
-        assert!(matches!(answer.unwrap_err().kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
-        assert!(begun.elapsed() < PATIENCE * 3, "{:?}", begun.elapsed());
+        let answer = opened.unwrap().ask::<String>(Kind::Verb, &5_u32, Duration::from_millis(300));
+        assert!(is_late(&answer.unwrap_err()) && begun.elapsed() < FROZEN_AFTER);
     }
 
     #[test]
-    fn a_daemon_that_drips_is_left_after_a_second_too() {
+    fn a_frozen_daemon_is_left() {
+        // A stream that ends is another error.
+        let silent = |stream: UnixStream| {
+            thread::sleep(FROZEN_AFTER * 3);
+            drop(stream);
+        };
+        let (_folder, opened) = served(silent);
+        assert!(is_late(&opened.unwrap_err()), "it does not greet");
+        let answer = asked(move |stream| silent(stream.try_clone().unwrap()));
+        assert!(is_late(&answer.unwrap_err()), "it does not take the request");
+        // Its process runs, and its store hangs.
+        let answer = asked(|stream| {
+            send(stream, &Frame::empty(Kind::Taken));
+            for second in 1..9 {
+                thread::sleep(Duration::from_secs(1));
+                alive(stream, Duration::from_secs(second));
+            }
+        });
+        assert!(is_late(&answer.unwrap_err()), "its store finishes nothing");
+    }
+
+    #[test]
+    fn a_daemon_that_drips_is_left_too() {
         let (_folder, opened) = served(|mut stream| {
             for byte in Frame::new(Kind::Hello, &Hello::new(Identity::Nothing)).unwrap().to_bytes() {
                 if stream.write_all(&[byte]).is_err() {
                     return;
                 }
-                thread::sleep(Duration::from_millis(400));
+                thread::sleep(FROZEN_AFTER / 3);
             }
         });
-        assert!(matches!(opened.unwrap_err().kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        assert!(is_late(&opened.unwrap_err()));
+    }
+
+    #[test]
+    fn a_full_backlog_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("sock");
+        let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let listener = UnixListener::from(listener);
+        let waiting = UnixStream::connect(&socket).unwrap();
+        let soon = Connection::open(&socket, Duration::from_millis(50), |_| true).unwrap_err();
+        assert!(is_late(&soon), "{soon}");
+        let serving = thread::spawn(move || {
+            thread::sleep(FROZEN_AFTER / 2);
+            drop(listener.accept().unwrap());
+            greet(&mut listener.accept().unwrap().0);
+        });
+        Connection::open(&socket, FROZEN_AFTER * 2, |_| true).unwrap();
+        serving.join().unwrap();
+        drop(waiting);
     }
 
     #[test]
     fn no_daemon_and_a_stranger_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sock");
-        assert_eq!(Connection::open(&socket, |_| true).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(Connection::open(&socket, FROZEN_AFTER, |_| true).unwrap_err().kind(), ErrorKind::NotFound);
         let listener = UnixListener::bind(&socket).unwrap();
-        assert_eq!(Connection::open(&socket, |_| false).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(Connection::open(&socket, FROZEN_AFTER, |_| false).unwrap_err().kind(), ErrorKind::PermissionDenied);
         drop(listener);
-        assert_eq!(Connection::open(&socket, |_| true).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(Connection::open(&socket, FROZEN_AFTER, |_| true).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 }

@@ -8,14 +8,15 @@
 //! ```
 
 use std::io::{self, ErrorKind, Read};
+use std::time::Duration;
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frames. Programs whose versions differ do not talk to each other.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// The longest body of a request, in bytes: a request of a store has 1.5 MiB at the most, and a list of attachments less.
 pub const MAX_REQUEST: usize = 4 << 20;
 /// The longest body of an answer, in bytes. A store's answer has no limit of its own.
@@ -33,8 +34,10 @@ const BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER>> =
 pub enum Kind {
     /// The daemon's first frame on a connection: a [`Hello`](crate::Hello).
     Hello = b'h',
-    /// The daemon begins with a request. The body is empty.
+    /// The daemon has the request. The body is empty.
     Taken = b't',
+    /// The daemon works on a verb, or the verb waits for others: a [`Progress`]. Sent every second until the answer.
+    Alive = b'l',
     /// A request of the plugin.
     Verb = b'v',
     /// A request of a store: [`keys::Asked`](crate::keys::Asked).
@@ -47,9 +50,17 @@ pub enum Kind {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        let kinds = [Self::Hello, Self::Taken, Self::Verb, Self::Keys, Self::Yield, Self::Answer];
+        let kinds = [Self::Hello, Self::Taken, Self::Alive, Self::Verb, Self::Keys, Self::Yield, Self::Answer];
         kinds.into_iter().find(|kind| *kind as u8 == byte)
     }
+}
+
+/// How a daemon gets on with its store while a verb waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The time since the store last finished something, at most the time since the request arrived. Zero while another
+    /// process has the store.
+    pub stalled_for: Duration,
 }
 
 /// One frame.

@@ -6,7 +6,8 @@
 //!
 //! A connection carries [frames](Frame). The daemon sends the first one, a [`Hello`]. The client compares it with the store
 //! that it means, and goes on without the daemon if they differ. Then the client sends requests, one after the other. For each
-//! request the daemon sends `Taken` before it begins, and an answer in the end. [`keys`] are the requests of a
+//! request the daemon sends `Taken` at once, and an answer in the end; while a verb waits for its answer, also `Alive` every second, so that
+//! the client can tell a busy daemon from a frozen one. [`keys`] are the requests of a
 //! [`kv::Store`]; the requests of the plugin's verbs are the plugin's own.
 //!
 //! The client takes nothing from a daemon that runs as somebody else than root or the store's owner, and the daemon takes
@@ -19,6 +20,6 @@ pub mod keys;
 pub mod name;
 pub mod peer;
 
-pub use client::{Connection, PATIENCE};
-pub use frame::{Frame, Kind, MAX_ANSWER, MAX_REQUEST, VERSION, malformed};
+pub use client::{Connection, FROZEN_AFTER};
+pub use frame::{Frame, Kind, MAX_ANSWER, MAX_REQUEST, Progress, VERSION, malformed};
 pub use hello::{FileId, Hello, Identity};

@@ -5,6 +5,9 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use conformance::patient;
+use wire::FROZEN_AFTER;
+
 use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
 use crate::programs::{PATIENCE, wait_until};
@@ -57,7 +60,7 @@ fn a_socket_of_systemds_is_used_and_stays() {
         drop(listener);
         let begun = Instant::now();
         lab.add("after").ok();
-        assert!(begun.elapsed() < PATIENCE / 10);
+        assert!(begun.elapsed() < patient(PATIENCE / 10));
     }
 }
 
@@ -72,8 +75,8 @@ fn a_caller_that_starts_the_daemon_is_served_by_it() {
         let mut daemon = activate(&lab, &listener);
         for caller in callers {
             let add = caller.end().ok();
-            // A second is enough on a machine that has nothing else to do.
-            if add.took < Duration::from_secs(1) {
+            // A machine that has much else to do may take longer to start the daemon.
+            if add.took < FROZEN_AFTER {
                 add.by_daemon();
             }
         }

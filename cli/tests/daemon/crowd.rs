@@ -1,12 +1,15 @@
 //! Many plugins at once.
 
 use std::collections::BTreeSet;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use serde_json::json;
 
 use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
-use crate::programs::Call;
+use crate::programs::{Call, Running};
 
 /// So many ADDs at once have addresses of their own, and the daemon makes fewer commits than there are ADDs.
 #[track_caller]
@@ -17,8 +20,9 @@ fn crowd(lab: &Lab, count: usize) {
     let before = lab.revision();
     // They all wait for the lock, so that they meet in the daemon.
     let adds: Vec<_> = lab.held_open(async |_| {
+        let sockets = daemon.sockets();
         let adds = (0..count).map(|number| lab.add(&format!("c{number}")).start()).collect();
-        std::thread::sleep(std::time::Duration::from_millis(500));
+        daemon.wait_for_requests(count, sockets);
         adds
     });
     let given: BTreeSet<_> = adds.into_iter().map(|add| add.end().ok().by_daemon().address()).collect();
@@ -58,7 +62,7 @@ fn a_crowd_that_finds_too_few_addresses() {
         let mut daemon = Daemon::start(&lab);
         let adds: Vec<_> = lab.held_open(async |_| {
             let adds = (0..20).map(|number| lab.add(&format!("c{number}")).start()).collect();
-            std::thread::sleep(std::time::Duration::from_millis(300));
+            thread::sleep(Duration::from_millis(300));
             adds
         });
         let ended: Vec<_> = adds.into_iter().map(|add| add.end()).collect();
@@ -106,7 +110,7 @@ fn networks_and_families_and_wishes_beside_each_other() {
             .collect();
         let started: Vec<_> = lab.held_open(async |_| {
             let started = calls.iter().map(|(call, count)| (call.start(), *count)).collect();
-            std::thread::sleep(std::time::Duration::from_millis(300));
+            thread::sleep(Duration::from_millis(300));
             started
         });
         let mut given = BTreeSet::new();
@@ -118,6 +122,51 @@ fn networks_and_families_and_wishes_beside_each_other() {
         assert_eq!(given.len(), 30);
         assert_eq!(given, lab.held().into_keys().collect());
         lab.is_in_order();
+        daemon.runs();
+    }
+}
+
+/// Has as many plugins as this call at once, and returns how long each took, the shortest first. None may go by itself.
+fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duration> {
+    let mut took: Vec<_> = thread::scope(|scope| {
+        let call = |number| verb(lab, &format!("c{number}")).run().ok().by_daemon().took;
+        let calls: Vec<_> = (0..count).map(|number| scope.spawn(move || call(number))).collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    took.sort_unstable();
+    took
+}
+
+/// Beside two busy loops per core, 400 callers at once are served by the daemon, and wait at most three times as long as 200.
+#[test]
+#[ignore = "it measures for a minute; run it with --ignored --nocapture"]
+#[allow(clippy::print_stdout, reason = "the numbers are for whoever runs it by hand")]
+fn four_hundred_plugins_on_a_busy_machine() {
+    const ROUNDS: usize = 3;
+    let loops = 2 * thread::available_parallelism().unwrap().get();
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, "10.78.0.0/22");
+        let mut daemon = Daemon::start(&lab);
+        lab.add("first").ok().by_daemon();
+        let busy = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "while :; do :; done"]);
+            Running::start(command, "")
+        };
+        let _busy: Vec<_> = (0..loops).map(|_| busy()).collect();
+        let p99 = |count: usize| {
+            let mut took = Vec::new();
+            for _ in 0..ROUNDS {
+                took.extend(at_once(&lab, count, Lab::add));
+                took.extend(at_once(&lab, count, Lab::del));
+            }
+            took.sort_unstable();
+            let at = |percent: usize| took[(took.len() - 1) * percent / 100];
+            println!("{engine}: {count} callers: median {:?}, p99 {:?}, longest {:?}", at(50), at(99), at(100));
+            at(99)
+        };
+        let (fewer, more) = (p99(200), p99(400));
+        assert!(more <= 3 * fewer, "{engine}: {more:?} and {fewer:?}");
         daemon.runs();
     }
 }

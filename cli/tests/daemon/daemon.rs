@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use wire::{Connection, Hello};
+use wire::{Connection, FROZEN_AFTER, Hello};
 
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
@@ -39,6 +39,19 @@ impl Daemon {
 
     pub(crate) fn pid(&self) -> u32 {
         self.running.as_ref().unwrap().pid()
+    }
+
+    /// Waits until as many plugins as this have their request in the daemon, beside the connections that were there before.
+    pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
+        // A connection is one file, and a request another handle to it.
+        wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);
+    }
+
+    /// How many handles to sockets it has open.
+    pub(crate) fn sockets(&self) -> usize {
+        let files = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let links = files.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
     }
 
     pub(crate) fn wait_to_greet(&self, lab: &Lab) {
@@ -85,7 +98,7 @@ impl Daemon {
 
 /// A connection to the daemon of a store.
 pub(crate) fn connect(lab: &Lab) -> Option<Connection> {
-    Connection::open(&lab.socket(), |_| true).ok()
+    Connection::open(&lab.socket(), FROZEN_AFTER, |_| true).ok()
 }
 
 /// The greeting of the daemon of a store.

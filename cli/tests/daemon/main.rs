@@ -16,6 +16,7 @@ mod disk;
 mod ends;
 mod fake;
 mod fallback;
+mod frozen;
 mod hand_over;
 mod lab;
 mod late;

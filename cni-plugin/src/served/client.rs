@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use datastore::Location;
 use datastore::served::{is_meant, is_trusted, socket};
 use ipam_core::assign::{AssignRequest, NamespaceLabels, Repeated};
-use wire::{Connection, Kind};
+use wire::{Connection, FROZEN_AFTER, Kind};
 
 use super::call::{Answer, Asked, Call};
 use crate::allocator::{STATUS_BUDGET, StoreAllocator, answer, assign_request, budget, pools_depend_on_namespace};
@@ -36,11 +36,12 @@ enum Came {
     Lost,
 }
 
-/// Sends a request to the daemon.
+/// Sends a request to the daemon, and waits for the answer as long as the daemon is alive, at most `within`.
 fn ask(at: &StoreAt, call: Call, within: Duration) -> Came {
+    let end = Instant::now() + within;
     let location = &at.location;
     let Some(socket) = socket(location) else { return Came::Nowhere };
-    let connection = match Connection::open(&socket, |uid| is_trusted(location, uid)) {
+    let connection = match Connection::open(&socket, within, |uid| is_trusted(location, uid)) {
         Ok(connection) => connection,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             return Came::Nowhere;
@@ -54,6 +55,7 @@ fn ask(at: &StoreAt, call: Call, within: Duration) -> Came {
         tracing::debug!(hello = ?connection.hello, "the daemon has another store, none, or is of another version");
         return Came::Nowhere;
     }
+    let within = end.saturating_duration_since(Instant::now());
     let asked = Asked { within, lock_file: at.lock_file.clone(), call };
     match connection.ask(Kind::Verb, &asked, within) {
         Ok(answer) => Came::Answer(answer),
@@ -67,7 +69,7 @@ fn ask(at: &StoreAt, call: Call, within: Duration) -> Came {
 /// Asks the daemon to make way, where it has the store. The connection must stay until the store is open.
 fn announce(location: &Location) -> Option<Connection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
-    let mut connection = Connection::open(&socket, |uid| is_trusted(location, uid)).ok()?;
+    let mut connection = Connection::open(&socket, FROZEN_AFTER, |uid| is_trusted(location, uid)).ok()?;
     connection.ask_to_yield().ok()?;
     Some(connection)
 }
@@ -115,7 +117,9 @@ impl Allocator for Served {
             Came::Answer(Answer::Refused(error)) => Err(error),
             Came::Answer(other) => self.add_again(request, begun, Some(&other)),
             Came::Lost => self.add_again(request, begun, None),
-            Came::Nowhere => self.alone.add(request),
+            Came::Nowhere => {
+                self.alone.add(&AddRequest { store: request.store.with_time_left(begun), ..request.clone() })
+            }
         }
     }
 
@@ -140,21 +144,22 @@ impl Allocator for Served {
     }
 
     fn check(&self, request: &CheckRequest) -> Result<Checked> {
-        let at = &request.store;
+        let (at, begun) = (&request.store, Instant::now());
+        let again = || CheckRequest { store: at.with_time_left(begun), ..request.clone() };
         match ask(at, Call::Check(Check::of(request)), budget(at)) {
             Came::Answer(Answer::Compared(comparison)) => Ok(Checked::Compared(comparison)),
             Came::Answer(Answer::Unknown(why)) => Ok(Checked::Unknown(why)),
             Came::Answer(Answer::Refused(error)) => Err(error),
             Came::Answer(other) => {
                 let _announced = of_no_use(&at.location, &other);
-                self.alone.check(request)
+                self.alone.check(&again())
             }
-            Came::Lost | Came::Nowhere => self.alone.check(request),
+            Came::Lost | Came::Nowhere => self.alone.check(&again()),
         }
     }
 
     fn status(&self, request: &AddRequest) -> Result<()> {
-        let at = &request.store;
+        let (at, begun) = (&request.store, Instant::now());
         match ask(at, Call::Status(Box::new(assign_request(request))), STATUS_BUDGET) {
             Came::Answer(Answer::Ready) => Ok(()),
             Came::Answer(Answer::NamespaceWanted) => {
@@ -166,32 +171,39 @@ impl Allocator for Served {
                 let _announced = of_no_use(&at.location, &other);
                 self.alone.status(request)
             }
+            Came::Lost | Came::Nowhere if at.location.path().is_some() && begun.elapsed() >= STATUS_BUDGET => {
+                tracing::info!("the daemon has the store all the time, which says that it works");
+                Ok(())
+            }
             Came::Lost | Came::Nowhere => self.alone.status(request),
         }
     }
 
     fn quarantine(&self, at: &StoreAt, what: &Quarantine) -> Result<()> {
+        let begun = Instant::now();
+        let again = || at.with_time_left(begun);
         match ask(at, Call::Quarantine(what.clone()), budget(at)) {
             Came::Answer(Answer::Released(_)) => Ok(()),
             Came::Answer(Answer::Refused(error)) => Err(error),
             Came::Answer(other) => {
                 let _announced = of_no_use(&at.location, &other);
-                self.alone.quarantine(at, what)
+                self.alone.quarantine(&again(), what)
             }
-            Came::Lost | Came::Nowhere => self.alone.quarantine(at, what),
+            Came::Lost | Came::Nowhere => self.alone.quarantine(&again(), what),
         }
     }
 
     fn gc(&self, request: &GcRequest) -> Result<Collected> {
-        let at = &request.store;
+        let (at, begun) = (&request.store, Instant::now());
+        let again = || GcRequest { store: at.with_time_left(begun), ..request.clone() };
         match ask(at, Call::Gc(Gc::of(request)), budget(at)) {
             Came::Answer(Answer::Collected(collected)) => Ok(collected),
             Came::Answer(Answer::Refused(error)) => Err(error),
             Came::Answer(other) => {
                 let _announced = of_no_use(&at.location, &other);
-                self.alone.gc(request)
+                self.alone.gc(&again())
             }
-            Came::Lost | Came::Nowhere => self.alone.gc(request),
+            Came::Lost | Came::Nowhere => self.alone.gc(&again()),
         }
     }
 }

@@ -295,14 +295,14 @@ fn the_same_attachment_many_times_at_once() {
 }
 
 fn crowd(engine: Engine) {
-    let shared = torture(engine, CALLERS, Caller::run);
+    let shared = torture(engine, CALLERS, |caller| caller.run());
     let (adds, dels) = (shared.adds.into_inner(), shared.dels.into_inner());
     assert_eq!(adds, dels);
     assert_eq!(adds, CALLERS * ADDS, "a caller has failed");
 }
 
 fn killers(engine: Engine) {
-    let shared = torture(engine, KILLED_CALLERS, Caller::run_with_kills);
+    let shared = torture(engine, KILLED_CALLERS, |caller| caller.run_with_kills());
     let killed = shared.killed.into_inner();
     assert!(killed >= KILLS, "only {killed} calls were killed");
 }

@@ -1,7 +1,7 @@
 //! A store behind a daemon's socket.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -14,13 +14,15 @@ use kv::{
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use wire::keys::{Answer, Asked, Purpose, Request};
-use wire::{Frame, Hello, Identity, Kind, MAX_ANSWER, PATIENCE, malformed, peer};
+use wire::{FROZEN_AFTER, Frame, Hello, Identity, Kind, MAX_ANSWER, malformed, peer};
 
 use super::{is_meant, is_trusted, socket};
 use crate::location::Location;
 
+/// How often a connection is tried again while the backlog of a busy daemon is full.
+const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
 /// So many connections are kept for the next call.
 const MOST_IDLE: usize = 16;
 
@@ -51,7 +53,7 @@ struct Shared {
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
-    match timeout(PATIENCE, dial(location, &socket)).await {
+    match timeout(FROZEN_AFTER.min(within), dial(location, &socket)).await {
         Ok(Ok((stream, hello))) => {
             let (location, store) = (location.clone(), hello.store);
             let idle = Mutex::new(vec![stream]);
@@ -70,8 +72,18 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
     }
 }
 
-async fn dial(location: &Location, socket: &PathBuf) -> io::Result<(UnixStream, Hello)> {
-    let mut stream = UnixStream::connect(socket).await?;
+/// Connects, and waits while the backlog of a busy daemon is full.
+async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(socket).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_INTERVAL).await,
+            connected => return connected,
+        }
+    }
+}
+
+async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hello)> {
+    let mut stream = connect_to(socket).await?;
     if !is_trusted(location, peer::uid(&stream)?) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the daemon runs as another user"));
     }
@@ -144,12 +156,12 @@ impl ServedStore {
                 return Ok(stream);
             }
         }
-        let Shared { location, socket, store, .. } = &*self.shared;
+        let Shared { location, socket, store, within, .. } = &*self.shared;
         let not_sent = || {
             self.error(ErrorKind::NotSent, operation)
                 .with_detail("the daemon margay serve has ended or hangs; give the same command again")
         };
-        match timeout(PATIENCE, dial(location, socket)).await {
+        match timeout(FROZEN_AFTER.min(*within), dial(location, socket)).await {
             Ok(Ok((stream, hello))) if hello.store == *store => Ok(stream),
             Ok(Ok(_)) => Err(self.error(ErrorKind::RevisionRegressed, operation)),
             Ok(Err(error)) => Err(not_sent().with_source(error)),
@@ -170,13 +182,13 @@ impl ServedStore {
             stream.write_all(&frame.to_bytes()).await?;
             next(stream).await?.expect(Kind::Taken).map(drop)
         };
-        timeout(PATIENCE, begin).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        timeout(FROZEN_AFTER, begin).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<Answer, Lost> {
         self.begin(stream, frame).await.map_err(Lost::Before)?;
         // The daemon answers in time: the request says how long there is.
-        match timeout(self.shared.within + PATIENCE, next(stream)).await {
+        match timeout(self.shared.within + FROZEN_AFTER, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(Kind::Answer)?.decode()).map_err(Lost::After),
             Err(_) => Err(Lost::After(io::ErrorKind::TimedOut.into())),
         }
@@ -302,5 +314,28 @@ impl Watching {
             self.stream = None;
         }
         Some((item, self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixSocket;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_backlog_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("sock");
+        let listener = UnixSocket::new_stream().unwrap();
+        listener.bind(&socket).unwrap();
+        let listener = listener.listen(0).unwrap();
+        let _first = UnixStream::connect(&socket).await.unwrap();
+        assert_eq!(UnixStream::connect(&socket).await.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let second = tokio::spawn(async move { connect_to(&socket).await });
+        sleep(BACKLOG_INTERVAL * 3).await;
+        assert!(!second.is_finished());
+        let _accepted = listener.accept().await.unwrap();
+        second.await.unwrap().unwrap();
     }
 }

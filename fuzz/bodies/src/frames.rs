@@ -3,7 +3,7 @@
 use cni_plugin::served;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use wire::{Frame, Hello, Kind, MAX_REQUEST, keys};
+use wire::{Frame, Hello, Kind, MAX_REQUEST, Progress, keys};
 
 /// Takes an input for the target `frames`: what a client or a daemon has sent.
 pub fn frames(data: &[u8]) {
@@ -27,6 +27,7 @@ fn look(frame: &Frame) {
             same::<served::Answer>(frame);
             same::<keys::Answer>(frame);
         }
+        Kind::Alive => same::<Progress>(frame),
         Kind::Taken | Kind::Yield => {}
     }
 }
