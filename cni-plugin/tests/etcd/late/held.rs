@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use conformance::patient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -15,22 +14,28 @@ use crate::lost_replies::beside;
 use crate::process::Call;
 use crate::proxy::{Link, Proxy};
 
-/// The delay of all messages until the commit has been sent: longer than a DEL takes on a quiet machine.
+/// The delay of all messages until the commit has been sent: longer than a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
+
+/// How often a DEL may take so long that the commit is there before it.
+const SLOW_DELS: usize = 10;
 
 /// How many addresses are left when a commit has landed after the DEL.
 fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
+    let left = (0..SLOW_DELS).find_map(|_| left_of_an_add(&before_del));
+    left.expect("the DELs took so long that no commit was late")
+}
+
+/// How many addresses are left after an ADD and a DEL; `None` if the commit was there before the end of the DEL.
+fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let lab = Lab::start();
     let runtime = beside();
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let address = proxy.address().to_string();
-    let mut conf = lab.conf_at(&[format!("http://{address}")]);
-    // Longer than all delays together.
-    conf["datastore_timeout"] = 90.into();
+    let conf = lab.conf_at(&[format!("http://{address}")]);
     Call::new("ADD", "c0", &conf).ok();
-    let on_its_way = patient(ON_ITS_WAY);
-    proxy.set(Link::Slow(on_its_way));
+    proxy.set(Link::Slow(ON_ITS_WAY));
     // A process that stands still keeps the lock of its host; a dead one does not.
     let mut apart = conf.clone();
     apart["ipam_lock_file"] = lab.folder.path().join("other.lock").display().to_string().into();
@@ -51,11 +56,11 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     proxy.set(Link::Up);
     before_del(&noted);
     Call::new("DEL", "c1", &conf).ok();
-    assert!(sent.elapsed() < on_its_way, "the DEL took so long that the commit was not late");
-    sleep(on_its_way.saturating_sub(sent.elapsed()) + Duration::from_millis(500));
+    let is_late = sent.elapsed() < ON_ITS_WAY;
+    sleep(ON_ITS_WAY.saturating_sub(sent.elapsed()) + Duration::from_millis(500));
     late.kill().unwrap();
     late.wait().unwrap();
-    lab.books().count_of("net1.c1")
+    is_late.then(|| lab.books().count_of("net1.c1"))
 }
 
 #[test]
