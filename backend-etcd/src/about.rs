@@ -1,10 +1,11 @@
 //! A cluster's report about itself, for operators.
 
-use kv::{Operation, Result, Revision};
+use kv::{Error, ErrorKind, Operation, Result, Revision};
 
 use crate::EtcdStore;
 use crate::cluster::Resend;
 use crate::endpoint::Connection;
+use crate::error::{CORRUPT, MAKE_ROOM, NAME};
 
 /// A cluster as one of its members describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,32 @@ impl EtcdStore {
     /// The cluster's id; `None` before the first answer. Nothing is sent.
     pub fn cluster_id(&self) -> Option<u64> {
         self.cluster.seen.cluster()
+    }
+
+    /// Fails while an alarm is raised, so that the cluster takes no writes. One small request, which a member answers by itself.
+    ///
+    /// # Errors
+    /// `NoSpace` and `Corrupt`, with the commands that end the alarm; those of any call.
+    pub async fn check_alarms(&self) -> Result<()> {
+        let work = |connection: Connection| async move { connection.client().status().await };
+        let deadline = self.cluster.deadline();
+        let asked = self.cluster.call(Operation::Open, Resend::Always, deadline, work).await;
+        let answer = match asked {
+            Ok(answer) => answer,
+            // A proxy or a login that lets nobody see it.
+            Err(error) if matches!(error.kind(), ErrorKind::Auth(_) | ErrorKind::Unsupported) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let is_raised = |alarm: &str| answer.errors().iter().any(|problem| problem.contains(alarm));
+        let (kind, advice) = if is_raised("alarm:NOSPACE") {
+            (ErrorKind::NoSpace, MAKE_ROOM)
+        } else if is_raised("alarm:CORRUPT") {
+            (ErrorKind::Corrupt, CORRUPT)
+        } else {
+            return Ok(());
+        };
+        let endpoints = self.cluster.endpoints(Operation::Open, deadline).await?.join(",");
+        Err(Error::new(kind, Operation::Open, format!("{NAME} {endpoints}")).with_detail(advice))
     }
 
     /// The report of the member that is queried first, about itself and its cluster; one small request.

@@ -18,6 +18,9 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         Operation::Txn | Operation::Compact => made.with_outcome(outcome),
         _ => made,
     };
+    // etcd refuses before it proposes, or after it has judged the proposal. The answer does not say which of the two, but
+    // nothing comes after it.
+    let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(Cause(status)),
         other => made.with_source(other),
@@ -50,6 +53,10 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Cancelled => DISCONNECTED,
+        // The alarm: members refuse whatever they are to carry out.
+        Code::DataLoss if text.contains("etcdserver: corrupt cluster") => {
+            return (ErrorKind::Corrupt, Outcome::NotApplied);
+        }
         Code::DataLoss => ErrorKind::Corrupt,
         Code::Unimplemented => return (ErrorKind::Unsupported, Outcome::Unknown),
         _ => ErrorKind::Undecodable,
@@ -182,6 +189,14 @@ pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
     speaks_otherwise(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
 }
 
+/// The advice while the alarm NOSPACE is raised.
+pub(crate) const MAKE_ROOM: &str = "etcd's quota is used up, and it takes no writes until there is room again: \
+    etcdctl compact REVISION, then etcdctl defrag --cluster, then etcdctl alarm disarm";
+
+/// The advice while the alarm CORRUPT is raised.
+pub(crate) const CORRUPT: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
+    wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
+
 /// The advice for a member that cannot be reached, refuses the login, or is no etcd.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
@@ -204,6 +219,8 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
         ErrorKind::Auth(Auth::Unauthenticated) if says("user name is empty") => "it wants a user and a password",
         ErrorKind::Auth(Auth::Unauthenticated) if says("authentication failed") => "check user and password",
         ErrorKind::Auth(Auth::Denied) => "the roles of the user do not allow this",
+        ErrorKind::NoSpace => MAKE_ROOM,
+        ErrorKind::Corrupt if says("corrupt cluster") => CORRUPT,
         ErrorKind::Unsupported if refuses_transactions(status.message()) => {
             "this server takes no transactions on several keys, as kine does not: use a real etcd, or a store on this host"
         }

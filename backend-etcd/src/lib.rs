@@ -20,6 +20,7 @@ mod endpoint;
 mod error;
 mod members;
 mod options;
+mod rights;
 mod seen;
 mod tls;
 mod txn;
@@ -110,7 +111,8 @@ impl Store for EtcdStore {
             async move { connection.kv().get(key, Some(options)).await }
         };
         let deadline = self.cluster.deadline();
-        let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await?;
+        let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await;
+        let answer = answer.map_err(|error| rights::with_refused(error, "read", &request.range))?;
         let revision = revision_of(answer.header());
         Ok(wire::range_response(answer, revision))
     }
@@ -120,10 +122,14 @@ impl Store for EtcdStore {
         let plan = Plan::new(&txn);
         let deadline = self.cluster.deadline();
         self.refuse_leases(&plan.read_first, deadline).await?;
-        let answer = if txn.is_read_only() {
-            self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)?
+        let sent = if txn.is_read_only() {
+            self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)
         } else {
-            self.send(&plan, Resend::IfNeverSent, deadline).await.map_err(|error| with_sizes(error, &txn))?
+            self.send(&plan, Resend::IfNeverSent, deadline).await.map_err(|error| with_sizes(error, &txn))
+        };
+        let answer = match sent {
+            Ok(answer) => answer,
+            Err(error) => return Err(Box::pin(self.with_refused_key(error, &txn, deadline)).await),
         };
         match plan.read(&answer, revision_of(answer.header())) {
             Read::Answer(answer) => Ok(answer),

@@ -1,14 +1,17 @@
 //! The allocator on a store: opens it, does what the request asks for in one commit, and closes it.
 
 pub(crate) mod failure;
+pub(crate) mod rights;
 mod vm;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use datastore::care::could_be_made;
 use datastore::{Create, DEFAULT_CONF_DIR, EtcdStore, Location, OpenStore};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+use ipam_core::attachment::Attachment;
 use ipam_core::model::keys;
 use ipam_core::net::nth;
 use ipam_core::pools::start_of;
@@ -18,6 +21,7 @@ use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
 use tokio::runtime::Builder;
 
 use self::failure::{Failure, explain};
+use self::rights::Rights;
 use crate::error::{CniError, Code, Result};
 use crate::hints::{FileHints, FullPools, HINTS_FOLDER};
 use crate::host_lock::HostLock;
@@ -223,6 +227,10 @@ impl StoreAllocator {
             }
             (assigned, _) => assigned,
         };
+        if let Err(Failure::Store(_)) = &assigned {
+            let Attachment { network, node, .. } = &request.attachment;
+            Rights::of(&request.store.location, network, node).inspect(Rights::forget);
+        }
         Ok(assigned?.into_iter().map(answer).collect())
     }
 }
@@ -276,7 +284,7 @@ impl Allocator for StoreAllocator {
     fn status(&self, request: &AddRequest) -> Result<()> {
         let assign = assign_request(request);
         let would = self.with_store(&request.store, Use::Status, async |ipam, deadline| {
-            verbs::would_assign(&ipam, &assign, deadline).await
+            verbs::would_assign(&ipam, &request.store.location, &assign, deadline).await
         });
         let makes_store = !own_pools(&request.network).is_empty();
         would.or_else(|failure| match failure {
@@ -289,7 +297,9 @@ impl Allocator for StoreAllocator {
                 Ok(())
             }
             // The first ADD makes it.
-            Failure::Store(error) if *error.kind() == ErrorKind::Missing && makes_store => Ok(()),
+            Failure::Store(error) if is_no_store(&error, &request.store.location) && makes_store => {
+                Ok(could_make(&request.store.location)?)
+            }
             failure => Err(failure.into()),
         })
     }
@@ -312,6 +322,13 @@ impl Allocator for StoreAllocator {
             other => Ok(other?),
         }
     }
+}
+
+/// Fails where the first ADD could not make the store.
+fn could_make(location: &Location) -> Result<(), Failure> {
+    let runtime = Builder::new_current_thread().enable_time().build();
+    let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
+    Ok(runtime.block_on(could_be_made(location))?)
 }
 
 /// Logs that a STATUS cannot know which pools there are.

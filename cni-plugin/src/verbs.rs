@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use datastore::Location;
 use ipam_core::assign::{AssignRequest, Assigned};
 use ipam_core::attachment::Attachment;
 use ipam_core::endpoints::EndpointOf;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::allocator::failure::{Failure, advice, explain};
+use crate::allocator::rights::Rights;
 use crate::request::{CheckRequest, Checked, Collected, DelRequest, GcRequest, Quarantine};
 use crate::run::Rules;
 
@@ -115,9 +117,17 @@ pub(crate) async fn compare(ipam: &Ipam, check: &Check, deadline: Deadline) -> R
 
 /// STATUS. A full pool is no failure: a node that is out of service has its pods evicted, and a pod without a free address
 /// has only to wait.
-pub(crate) async fn would_assign(ipam: &Ipam, request: &AssignRequest, deadline: Deadline) -> Result<(), Failure> {
+pub(crate) async fn would_assign(
+    ipam: &Ipam,
+    location: &Location,
+    request: &AssignRequest,
+    deadline: Deadline,
+) -> Result<(), Failure> {
     match ipam.would_assign(request, deadline).await {
-        Ok(_) => Ok(()),
+        Ok(trial) => match Rights::of(location, &request.attachment.network, &request.attachment.node) {
+            Some(rights) => rights.check(&**ipam.store(), trial.keys).await,
+            None => Ok(()),
+        },
         Err(error) if error.is_exhaustion() => {
             let advice = advice(&error).unwrap_or_default();
             tracing::warn!(%error, advice, "no address is free for the next container");

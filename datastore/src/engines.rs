@@ -35,7 +35,7 @@ impl Opened {
         match self {
             Self::Mvcc(store) => store.check_room().await,
             #[cfg(feature = "etcd")]
-            Self::Etcd(_) => Ok(()),
+            Self::Etcd(store) => store.check_alarms().await,
             Self::Served(_) => Ok(()),
         }
     }

@@ -43,10 +43,11 @@ impl OpenStore {
         self.opened.store()
     }
 
-    /// Looks whether the disk of an embedded store has room for a usual commit.
+    /// Checks that a usual commit finds room: on the disk of an embedded store, or in a cluster without an alarm.
     ///
     /// # Errors
-    /// `NoSpace` if it has not.
+    /// `NoSpace` if it does not; `Io` for a disk that cannot be written to; `Corrupt` for a cluster with that alarm; errors
+    /// of a call to a cluster.
     pub async fn check_room(&self) -> Result<()> {
         self.opened.check_room().await
     }

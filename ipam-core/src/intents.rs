@@ -117,7 +117,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
             tracing::warn!(%error, "the store refuses what was noted, now and always");
             return Ok(None);
         }
-        let is_hopeless = !error.kind().is_transient() && error.outcome() == Outcome::NotApplied;
+        let is_hopeless = !error.kind().is_transient() && error.is_final();
         if is_hopeless || deadline.work_is_over() {
             return Err(error);
         }
@@ -230,7 +230,7 @@ impl Noting {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = noted.as_mut() else { return };
         match answer {
-            Err(error) if error.outcome() == Outcome::Unknown => current.in_doubt = true,
+            Err(error) if !error.is_final() => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
             // The first transaction may still be on its way: the next call settles it.
             Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *noted = None,

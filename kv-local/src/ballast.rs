@@ -13,10 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::statvfs::statvfs;
+use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::geteuid;
 
+use super::errors::read_only;
 use super::folder;
+use kv::ErrorKind;
 use kv_mvcc::Reserve;
 
 /// How much is kept.
@@ -96,6 +98,21 @@ fn write(file: &mut File) -> io::Result<()> {
     file.sync_all()
 }
 
+/// Checks that the disk of a folder can be written to and has so many bytes free.
+pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, String)> {
+    // Where the system does not tell, there is room until a commit has found none.
+    let Ok(status) = statvfs(folder) else { return Ok(()) };
+    if status.flags().contains(FsFlags::ST_RDONLY) {
+        return Err((ErrorKind::Io, read_only(folder)));
+    }
+    let blocks = if geteuid().is_root() { status.blocks_free() } else { status.blocks_available() };
+    let free = u128::from(blocks) * u128::from(status.fragment_size());
+    if free >= u128::from(bytes) {
+        return Ok(());
+    }
+    Err((ErrorKind::NoSpace, format!("{free} bytes are free on the disk of {}: free some space", folder.display())))
+}
+
 fn is_whole(metadata: &Metadata) -> bool {
     // A copy of the file may have holes.
     metadata.len() == WRITTEN || (metadata.len() == BYTES && metadata.blocks() * BLOCK >= BYTES)
@@ -119,16 +136,8 @@ impl Reserve for Ballast {
         }
     }
 
-    fn check_room(&self) -> Result<(), String> {
-        let folder = self.path.parent().unwrap_or(&self.path);
-        // Where the system does not tell, there is room until a commit has found none.
-        let Ok(status) = statvfs(folder) else { return Ok(()) };
-        let blocks = if geteuid().is_root() { status.blocks_free() } else { status.blocks_available() };
-        let bytes = u128::from(blocks) * u128::from(status.fragment_size());
-        if bytes >= u128::from(USUAL) {
-            return Ok(());
-        }
-        Err(format!("{bytes} bytes are free on the disk of {}: free some space", folder.display()))
+    fn check_room(&self) -> Result<(), (ErrorKind, String)> {
+        check_disk(self.path.parent().unwrap_or(&self.path), USUAL)
     }
 
     fn give_up(&self) -> bool {

@@ -9,6 +9,10 @@ use super::guarded::caught;
 use super::open::{Create, Engine, Log, OpenOptions, Room, journaled, open_blocking};
 use super::store_folder::{Found, StoreFolder};
 use kv_mvcc::FORMAT_WITH_LEASES;
+use kv_mvcc::journal::JOURNAL_BYTES;
+
+/// The least room that a new store needs on its disk, in bytes, besides a journal. The ballast may be missing.
+const LEAST_BYTES: u64 = 64 << 10;
 
 /// Waits for the store lock and makes the files of the store of `engine` in the folder `path` as small as the engine can.
 ///
@@ -33,12 +37,13 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 }
 
 /// Fails where a store of `engine` could not be made in the folder `path`, as far as is known without making anything:
-/// there is no permission, a file is in the way, or what is in the folder is somebody else's.
+/// there is no permission, a file is in the way, what is in the folder is somebody else's, or the disk is full.
 ///
 /// # Errors
 /// Those with which making it would fail.
 pub fn could_be_made(engine: &dyn Engine, path: &Path) -> Result<()> {
-    StoreFolder::new(engine, path).could_be_made()
+    let log_bytes = if engine.log() == Log::Journal { JOURNAL_BYTES } else { 0 };
+    StoreFolder::new(engine, path).could_be_made(LEAST_BYTES + log_bytes)
 }
 
 /// The formats of a store before and after.

@@ -24,13 +24,7 @@ impl Place {
         let name = path.display();
         let (kind, detail) = match error.kind() {
             Io::PermissionDenied => (ErrorKind::Io, no_permission(path, &self.folder, Path::new(SELINUX).is_dir())),
-            Io::ReadOnlyFilesystem => (
-                ErrorKind::Io,
-                format!(
-                    "{name} is on a read-only file system, and a store must be able to write even to be read: mount it \
-                     writable, or give another path"
-                ),
-            ),
+            Io::ReadOnlyFilesystem => (ErrorKind::Io, read_only(path)),
             Io::NotADirectory | Io::AlreadyExists => {
                 let is_file = |above: &&Path| above.symlink_metadata().is_ok_and(|found| !found.is_dir());
                 let file = path.ancestors().find(is_file).unwrap_or(path).display();
@@ -132,6 +126,14 @@ fn no_permission(path: &Path, folder: &Path, selinux: bool) -> String {
     format!(
         "{text}; if it is, SELinux is in the way: `restorecon -Rv {folder}` labels the files as their place demands, and \
          `ausearch -m avc -ts recent` shows what was refused"
+    )
+}
+
+pub(crate) fn read_only(path: &Path) -> String {
+    format!(
+        "{} is on a read-only file system, and a store must be able to write even to be read: mount it writable, or give \
+         another path",
+        path.display()
     )
 }
 

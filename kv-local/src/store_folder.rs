@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kv::{ErrorKind, Result};
 use uuid::Uuid;
 
-use super::ballast::Ballast;
+use super::ballast::{Ballast, check_disk};
 use super::errors::Place;
 use super::filesystem;
 use super::folder;
@@ -115,14 +115,16 @@ impl StoreFolder {
         self.io("", folder::restrict(path, folder::FOLDER_MODE))
     }
 
-    /// Fails where a store that is not there could not be made, as far as is known without making anything.
-    pub(crate) fn could_be_made(&self) -> Result<()> {
+    /// Fails where a store of so many bytes that is not there could not be made, as far as is known without making anything.
+    pub(crate) fn could_be_made(&self, bytes: u64) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.place.folder;
         if path.is_dir() && !self.exists(QUEUE)? {
             self.may_become_a_store()?;
         }
-        folder::could_create(path).map_err(|(there, error)| self.place.io(there, error))
+        folder::could_create(path).map_err(|(there, error)| self.place.io(there, error))?;
+        let there = path.ancestors().find(|above| above.is_dir()).unwrap_or(path);
+        check_disk(there, bytes).map_err(|(kind, advice)| self.place.error(kind, advice))
     }
 
     /// Refuses a folder with somebody else's files.

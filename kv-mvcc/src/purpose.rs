@@ -2,6 +2,8 @@
 
 use std::fmt::Debug;
 
+use kv::ErrorKind;
+
 /// The purpose of the writes through a store or a handle to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
@@ -20,11 +22,11 @@ pub trait Reserve: Debug + Send + Sync {
     /// The advice for a user, if there is no room for that.
     fn restore(&self) -> Result<(), String>;
 
-    /// Looks whether there is room on the disk for a usual commit besides.
+    /// Checks that the disk can be written to and has room for a usual commit besides.
     ///
     /// # Errors
-    /// The advice for a user, if there is none.
-    fn check_room(&self) -> Result<(), String>;
+    /// The kind of error that a commit would have, and the advice for a user.
+    fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
     /// Gives up a part. False if there was nothing left.
     fn give_up(&self) -> bool;

@@ -72,24 +72,29 @@ impl Inner {
         if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.ask_reserve(operation, |reserve| reserve.restore())?;
+        self.ask_reserve(operation, |reserve| reserve.restore().map_err(|missing| (ErrorKind::NoSpace, missing)))?;
         self.spent.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Looks whether a commit that is no release could be written now.
+    /// Checks that a commit that is no release could be written now.
     ///
     /// # Errors
-    /// `NoSpace`.
+    /// `NoSpace`; `Io` for a disk that cannot be written to.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_reserve(Operation::Txn, Purpose::Any)?;
         self.ask_reserve(Operation::Txn, |reserve| reserve.check_room())
     }
 
-    fn ask_reserve(&self, operation: Operation, ask: impl Fn(&dyn Reserve) -> Result<(), String>) -> Result<()> {
+    fn ask_reserve(
+        &self,
+        operation: Operation,
+        ask: impl Fn(&dyn Reserve) -> Result<(), (ErrorKind, String)>,
+    ) -> Result<()> {
         let answer = self.reserve.as_deref().map_or(Ok(()), ask);
-        let full = |missing| Error::new(ErrorKind::NoSpace, operation, self.name).with_detail(missing);
-        answer.map_err(|missing| full(missing).with_outcome(Outcome::NotApplied))
+        answer.map_err(|(kind, advice)| {
+            Error::new(kind, operation, self.name).with_detail(advice).with_outcome(Outcome::NotApplied)
+        })
     }
 }
 

@@ -169,10 +169,11 @@ impl MvccStore {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
-    /// Looks whether there is room on the disk for a usual commit. It may succeed all the same, within the engine's files.
+    /// Checks that the disk can be written to and has room for a usual commit. On a full disk a commit may succeed all the
+    /// same, within the engine's files.
     ///
     /// # Errors
-    /// `NoSpace` if there is not.
+    /// `NoSpace`, and `Io` for a read-only file system.
     pub async fn check_room(&self) -> Result<()> {
         self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }

@@ -289,6 +289,7 @@ struct Inner {
     operation: Operation,
     store: Cow<'static, str>,
     outcome: Outcome,
+    is_final: bool,
     detail: Option<String>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -300,7 +301,8 @@ impl Error {
             Operation::Txn | Operation::Compact | Operation::Transact => kind.outcome(),
             Operation::Open | Operation::Range | Operation::Watch | Operation::Close => Outcome::NotApplied,
         };
-        Self(Box::new(Inner { kind, operation, store: store.into(), outcome, detail: None, source: None }))
+        let store = store.into();
+        Self(Box::new(Inner { kind, operation, store, outcome, is_final: false, detail: None, source: None }))
     }
 
     /// With the error that caused it.
@@ -324,6 +326,13 @@ impl Error {
         self
     }
 
+    /// The same error of a store that is done with the request: it has happened or never will, so a read tells which.
+    #[must_use]
+    pub fn with_final_outcome(mut self) -> Self {
+        self.0.is_final = true;
+        self
+    }
+
     /// The kind of the error.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
@@ -342,6 +351,12 @@ impl Error {
     /// Whether what was asked for may have happened all the same.
     pub fn outcome(&self) -> Outcome {
         self.0.outcome
+    }
+
+    /// True if nothing can happen after this error any more. While the outcome is unknown, a read of the latest revision
+    /// tells whether the request happened.
+    pub fn is_final(&self) -> bool {
+        self.0.is_final || self.0.outcome == Outcome::NotApplied
     }
 
     /// The advice for a person, if there is any.
@@ -376,6 +391,7 @@ impl fmt::Debug for Error {
             .field("operation", &self.0.operation)
             .field("store", &self.0.store)
             .field("outcome", &self.0.outcome)
+            .field("is_final", &self.0.is_final)
             .field("detail", &self.0.detail)
             .field("source", &self.0.source)
             .finish()

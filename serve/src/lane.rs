@@ -212,7 +212,7 @@ impl Worker {
         let locks = matches!(self.held.location(), Location::Etcd(_)) && !matches!(job.call, Call::Gc(_));
         let budget = job.asker.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
-        let answer = job.call.carry_out(&ipam, job.asker.deadline()).await;
+        let answer = job.call.carry_out(&ipam, self.held.location(), job.asker.deadline()).await;
         drop(lock);
         job.answer(answer);
     }

@@ -38,7 +38,7 @@ fn carry_out(location: &Location, call: &Verb) -> Answer {
     block_on(async {
         let open = datastore::open(location, Create::Never, PATIENCE).await.unwrap();
         let ipam = ipam_on(open.store(), location, None);
-        let answer = call.carry_out(&ipam, Deadline::after(PATIENCE)).await;
+        let answer = call.carry_out(&ipam, location, Deadline::after(PATIENCE)).await;
         open.close().await.unwrap();
         answer
     })

@@ -38,6 +38,8 @@ pub const INTENTS_FOLDER: &str = "/run/margay/intents";
 
 /// The end of the names of finished files.
 const SUFFIX: &str = ".intent";
+/// A file that is made and removed to see whether there can be others.
+const TRIAL: &str = "trial";
 /// A pending commit has a transaction, of which the size is limited, and some names.
 const MAX_BYTES: u64 = 2 * 1024 * 1024;
 
@@ -80,6 +82,19 @@ impl FileIntents {
     pub(crate) fn on(mut self, etcd: Option<EtcdStore>) -> Self {
         self.etcd = etcd;
         self
+    }
+
+    /// Checks that a pending commit can be recorded.
+    ///
+    /// # Errors
+    /// The error that stops the write.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        whole_file::replace(&self.folder, TRIAL, &[0; 4096])?;
+        match fs::remove_file(self.folder.join(TRIAL)) {
+            // Another process did the same.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
     }
 
     /// The name of the store in a pending commit: its address, and the id of the cluster if it has answered.

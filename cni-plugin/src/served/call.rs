@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use datastore::Location;
 use ipam_core::assign::{AssignRequest, Assigned};
 use ipam_core::{CheckResult, Ipam, QuotaReached};
 use kv::Deadline;
@@ -105,8 +106,8 @@ impl Call {
         }
     }
 
-    /// Carries out a verb on an open store.
-    pub async fn carry_out(&self, ipam: &Ipam, deadline: Deadline) -> Answer {
+    /// Carries out a verb on the open store at a location.
+    pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Answer {
         let done = match self {
             Self::Add(request) => return Answer::of_assignment(request, ipam.assign(request, deadline).await),
             Self::Del(del) => verbs::release(ipam, del, deadline).await.map(Answer::Released),
@@ -114,7 +115,9 @@ impl Call {
                 Checked::Compared(comparison) => Answer::Compared(comparison),
                 Checked::Unknown(why) => Answer::Unknown(why),
             }),
-            Self::Status(request) => verbs::would_assign(ipam, request, deadline).await.map(|()| Answer::Ready),
+            Self::Status(request) => {
+                verbs::would_assign(ipam, location, request, deadline).await.map(|()| Answer::Ready)
+            }
             Self::Gc(gc) => verbs::collect(ipam, gc, deadline).await.map(Answer::Collected),
             Self::Quarantine(what) => verbs::quarantine(ipam, what, deadline).await.map(Answer::Released),
         };

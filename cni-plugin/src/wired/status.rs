@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use datastore::Location;
+use ipam_core::model::keys;
 
 use super::ipam::IpamPlugin;
 use super::setup::Setup;
+use crate::allocator::rights::Rights;
 use crate::error::{Code, Result};
 use crate::served::Served;
 use crate::session::{Purpose, Session};
@@ -28,7 +30,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
         let mut at = setup.store.clone();
         at.patience = at.patience.min(PATIENCE);
         let session = Session::open(&at, Purpose::Assign)?;
-        let ready = setup.check_ready(&session);
+        let ready = setup.check_ready(&session).and_then(|()| check_rights(setup, &session));
         session.close();
         ready?;
     } else {
@@ -42,4 +44,12 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
         }
         done => done.map(|_| String::new()),
     }
+}
+
+/// Checks that the login may write the endpoint of a container.
+fn check_rights(setup: &Setup<'_>, session: &Session) -> Result<()> {
+    let results = format!("endpoints of {}", setup.conf.net.name);
+    let Some(rights) = Rights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
+    let key = keys::workload_endpoint("default", "status");
+    Ok(session.run(rights.check(&*session.store(), vec![key]))?)
 }

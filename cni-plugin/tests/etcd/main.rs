@@ -45,6 +45,7 @@ mod secondary;
 mod secrets;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
+mod status;
 mod sticky;
 #[path = "../system/sticky_kills.rs"]
 mod sticky_kills;

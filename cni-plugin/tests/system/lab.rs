@@ -125,6 +125,14 @@ impl Mount {
         Self { at: at.to_owned() }
     }
 
+    /// A folder once more, over itself, where nothing can be written.
+    pub(crate) fn read_only(at: &Path) -> Self {
+        run("mount", &["--bind", path(at), path(at)]);
+        let mount = Self { at: at.to_owned() };
+        mount.remount("bind,ro");
+        mount
+    }
+
     /// Changes its options.
     pub(crate) fn remount(&self, options: &str) {
         run("mount", &["-o", &format!("remount,{options}"), path(&self.at)]);

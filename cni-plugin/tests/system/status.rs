@@ -1,6 +1,8 @@
 //! STATUS on a real store: it says what an ADD would meet, and changes nothing.
 
 use std::fs;
+use std::io::Write as _;
+use std::time::Duration;
 
 use datastore::Create;
 use ipam_core::model::keys::ResourceKind;
@@ -9,7 +11,7 @@ use kv::StoreExt;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use crate::lab::{ENGINES, Engine, Lab};
+use crate::lab::{ENGINES, Engine, Lab, Mount};
 use crate::process::{Call, Outcome};
 
 /// The code of every STATUS that fails.
@@ -126,6 +128,85 @@ fn a_store_that_is_not_there() {
         unavailable(&lab.conf("bridge"), &["there is no store", "margay --store", "pool create"]);
         ready(&lab.conf_with("bridge", json!({"subnet": "10.5.0.0/24"})));
         assert!(!lab.store.exists(), "nothing is made");
+    }
+}
+
+#[test]
+fn a_store_that_the_first_add_could_not_make() {
+    for engine in ENGINES {
+        let mut lab = Lab::new(engine);
+        let disk = lab.root.path().join("disk");
+        fs::create_dir(&disk).unwrap();
+        let mount = Mount::tmpfs(&disk, "8m");
+        let mut conf_at = |path: &str| {
+            lab.store = disk.join(path);
+            lab.conf_with("bridge", json!({"subnet": "10.5.0.0/24"}))
+        };
+        let (store, below) = (conf_at("store"), conf_at("a/b/store"));
+        ready(&store);
+        ready(&below);
+        let listing = || {
+            let names = fs::read_dir(&disk).unwrap().map(|entry| entry.unwrap().file_name());
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        assert!(listing().is_empty(), "nothing is made");
+        let refused = |conf: &Value, texts: &[&str]| {
+            let before = listing();
+            unavailable(conf, texts);
+            assert_eq!(listing(), before, "nothing is made");
+            Call::new("ADD", "c1", conf).run().refusal().says(texts);
+        };
+        fs::write(disk.join("file"), "").unwrap();
+        refused(&conf_at("file/store"), &["is in the way"]);
+        fs::create_dir(disk.join("foreign")).unwrap();
+        fs::write(disk.join("foreign/notes"), "").unwrap();
+        refused(&conf_at("foreign"), &["holds notes and no store"]);
+        let mut filler = fs::File::create(disk.join("filler")).unwrap();
+        while filler.write_all(&[7; 4096]).is_ok() {}
+        refused(&store, &["no space left", "free some space"]);
+        refused(&below, &["no space left", "free some space"]);
+        drop(filler);
+        fs::remove_file(disk.join("filler")).unwrap();
+        ready(&store);
+        mount.remount("ro");
+        refused(&store, &["read-only file system"]);
+        refused(&below, &["read-only file system"]);
+        mount.remount("rw");
+        ready(&store);
+        Call::new("ADD", "c1", &store).ok();
+    }
+}
+
+#[test]
+fn a_disk_that_became_read_only() {
+    for engine in ENGINES {
+        let mut lab = Lab::new(engine);
+        let disk = lab.root.path().join("disk");
+        fs::create_dir(&disk).unwrap();
+        let mount = Mount::tmpfs(&disk, "8m");
+        lab.store = disk.join("store");
+        lab.pool("lab", "10.5.0.0/24");
+        let conf = lab.conf("bridge");
+        ready(&conf);
+        mount.remount("ro");
+        unavailable(&conf, &["read-only file system"]);
+        lab.add("c1").run().refusal().says(&["read-only file system"]);
+        mount.remount("rw");
+        ready(&conf);
+        // A store that is open already, as in a daemon, is checked as well.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let open = datastore::open(&lab.location(), Create::Never, Duration::from_secs(10)).await.unwrap();
+            open.check_room().await.unwrap();
+            let over = Mount::read_only(&disk);
+            let error = open.check_room().await.unwrap_err();
+            assert_eq!(*error.kind(), kv::ErrorKind::Io);
+            assert!(error.to_string().contains("read-only file system"), "{error}");
+            drop(over);
+            open.check_room().await.unwrap();
+            open.close().await.unwrap();
+        });
+        lab.add("c1").ok();
     }
 }
 

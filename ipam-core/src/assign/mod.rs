@@ -33,6 +33,7 @@ use held::renew;
 pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 pub use search::refuse_among_prefixes;
 use sticky::Kept;
+pub use would::Trial;
 
 use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP, namespace_of};
 use crate::boxed;

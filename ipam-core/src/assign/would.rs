@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::slice;
 use std::time::Duration;
 
-use kv::Deadline;
+use kv::{Deadline, Key};
 
 use super::Findings;
 use super::request::{AssignRequest, Assigned};
@@ -13,15 +13,24 @@ use crate::error::Result;
 use crate::gc::{Evidence, Leftovers, is_short};
 use crate::ipam::{Ipam, transact};
 
+/// The result of an assignment up to its commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trial {
+    /// The addresses that would be assigned.
+    pub assigned: Vec<Assigned>,
+    /// The keys that the commit would write.
+    pub keys: Vec<Key>,
+}
+
 impl Ipam {
-    /// The addresses that [`assign`](Self::assign) would assign to this attachment now. Nothing is written, and no
+    /// The addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that it would write. Nothing is written, and no
     /// assignment that broke off is settled. Leftovers of earlier boots count as not in use: the machine is not
     /// scanned, which may take longer than the caller has.
     ///
     /// # Errors
     /// Those of [`assign`](Self::assign).
     #[boxed]
-    pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+    pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Trial> {
         let mut findings = Findings { is_trial: true, ..Findings::default() };
         let refused = match self.try_assign(request, None, &mut findings, deadline).await {
             Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.cooldown <= 0 => error,
@@ -44,11 +53,10 @@ impl Ipam {
         leftovers: Option<&Leftovers>,
         findings: &mut Findings,
         deadline: Deadline,
-    ) -> Result<Vec<Assigned>> {
+    ) -> Result<Trial> {
         transact!(self, deadline, |tx| {
             let done = self.assign_in(tx, slice::from_ref(request), leftovers, findings).await?;
-            tx.forget_writes();
-            Ok(done.only_answer())
+            Ok(Trial { assigned: done.only_answer(), keys: tx.forget_writes() })
         })
     }
 }

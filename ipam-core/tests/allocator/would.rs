@@ -16,7 +16,7 @@ async fn it_says_what_an_assignment_would_do_and_does_nothing() {
         let before = world.dump().await;
         let would = world.ipam.would_assign(&request, soon()).await.unwrap();
         assert_eq!(world.dump().await, before, "nothing is written");
-        assert_eq!(world.assign(&request).await.unwrap(), would);
+        assert_eq!(world.assign(&request).await.unwrap(), would.assigned);
         world.release("a", "new").await;
         world.one(node, &format!("c{number}")).await.unwrap();
     }

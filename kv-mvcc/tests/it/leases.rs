@@ -199,8 +199,8 @@ impl Reserve for Full {
         Ok(())
     }
 
-    fn check_room(&self) -> Result<(), String> {
-        Err("the disk is full".to_owned())
+    fn check_room(&self) -> Result<(), (ErrorKind, String)> {
+        Err((ErrorKind::NoSpace, "the disk is full".to_owned()))
     }
 
     fn give_up(&self) -> bool {

@@ -20,8 +20,8 @@ impl Reserve for Kept {
         if self.is_full.load(Ordering::SeqCst) { Err("the disk is full".to_owned()) } else { Ok(()) }
     }
 
-    fn check_room(&self) -> Result<(), String> {
-        self.restore()
+    fn check_room(&self) -> Result<(), (ErrorKind, String)> {
+        self.restore().map_err(|full| (ErrorKind::NoSpace, full))
     }
 
     fn give_up(&self) -> bool {

@@ -46,21 +46,28 @@ enum Unsettled {
 }
 
 impl Transaction {
-    /// Finds out whether a transaction whose reply was lost has happened, and sends it again if it has not.
+    /// Finds out whether a transaction whose reply was lost has happened, and sends it again if it has not. A transaction that
+    /// cannot happen any more is not sent again.
     pub(super) async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
+        let is_final = unknown.is_final();
         let probe = TxnRange::new(Range::Key(clue.key().clone())).with_content(Content::KeysOnly);
         let txn = txn.with_failure([Op::Range(probe)]);
         let mut hopeless = 0;
         for attempt in 1.. {
             tracing::debug!(target: TRANSACT, attempt, error = %unknown, "settling a write of unknown outcome");
             pause(attempt, self.deadline.remaining()).await;
-            match self.try_to_settle(&txn, &mut clue).await {
-                Ok(commit) => return Ok(commit),
+            let settled = match is_final {
+                true => self.find_commit(&mut clue).await,
+                false => self.try_to_settle(&txn, &mut clue).await.map(Some),
+            };
+            match settled {
+                Ok(Some(commit)) => return Ok(commit),
+                Ok(None) => return Err(unknown.with_outcome(Outcome::NotApplied)),
                 Err(Unsettled::ForGood(reason)) => return Err(unknown.with_source(reason)),
                 Err(Unsettled::ForNow(error)) => {
                     hopeless += u32::from(!error.kind().is_transient());
-                    if error.outcome() == Outcome::Unknown {
+                    if !is_final && error.outcome() == Outcome::Unknown {
                         unknown = error;
                     }
                 }
@@ -85,26 +92,46 @@ impl Transaction {
     }
 
     async fn try_to_settle(&self, txn: &Txn, clue: &mut Clue) -> Result<Commit, Unsettled> {
-        if let Clue::Created(key, looked_until) = clue {
-            let now = self.state_of(key, Revision::UNSET).await.map_err(of_reading)?.revision;
-            if let Some(revision) = self.find_creation(key, *looked_until, now).await? {
-                return Ok(Commit::Done(revision));
-            }
-            *looked_until = now;
+        if let Clue::Created(..) = clue
+            && let Some(commit) = self.find_commit(clue).await?
+        {
+            return Ok(commit);
         }
         let answer = self.store.txn(txn.clone()).await.map_err(Unsettled::ForNow)?;
         if answer.succeeded {
             return Ok(Commit::Done(answer.revision));
         }
         let ours = match clue {
-            Clue::Changed(_, guard) if written_at(&answer) == *guard => None,
-            Clue::Changed(key, _) => {
-                let revision = self.first_change(key).await.map_err(of_reading)?;
-                self.is_ours(revision).await.map_err(of_reading)?.then_some(revision)
-            }
+            Clue::Changed(key, guard) => self.find_change(key, *guard, written_at(&answer)).await?,
             Clue::Created(key, looked_until) => self.find_creation(key, *looked_until, answer.revision).await?,
         };
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
+    }
+
+    /// Finds this commit by reading; `None` if it has not happened until now.
+    async fn find_commit(&self, clue: &mut Clue) -> Result<Option<Commit>, Unsettled> {
+        let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(of_reading)?;
+        let ours = match clue {
+            Clue::Changed(key, guard) => {
+                let written = state.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision);
+                self.find_change(key, *guard, written).await?
+            }
+            Clue::Created(key, looked_until) => {
+                let found = self.find_creation(key, *looked_until, state.revision).await?;
+                *looked_until = state.revision;
+                found
+            }
+        };
+        Ok(ours.map(Commit::Done))
+    }
+
+    /// The revision of the first change of a key after `guard`, if it was this commit; `written` is when it was last written.
+    async fn find_change(&self, key: &Key, guard: Revision, written: Revision) -> Result<Option<Revision>, Unsettled> {
+        if written == guard {
+            return Ok(None);
+        }
+        let revision = self.first_change(key).await.map_err(of_reading)?;
+        Ok(self.is_ours(revision).await.map_err(of_reading)?.then_some(revision))
     }
 
     /// The revision after `after`, at most `until`, at which this commit created the key, if there is one.

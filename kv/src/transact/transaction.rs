@@ -254,9 +254,9 @@ impl Transaction {
         !self.writes.is_empty()
     }
 
-    /// Forgets all writes, for a caller that wants to know only how a body would end.
-    pub fn forget_writes(&mut self) {
-        self.writes.clear();
+    /// Forgets all writes, for a caller that wants to know only how a body would end. Returns the keys that it would write.
+    pub fn forget_writes(&mut self) -> Vec<Key> {
+        std::mem::take(&mut self.writes).into_keys().collect()
     }
 
     fn guard(&mut self, key: &Key) {

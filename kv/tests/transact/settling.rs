@@ -282,3 +282,82 @@ async fn what_another_deleted_is_no_proof_of_our_own_writes() {
     assert_eq!((committed.value, committed.attempts), (false, 2));
     assert_eq!(inner.get("renamed").await.unwrap().unwrap().mod_revision, committed.revision);
 }
+
+/// A store that answers the commit of the first attempt, and all writes after it, with a refusal after which nothing happens.
+#[derive(Clone, Debug)]
+struct Full {
+    inner: Contended,
+}
+
+fn no_space(error: &Error) -> Error {
+    Error::new(kv::ErrorKind::NoSpace, error.operation(), "full").with_final_outcome()
+}
+
+#[async_trait::async_trait]
+impl Store for Full {
+    async fn range(&self, request: kv::RangeRequest) -> kv::Result<kv::RangeResponse> {
+        self.inner.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> kv::Result<kv::TxnResponse> {
+        assert!(self.inner.calls.load(SeqCst) < 2 || txn.is_read_only(), "it is sent again");
+        self.inner.txn(txn).await.map_err(|error| no_space(&error))
+    }
+
+    async fn watch(&self, request: kv::WatchRequest) -> kv::Result<kv::WatchStream> {
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.inner.compact(revision).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_final_refusal_is_settled_by_reading_alone() {
+    let others = [
+        vec![],
+        vec![delete("k")],
+        vec![put("k", "another's")],
+        vec![put("k", "another's"), delete("k")],
+        vec![delete("k"), put("k", "another's")],
+        vec![put("config", "new")],
+    ];
+    for (is_there, fault) in
+        [false, true].into_iter().flat_map(|there| [Fault::ReplyLost, Fault::RequestLost].map(|fault| (there, fault)))
+    {
+        for after in &others {
+            let inner = kv_mvcc::memory();
+            if is_there {
+                inner.put("k", "old").await.unwrap();
+            }
+            let happened = matches!(fault, Fault::ReplyLost);
+            let store = Full { inner: Contended::new(&inner, fault, Vec::new(), after.clone()) };
+            let done = transact!(shared(&store), options(), |tx| {
+                tx.get(&"config".into()).await?;
+                tx.get(&"k".into()).await?;
+                tx.put(&"k".into(), "ours")
+            });
+            match done {
+                Ok(committed) => assert!(happened && committed.attempts == 1, "{is_there} {after:?}"),
+                Err(error) => {
+                    assert!(!happened, "{is_there} {after:?}: {error}");
+                    assert_eq!((error.kind(), error.outcome()), (&kv::ErrorKind::NoSpace, Outcome::NotApplied));
+                    assert!(!error.to_string().contains("all the same"), "{error}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_its_history_a_final_refusal_stays_unknown() {
+    let inner = kv_mvcc::memory();
+    let store = Full { inner: Contended::new(&inner, Fault::ReplyLost, Vec::new(), vec![delete("k"), Deed::Compact]) };
+    let done = transact!(shared(&store), options(), |tx| {
+        tx.get(&"k".into()).await?;
+        tx.put(&"k".into(), "ours")
+    });
+    let error = done.unwrap_err();
+    assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
+}

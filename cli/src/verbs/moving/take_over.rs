@@ -161,7 +161,7 @@ async fn one(ipam: &Operator, lease: &Lease, report: &Report) -> Result<Outcome>
         return Ok(Outcome::ThereAlready);
     }
     let assigned = match report.dry_run {
-        true => ipam.would_assign(&request, soon()).await,
+        true => ipam.would_assign(&request, soon()).await.map(|trial| trial.assigned),
         false => ipam.assign(&request, soon()).await,
     };
     match assigned {

@@ -1,0 +1,159 @@
+//! Whether this node can write what an ADD on etcd writes, for STATUS.
+//!
+//! The test is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on it as on a write.
+//! Runtimes send STATUS every few seconds. So the result is kept for a minute in a file in memory (`/run`), for each login,
+//! network and node, and until then an ADD that fails removes the file.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use datastore::Location;
+use datastore::served::instance;
+use kv::{ErrorKind, Key, MAX_TXN_OPS, Store, Txn};
+use serde::{Deserialize, Serialize};
+
+use super::failure::Failure;
+use crate::error::CniError;
+use crate::hints::HINTS_FOLDER;
+use crate::intents::{FileIntents, INTENTS_FOLDER};
+use crate::whole_file;
+
+/// How long a result is used, in seconds.
+const MAX_AGE_SECONDS: u64 = 60;
+/// The limit on a file's size. A refusal names a key and some endpoints.
+const MAX_BYTES: u64 = 64 * 1024;
+
+/// The rights of a node in a network.
+#[derive(Debug)]
+pub(crate) struct Rights {
+    folder: PathBuf,
+    whose: Whose,
+}
+
+/// The login and the node that a result is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Whose {
+    /// A name of the endpoints and the login.
+    access: String,
+    network: String,
+    node: String,
+}
+
+/// The content of a file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Tried {
+    whose: Whose,
+    /// When it was tried, in Unix seconds.
+    at: u64,
+    /// The reason why an ADD would be refused.
+    refusal: Option<String>,
+}
+
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Rights {
+    /// The rights of a node of a cluster in a network; `None` for any other store.
+    pub(crate) fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
+        let Location::Etcd(_) = location else { return None };
+        let whose = Whose { access: instance(location)?, network: network.to_owned(), node: node.to_owned() };
+        Some(Self { folder: HINTS_FOLDER.into(), whose })
+    }
+
+    fn name(&self) -> String {
+        let Whose { access, network, node } = &self.whose;
+        format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
+    }
+
+    /// The result of at most a minute ago.
+    fn recall(&self, now: u64) -> Option<Tried> {
+        let bytes = whole_file::read(&self.folder.join(self.name()), MAX_BYTES).ok()?;
+        let tried: Tried = serde_json::from_slice(&bytes).ok()?;
+        (tried.whose == self.whose && now.checked_sub(tried.at)? < MAX_AGE_SECONDS).then_some(tried)
+    }
+
+    fn remember(&self, at: u64, refusal: Option<String>) {
+        let tried = Tried { whose: self.whose.clone(), at, refusal };
+        let bytes = serde_json::to_vec(&tried).map_err(std::io::Error::other);
+        if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, &self.name(), &bytes)) {
+            tracing::debug!(%error, "the result of this STATUS is not kept; the next one asks again");
+        }
+    }
+
+    /// Lets the next STATUS ask the cluster again.
+    pub(crate) fn forget(&self) {
+        // A file that stays is used for a minute at most.
+        let _ = fs::remove_file(self.folder.join(self.name()));
+    }
+
+    /// Checks that this node can write `keys`, unless that was checked less than a minute ago.
+    ///
+    /// # Errors
+    /// The reason why it cannot; any store error.
+    pub(crate) async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), Failure> {
+        let now = unix_now();
+        match self.recall(now) {
+            Some(Tried { refusal: None, .. }) => return Ok(()),
+            Some(Tried { refusal: Some(refusal), .. }) => return Err(CniError::internal(refusal).into()),
+            None => {}
+        }
+        if let Err(error) = FileIntents::new(INTENTS_FOLDER, "").check() {
+            let text = format!("cannot note what is about to be done, in {INTENTS_FOLDER}: {error}");
+            return Err(CniError::internal(text).into());
+        }
+        keys.truncate(MAX_TXN_OPS);
+        match store.txn(Txn::trial(keys)).await {
+            Ok(_) => self.remember(now, None),
+            Err(error) => {
+                if matches!(error.kind(), ErrorKind::Auth(_)) {
+                    self.remember(now, Some(CniError::from_error(&error).message().to_owned()));
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rights(folder: &tempfile::TempDir, network: &str) -> Rights {
+        let text = str::to_owned;
+        let whose = Whose { access: text("etcd-1"), network: text(network), node: text("n") };
+        Rights { folder: folder.path().join("hints"), whose }
+    }
+
+    #[test]
+    fn a_result_is_kept_for_a_minute_or_until_an_add_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = rights(&folder, "net");
+        assert_eq!(one.recall(1000), None);
+        for refusal in [None, Some("no".to_owned())] {
+            one.remember(1000, refusal.clone());
+            assert_eq!(one.recall(1059).map(|tried| tried.refusal), Some(refusal));
+            assert_eq!(one.recall(1060), None);
+            // A clock that was put back says nothing about how long ago it was.
+            assert_eq!(one.recall(999), None);
+            assert_eq!(rights(&folder, "other").recall(1000), None);
+        }
+        one.forget();
+        assert_eq!(one.recall(1000), None);
+        one.forget();
+    }
+
+    #[test]
+    fn a_login_of_its_own_has_its_own_results() {
+        let etcd = |user: &str| {
+            let mut etcd = datastore::Etcd { endpoints: vec!["http://h:1".into()], ..Default::default() };
+            etcd.access.login = Some(datastore::Login { user: user.into(), password: "p".into() });
+            Rights::of(&Location::Etcd(etcd), "net", "n").unwrap()
+        };
+        assert_eq!(etcd("a").whose, etcd("a").whose);
+        assert_ne!(etcd("a").whose, etcd("b").whose);
+        assert!(Rights::of(&Location::Memory, "net", "n").is_none());
+    }
+}
