@@ -18,14 +18,27 @@ pub(crate) struct Daemon {
     location: Location,
     /// Where it offers etcd's API.
     api: Option<String>,
+    /// Further arguments of `margay serve`.
+    options: &'static [&'static str],
     child: Child,
 }
 
 impl Daemon {
     /// Starts it; it may not listen yet. With a URL it offers etcd's API there.
     pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
-        let child = spawn(program, location, api)?;
-        Ok(Self { program: program.to_owned(), location: location.clone(), api: api.map(str::to_owned), child })
+        Self::start_with(program, location, api, &[])
+    }
+
+    /// Starts it with further arguments of `margay serve`.
+    pub(crate) fn start_with(
+        program: &Path,
+        location: &Location,
+        api: Option<&str>,
+        options: &'static [&'static str],
+    ) -> io::Result<Self> {
+        let child = spawn(program, location, api, options)?;
+        let api = api.map(str::to_owned);
+        Ok(Self { program: program.to_owned(), location: location.clone(), api, options, child })
     }
 
     /// The memory that it has now, in MiB.
@@ -38,12 +51,13 @@ impl Daemon {
     }
 }
 
-fn spawn(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Child> {
+fn spawn(program: &Path, location: &Location, api: Option<&str>, options: &[&str]) -> io::Result<Child> {
     let mut serve = Command::new(program);
     serve.args(["--store", &location.to_string(), "serve"]);
     if let Some(url) = api {
         serve.args(["--listen", url, "--insecure-loopback"]);
     }
+    serve.args(options);
     serve.stdin(Stdio::null()).stderr(Stdio::null());
     serve.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
     serve.spawn().map_err(|error| io::Error::other(format!("{}: {error}", program.display())))
@@ -67,7 +81,7 @@ impl Victim for Daemon {
     fn restart(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
-        self.child = spawn(&self.program, &self.location, self.api.as_deref())?;
+        self.child = spawn(&self.program, &self.location, self.api.as_deref(), self.options)?;
         Ok(())
     }
 }

@@ -35,6 +35,8 @@ const REPORTS: usize = 10;
 const MAX_CALL: Duration = Duration::from_secs(2);
 /// A call that takes this long does not come to an end.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
+/// The history is short: `store status` reads all of it.
+const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
 /// The least part of the usual throughput that is left beside one process that takes the store again and again.
 const MIN_SHARE: f64 = 1.0 / 3.0;
 
@@ -132,7 +134,7 @@ pub async fn press(plan: &PressPlan) -> Result<PressReport, String> {
     let location: Location = location.parse().map_err(text)?;
     take(&plan.margay, &location, &["store", "create", "--format", "2"])?;
     let api = format!("http://{}", etcd::free_address().map_err(text)?);
-    let daemon = Daemon::start(&plan.margay, &location, Some(&api)).map_err(text)?;
+    let daemon = Daemon::start_with(&plan.margay, &location, Some(&api), &HISTORY).map_err(text)?;
     let private = reach(&location).await?;
     let press = Press {
         margay: plan.margay.clone(),
