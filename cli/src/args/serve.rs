@@ -16,6 +16,7 @@ Examples:
   margay serve --http 127.0.0.1:9099
   margay serve --folder /srv/lab/ipam.redb
   margay serve --listen http://127.0.0.1:2379 --insecure-loopback
+  margay serve --listen unix:/run/lab.sock --watch-progress-interval 1m
   margay serve --name
   systemctl enable --now margay-serve@$(margay serve --name).socket";
 
@@ -58,8 +59,9 @@ pub(crate) struct Serve {
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
+    // In an example only: with so long a name the help would not fit a screen.
     /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
-    #[arg(long, value_name = "TIME", value_parser = interval, requires = "listen")]
+    #[arg(long, value_name = "TIME", value_parser = interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
 
     /// Revisions to keep [with --listen: 10000]
