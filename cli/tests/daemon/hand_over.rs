@@ -61,7 +61,9 @@ fn older_programs_in_a_row_starve_nobody() {
                     }
                 });
             }
-            let done: Vec<_> = (0..10)
+            // Calls go on until the older programs have had their turns, too.
+            let done: Vec<_> = (0..200)
+                .take_while(|number| *number < 10 || opened.load(Ordering::SeqCst) <= 10)
                 .map(|number| {
                     let container = format!("c{number}");
                     (lab.add(&container).run(), lab.del(&container).run())
@@ -73,8 +75,7 @@ fn older_programs_in_a_row_starve_nobody() {
                 del.ok().by_daemon();
             }
         });
-        // Those that wait while the daemon has its share go on, too.
-        assert!(opened.load(Ordering::SeqCst) >= 3, "{opened:?}");
+        assert!(opened.load(Ordering::SeqCst) > 10, "{opened:?}");
         daemon.runs();
         lab.nothing_is_held();
     }
