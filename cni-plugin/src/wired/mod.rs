@@ -33,7 +33,7 @@ use std::time::Duration;
 use crate::env::{Call, Verb};
 use crate::error::{CniError, Code, Result};
 use crate::gojson::quoted;
-use crate::invocation::Invocation;
+use crate::invocation::{Invocation, Name};
 use crate::netconf::check_name;
 use crate::panics;
 use crate::run::{Outcome, read};
@@ -80,7 +80,8 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         "-h" | "--help" => return Outcome { exit: 0, stdout: USAGE.to_owned(), stderr: String::new() },
         "-t" => return guarded(|| test_flag::test(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
-            if is_called {
+            // Calico's program prints its usage and exits with 2, which its callers may know.
+            if is_called && invocation.name == Name::Margay {
                 let message = format!("the plugin has no option {}", quoted(option));
                 return guarded(|| Err(CniError::new(Code::InvalidEnvironment, message)));
             }

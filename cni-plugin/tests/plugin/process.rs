@@ -88,9 +88,14 @@ fn a_main_plugin_ignores_arguments_that_are_no_options() {
             assert!(about.exit == 0 && about.stderr.starts_with("Margay CNI plugin"), "{about:?}");
         }
         for option in ["-x", "--versions", "-tv"] {
-            assert_eq!(error_of(&call(&[option], Some("DEL"))).0, 4, "{name} {option}");
+            let called = call(&[option], Some("DEL"));
             let usage = call(&[option], None);
             assert!((usage.exit, usage.stdout.as_str()) == (2, "") && usage.stderr.starts_with("Usage:"), "{usage:?}");
+            match name {
+                // As recorded from Calico's.
+                "calico" => assert_eq!((called.exit, called.stdout.as_str()), (2, ""), "{called:?}"),
+                _ => assert_eq!(error_of(&called).0, 4, "{name} {option}"),
+            }
         }
     }
 }
@@ -115,6 +120,9 @@ fn whatever_goes_wrong_in_a_call_is_an_error_on_standard_output() {
             inputs.collect::<Vec<_>>()
         }) {
             for arguments in [&[][..], &["x"], &["-x"]] {
+                if (name, arguments) == ("calico", &["-x"][..]) {
+                    continue;
+                }
                 let called = finish(Command::new(&link).env_clear().envs(environment(verb)).args(arguments), input);
                 let (code, message, _) = error_of(&called);
                 assert!(code > 0 && !message.is_empty(), "{name} {verb} {arguments:?}: {called:?}");
