@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use conformance::patient;
 use datastore::Create;
 use etcd_api::Backing;
 use futures::StreamExt;
@@ -149,7 +150,7 @@ async fn goes_on(held: &Held, what: &str) {
             held.range(read()).await.unwrap();
             held.put("b", "2").await.unwrap();
         };
-        assert!(tokio::time::timeout(STUCK, steps).await.is_ok(), "it stands still beside a stopped {what}");
+        assert!(tokio::time::timeout(patient(STUCK), steps).await.is_ok(), "it stands still beside a stopped {what}");
     }
 }
 

@@ -116,11 +116,12 @@ fn main() -> ExitCode {
             }
         }
         Command::Press { margay, store, seconds } => {
-            let plan = PressPlan { margay, engine: store, time: Duration::from_secs(seconds) };
+            let (time, max_call) = (Duration::from_secs(seconds), Duration::from_secs(2));
+            let plan = PressPlan { margay, engine: store, time, max_call, min_share: 1.0 / 3.0 };
             match runtime.block_on(torture::press(&plan)) {
                 Ok(report) => println!("{report}"),
                 Err(failure) => {
-                    eprintln!("press: {failure}");
+                    eprintln!("torture: {failure}");
                     return ExitCode::FAILURE;
                 }
             }
