@@ -37,8 +37,7 @@ impl PbLeaseService for Api {
             return Err(Refusal::LeaseTooLong.into());
         }
         // A client that gives up while another process has the store leaves nothing behind.
-        self.revision().await?;
-        self.leases_are_known().await?;
+        self.revision_of_leases().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
         let api = self.clone();
         // Once it is begun it comes to its end, so that the clock and the store agree.
@@ -53,8 +52,7 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseRevokeRequest>,
     ) -> Result<Response<PbLeaseRevokeResponse>, Status> {
         let id = LeaseId::new(request.into_inner().id).ok_or(Refusal::LeaseNotFound)?;
-        self.revision().await?;
-        self.leases_are_known().await?;
+        self.revision_of_leases().await?;
         let api = self.clone();
         let revoking = tokio::spawn(async move { api.revoke(id).await });
         let now = revoking.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
@@ -79,15 +77,14 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        self.leases_are_known().await?;
+        let header = self.header(self.revision_of_leases().await?);
         let left = LeaseId::new(id).and_then(|lease| Some((lease, self.clock.left(lease)?)));
         let Some((lease, Left { ttl, left })) = left else {
-            let header = self.header(self.recent_revision().await?);
             return Ok(Response::new(PbLeaseTimeToLiveResponse { header, id, ttl: GONE, ..Default::default() }));
         };
         let keys = if keys { self.backing.leased(lease).await.map_err(|error| status(&error))? } else { Vec::new() };
         Ok(Response::new(PbLeaseTimeToLiveResponse {
-            header: self.header(self.recent_revision().await?),
+            header,
             id,
             ttl: seconds(left),
             granted_ttl: seconds(ttl),
@@ -96,9 +93,8 @@ impl PbLeaseService for Api {
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>, Status> {
-        self.leases_are_known().await?;
+        let header = self.header(self.revision_of_leases().await?);
         let leases = self.clock.ids().into_iter().map(|id| PbLeaseStatus { id: id.get() }).collect();
-        let header = self.header(self.recent_revision().await?);
         Ok(Response::new(PbLeaseLeasesResponse { header, leases }))
     }
 }
@@ -106,6 +102,14 @@ impl PbLeaseService for Api {
 impl Api {
     async fn leases_are_known(&self) -> Result<(), Status> {
         if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
+    }
+
+    /// The store's revision, once the leases of that store are known: a process that had it before may have put another one in
+    /// its place.
+    async fn revision_of_leases(&self) -> Result<Revision, Status> {
+        let now = self.revision().await?;
+        self.leases_are_known().await?;
+        Ok(now)
     }
 
     /// A number that no lease has.
@@ -159,9 +163,10 @@ impl Api {
 
     /// Gives a lease its full time again. The answer for one that is not there has no time.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
+        // Not longer, so that a client can renew while another process has the store.
+        let header = self.header(self.recent_revision().await?);
         self.leases_are_known().await?;
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
-        let header = self.header(self.recent_revision().await?);
         Ok(PbLeaseKeepAliveResponse { header, id, ttl: renewed.map_or(0, |left| seconds(left.ttl)) })
     }
 }

@@ -74,10 +74,11 @@ fn install(
             }));
         }
     };
+    // First, as who may not write there may often not use a store either, and root mends both.
+    place.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), env)?;
     }
-    place.check_writable()?;
     let change = Change::install(&place, &plugin, &version);
     if args.dry_run {
         return report::dry_run(&[change]);
