@@ -15,13 +15,15 @@ mod quotas;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use kv::{Content, Key, Range, Revision, Transaction};
+use kv::{Content, Key, Range, Revision, Transaction, TxnRange};
 use smol_str::SmolStr;
 use time::OffsetDateTime;
 
 use crate::error::{Error, Result};
 use crate::hints::FullBlocks;
-use crate::model::{Affinity, AffinityState, Block, Document, Handle, Owner, keys, same_handle};
+use crate::model::{
+    Affinity, AffinityState, Block, Document, Handle, Owner, is_of_prefixes, keys, overlaps_of_addresses, same_handle,
+};
 use quotas::Limits;
 pub(crate) use quotas::{each_of, likely_counters};
 
@@ -94,12 +96,17 @@ impl<'t> Workset<'t> {
         self.read_ahead_of(std::slice::from_ref(owner), blocks).await
     }
 
-    /// The same, with the affinities of several owners to them.
+    /// The same, with the affinities of several owners to them; for a single block, also with what
+    /// [`Self::overlap_of`] needs to know.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
         unread.extend(blocks.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
-        Ok(self.tx.prefetch(unread, Vec::new()).await?)
+        let around = match blocks {
+            [cidr] if !owners.is_empty() && !is_of_prefixes(*cidr) => overlaps_of_addresses(*cidr),
+            _ => Vec::new(),
+        };
+        Ok(self.tx.prefetch(unread, around.into_iter().map(TxnRange::keys_of).collect()).await?)
     }
 
     /// A block as it is now, with the addresses freed whose cooldown is over; `None` if it is not there.

@@ -86,7 +86,8 @@ impl Walked {
     ) -> Result<(Vec<Change>, Before), Stop> {
         let there = target.read(ranges_between(from, to)).await?;
         let before = if there.is_empty() { Before::Nothing } else { Before::Something };
-        let (mut tally, mut sum, writes) = (self.tally, Sum::default(), matches!(work, Work::Fill | Work::Update));
+        let (mut tally, mut sum, writes) =
+            (std::mem::take(&mut self.tally), Sum::default(), matches!(work, Work::Fill | Work::Update));
         // Another thread compares, so that the next part is read meanwhile.
         let (tally, sum, found) = aside(move || {
             match work {

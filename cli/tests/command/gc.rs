@@ -15,6 +15,7 @@ use ipam_core::attachment::Attachment;
 use kv::Deadline;
 use serde_json::Value;
 
+use crate::book::machine::Machine;
 use crate::common::container::Container;
 use crate::common::{Done, Lab, PATIENCE, margay};
 
@@ -326,6 +327,8 @@ fn all_stores_of_the_configuration_are_gone_through() {
 /// The systemd units on a machine that has nothing of Margay's.
 #[test]
 fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
+    // The default store may be there where this test runs.
+    let _machine = Machine::new();
     let folder = tempfile::tempdir().unwrap();
     let run = |kind: &str| {
         let args = ["gc", "--boot", "--apply", kind, "--cni-conf-dir", folder.path().to_str().unwrap()];

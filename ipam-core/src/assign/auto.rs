@@ -271,9 +271,9 @@ impl Pass<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// False if another writer has made a block that overlaps with this one.
+    /// False if another block overlaps with this one: Calico or an older Margay has made one of them.
     pub(super) async fn is_apart(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
-        let other = if self.around.beside_calico { work.overlap_of(cidr).await? } else { None };
+        let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
             tracing::warn!(%cidr, %other, "two blocks have addresses in common: nothing is assigned from them");
         }

@@ -41,9 +41,7 @@ impl Specific<'_> {
             let block = Block::of_length(cidr, pool.length(), Some(&self.owner), self.now, reserved);
             work.create(block?).await?;
             work.confirm_affinity(&self.owner, cidr).await?;
-        } else if self.around.beside_calico
-            && let Some(other) = work.overlap_of(cidr).await?
-        {
+        } else if let Some(other) = work.overlap_of(cidr).await? {
             return Err(OverlapError::Block { block: cidr, other }.into());
         }
         if self.is_secondary {

@@ -4,9 +4,9 @@
 //! read, and the commit guards that no key was created among them since. Other nodes' assignments write existing keys,
 //! so they are no conflict.
 //!
-//! Calico looks at nothing but the key of the block that it makes, so its writers can leave blocks that overlap. Where
-//! Calico reads the store, an assignment checks the block that it is about to take an address from, without a guard:
-//! Calico would not look at ours either.
+//! Calico looks at nothing but the key of the block that it makes, so its writers can leave blocks that overlap; so could
+//! Margay's first version. An assignment therefore checks the block that it is about to take an address from, without a
+//! guard: Calico would not look at ours either.
 
 use ipnet::IpNet;
 use kv::{Key, Range};

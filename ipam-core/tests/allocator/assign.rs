@@ -411,8 +411,9 @@ async fn a_steady_assignment_takes_few_round_trips() {
     counting.take();
     counted.assign(&any("a", "c2", 1, 1)).await.unwrap();
     let counts = counting.take();
-    // The surroundings, then for each family a block and its affinity at once and at that revision, the commit.
-    assert_eq!((counts.txns, counts.ranges), (2, 4));
+    // The surroundings, then for each family a block, its affinity and the keys of blocks around, all at once and at that
+    // revision, the commit.
+    assert_eq!((counts.txns, counts.ranges), (2, 20));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();
     assert_eq!((counts.txns, counts.ranges), (2, 2));

@@ -220,9 +220,9 @@ async fn a_hint_that_is_wrong_costs_a_round_trip_and_changes_nothing() {
         let (ipam, counting) = counted(&world, &Memory::stuck_at(wrong));
         let assigned = ipam.assign(&any("c1", 1, 0), soon()).await.unwrap();
         assert_eq!(assigned[0].ip, ip("10.0.0.0"), "{wrong:?}");
-        // The block and its affinity are asked for at once.
+        // The block, its affinity and the keys of blocks around, unless these are known, are asked for at once.
         let counts = counting.take();
-        assert_eq!((counts.txns, counts.ranges), (2, 2), "{wrong:?}");
+        assert!(counts.txns == 2 && (2..=4).contains(&counts.ranges), "{wrong:?}: {counts:?}");
         let released = ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
         assert_eq!(released, [ip("10.0.0.0")], "{wrong:?}");
         let counts = counting.take();

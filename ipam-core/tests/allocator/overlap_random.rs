@@ -49,8 +49,8 @@ struct Run {
     world: World,
     rng: Rng,
     pool: IpNet,
-    /// Whether there is a foreign writer of blocks, and the sign of Calico that tells the allocator so.
-    with_calico: bool,
+    /// Whether other programs make blocks, too.
+    with_others: bool,
     containers: Vec<(&'static str, String)>,
 }
 
@@ -58,11 +58,8 @@ impl Run {
     async fn new(seed: u64) -> Self {
         let world = World::of_one_caller().await;
         let pool = if seed.is_multiple_of(2) { "100.64.16.0/20" } else { "fd00:1::/116" };
-        let with_calico = seed % 4 >= 2;
-        if with_calico {
-            world.store.put(keys::cluster_information(), "{}").await.unwrap();
-        }
-        Self { world, rng: Rng::with_seed(seed), pool: pool.parse().unwrap(), with_calico, containers: Vec::new() }
+        let with_others = seed % 4 >= 2;
+        Self { world, rng: Rng::with_seed(seed), pool: pool.parse().unwrap(), with_others, containers: Vec::new() }
     }
 
     fn node(&mut self) -> &'static str {
@@ -151,7 +148,7 @@ impl Run {
                 self.foreign_affinity(cidr).await;
                 return false;
             }
-            12 if self.with_calico => {
+            12 if self.with_others => {
                 self.foreign_block(cidr).await;
                 return false;
             }

@@ -4,11 +4,12 @@ use std::fmt;
 
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Block, Document};
+use ipnet::IpNet;
 use kv::Key;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// How much there is of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
     /// All keys.
     pub keys: u64,
@@ -30,6 +31,31 @@ pub struct Tally {
     pub nodes: u64,
     /// Blocks that cannot be read. They are moved as they are.
     pub damaged: u64,
+    /// The networks of the blocks; those that have addresses in common with another are counted. They are moved as they
+    /// are, and nothing is assigned from them.
+    #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
+    networks: Vec<IpNet>,
+}
+
+fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(overlapping(networks))
+}
+
+/// How many of these networks lie in another one.
+fn overlapping(networks: &[IpNet]) -> u64 {
+    let mut ascending = networks.to_vec();
+    // Those that begin at one address: the largest first.
+    ascending.sort_unstable();
+    let mut outer: Option<IpNet> = None;
+    let mut count = 0;
+    for network in ascending {
+        if outer.is_some_and(|outer| outer.contains(&network)) {
+            count += 1;
+        } else {
+            outer = Some(network);
+        }
+    }
+    count
 }
 
 impl Tally {
@@ -37,8 +63,9 @@ impl Tally {
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         self.keys += 1;
         self.bytes += (key.as_bytes().len() + value.len()) as u64;
-        if keys::parse_block(key).is_some() {
+        if let Some(network) = keys::parse_block(key) {
             self.blocks += 1;
+            self.networks.push(network);
             match Block::decode(key, value) {
                 Ok(block) => {
                     let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
@@ -73,6 +100,26 @@ impl fmt::Display for Tally {
             let damaged = some(self.damaged, "block", "blocks");
             write!(f, "; {damaged} that cannot be read went along as they are")?;
         }
+        let overlapping = overlapping(&self.networks);
+        if overlapping > 0 {
+            let overlapping = some(overlapping, "block", "blocks");
+            write!(f, "; {overlapping} with addresses that other blocks have, too: see margay ipam check")?;
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_overlap_are_counted() {
+        let count = |networks: &[&str]| {
+            overlapping(&networks.iter().map(|network| network.parse().unwrap()).collect::<Vec<IpNet>>())
+        };
+        assert_eq!(count(&["10.0.0.64/26", "10.0.0.0/26", "10.0.1.0/26", "fd00::/122"]), 0);
+        assert_eq!(count(&["10.0.0.64/26", "10.0.0.0/24", "10.0.0.192/28", "10.0.1.0/26"]), 2);
+        assert_eq!(count(&["10.0.0.0/26", "10.0.0.0/24", "fd00::40/122", "fd00::/112", "fd00:0:0:1::/122"]), 2);
     }
 }

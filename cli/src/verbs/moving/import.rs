@@ -134,7 +134,7 @@ fn json(location: &Location, plan: &Plan, walked: &Walked, dry_run: bool) -> Jso
         written: walked.missing,
         kept: walked.kept,
         left_out: plan.left_out,
-        tally: plan.tally,
+        tally: plan.tally.clone(),
     }
 }
 

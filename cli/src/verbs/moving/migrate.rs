@@ -260,7 +260,7 @@ impl Stores<'_> {
             changed: walked.different,
             gone: walked.extra,
             kept: walked.kept,
-            tally: walked.tally,
+            tally: walked.tally.clone(),
         }
     }
 

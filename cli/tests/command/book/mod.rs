@@ -3,7 +3,7 @@
 //!
 //! `MARGAY_BOOK=write` writes what has come out into the pages instead.
 
-mod machine;
+pub(crate) mod machine;
 mod nodes;
 mod page;
 mod rules;
