@@ -5,7 +5,8 @@
 //! revisions that wait are bounded in bytes. When that bound is reached, the task first hangs up, then waits, and opens the
 //! watch again, from where it stopped, once the watcher reads again.
 //!
-//! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time.
+//! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time. One
+//! that begins later than the member's own revision is followed by such a read.
 //! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or
 //! says `Compacted`, so nothing is missing.
 //!
@@ -143,7 +144,13 @@ impl Watcher {
             Prev::Return => options.with_prev_key(),
         };
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
-        self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await
+        let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
+        // A member that is behind, or a cluster that went back since it was read: there nothing may come for long.
+        let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
+        if reached.next() < self.next {
+            self.prove_no_regress(deadline).await?;
+        }
+        Ok(opened)
     }
 
     /// Until the watch is over or nobody listens any more.

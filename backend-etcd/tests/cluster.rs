@@ -110,6 +110,25 @@ async fn another_cluster_under_the_same_name_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_watch_of_a_cluster_that_went_back_is_refused() {
+    let mut etcd = Etcd::start().unwrap();
+    let store = store(&etcd);
+    let newest = store.put("k", "v").await.unwrap();
+    etcd.stop();
+    // The cluster's id stays, as after a restore of a snapshot.
+    std::fs::remove_dir_all(etcd.data()).unwrap();
+    etcd.run().unwrap();
+    let watch = async {
+        match store.watch(WatchRequest::new(Range::All, newest.next())).await {
+            Ok(mut events) => events.next().await.unwrap().map(|_| ()),
+            Err(error) => Err(error),
+        }
+    };
+    let error = tokio::time::timeout(patient(LONG), watch).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
+}
+
+#[tokio::test]
 async fn a_watcher_that_does_not_read_is_taken_up_again() {
     const WRITES: i64 = 40;
     let etcd = Etcd::start().unwrap();
