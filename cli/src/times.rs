@@ -53,10 +53,24 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// A duration, or a whole number of milliseconds with `ms`, as Go has them.
+/// A duration as etcd's flags take it, in the words of Go: numbers, also with a fraction, each with a unit from `us` to `h`; or
+/// one of ours.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
-    let milliseconds = text.strip_suffix("ms").and_then(|count| count.parse().ok()).map(Duration::from_millis);
-    milliseconds.map_or_else(|| duration(text), Ok)
+    go_duration(text).map_or_else(|| duration(text), Ok)
+}
+
+fn go_duration(text: &str) -> Option<Duration> {
+    const UNITS: [(&str, f64); 5] = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let mut seconds = 0.0;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (number, unit) = rest.split_at(rest.find(|sign: char| sign != '.' && !sign.is_ascii_digit())?);
+        let (unit, after) = unit.split_at(unit.find(|sign: char| !sign.is_ascii_lowercase()).unwrap_or(unit.len()));
+        let (_, length) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
+        seconds += number.parse::<f64>().ok()? * length;
+        rest = after;
+    }
+    (!text.is_empty()).then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
 }
 
 /// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
@@ -94,6 +108,23 @@ mod tests {
             assert!(time(wrong).unwrap_err().contains("15m"), "{wrong}");
         }
         assert_eq!(Since::Ago(Duration::MAX).time(now), now, "longer than time itself");
+    }
+
+    #[test]
+    fn intervals_are_as_etcds() {
+        for (text, expected) in [
+            ("1m30s", Duration::from_secs(90)),
+            ("1.5s", Duration::from_millis(1500)),
+            ("100ms", Duration::from_millis(100)),
+            ("500us", Duration::from_micros(500)),
+            ("10m", Duration::from_secs(600)),
+            ("3d", Duration::from_secs(3 * 24 * 60 * 60)),
+        ] {
+            assert_eq!(interval(text), Ok(expected), "{text}");
+        }
+        for wrong in ["", "s", "-1s", "1", "1s2", "1.2.3s", "1x", "1e9s", "99999999999999999999999h", "1é"] {
+            assert!(interval(wrong).unwrap_err().contains("15m"), "{wrong}");
+        }
     }
 
     #[test]

@@ -227,9 +227,12 @@ impl StoreAllocator {
             }
             (assigned, _) => assigned,
         };
-        if let Err(Failure::Store(_)) = &assigned {
-            let Attachment { network, node, .. } = &request.attachment;
-            Rights::of(&request.store.location, network, node).inspect(Rights::forget);
+        let Attachment { network, node, .. } = &request.attachment;
+        let rights = Rights::of(&request.store.location, network, node);
+        match &assigned {
+            Ok(_) => _ = rights.inspect(Rights::forget_refusal),
+            Err(Failure::Store(_)) => _ = rights.inspect(Rights::forget),
+            Err(_) => {}
         }
         Ok(assigned?.into_iter().map(answer).collect())
     }

@@ -100,6 +100,12 @@ fn set_gateways(conf: &NetConf, network: &mut Bridged) -> Result<()> {
             return Err(CniError::config("ipam.gateway has several addresses of one family"));
         }
         let Some((first, others)) = given.split_first() else { continue };
+        if let Some(OwnPool { subnet, .. }) = network.own_pools.first()
+            && subnets.is_empty()
+            && named.is_empty()
+        {
+            return Err(CniError::config(format!("gateway {first} is of another family than subnet {subnet}")));
+        }
         if subnets.len() < 2 {
             *slot(network, *first) = Gateway::At(*first);
             network.own_pools.iter_mut().filter(|pool| pool.is_v4() == v4).for_each(|pool| pool.gateway = None);

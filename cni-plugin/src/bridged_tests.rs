@@ -214,6 +214,14 @@ fn pools_that_cannot_be() {
             "gateway 10.0.0.1 is of another family than subnet fd00::/64",
         ),
         (
+            r#"{"subnet":"10.0.0.0/24","gateway":"fe80::1"}"#,
+            "gateway fe80::1 is of another family than subnet 10.0.0.0/24",
+        ),
+        (
+            r#"{"subnet":"fd00::/64","gateway":["fe80::1","10.0.0.1"]}"#,
+            "gateway 10.0.0.1 is of another family than subnet fd00::/64",
+        ),
+        (
             r#"{"gateway":["10.0.0.1","10.0.0.2"],"ipv4_pools":["a"]}"#,
             "ipam.gateway has several addresses of one family",
         ),

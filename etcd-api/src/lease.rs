@@ -20,6 +20,8 @@ use crate::refusals::{Refusal, status};
 
 /// The shortest time to live, in seconds: as with an etcd of the usual settings, a shorter one is raised to it.
 const SHORTEST: i64 = 2;
+/// How long a question about leases waits for a store that another process has.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The time to live of a lease that is not there, as etcd says it.
 const GONE: i64 = -1;
 
@@ -37,7 +39,8 @@ impl PbLeaseService for Api {
             return Err(Refusal::LeaseTooLong.into());
         }
         // A client that gives up while another process has the store leaves nothing behind.
-        self.revision_of_leases().await?;
+        self.revision().await?;
+        self.leases_are_known().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
         let api = self.clone();
         // Once it is begun it comes to its end, so that the clock and the store agree.
@@ -52,7 +55,8 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseRevokeRequest>,
     ) -> Result<Response<PbLeaseRevokeResponse>, Status> {
         let id = LeaseId::new(request.into_inner().id).ok_or(Refusal::LeaseNotFound)?;
-        self.revision_of_leases().await?;
+        self.revision().await?;
+        self.leases_are_known().await?;
         let api = self.clone();
         let revoking = tokio::spawn(async move { api.revoke(id).await });
         let now = revoking.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
@@ -77,7 +81,7 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        let header = self.header(self.revision_of_leases().await?);
+        let header = self.header(self.revision_of_leases(PATIENCE).await?);
         let left = LeaseId::new(id).and_then(|lease| Some((lease, self.clock.left(lease)?)));
         let Some((lease, Left { ttl, left })) = left else {
             return Ok(Response::new(PbLeaseTimeToLiveResponse { header, id, ttl: GONE, ..Default::default() }));
@@ -93,7 +97,7 @@ impl PbLeaseService for Api {
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>, Status> {
-        let header = self.header(self.revision_of_leases().await?);
+        let header = self.header(self.revision_of_leases(PATIENCE).await?);
         let leases = self.clock.ids().into_iter().map(|id| PbLeaseStatus { id: id.get() }).collect();
         Ok(Response::new(PbLeaseLeasesResponse { header, leases }))
     }
@@ -104,12 +108,12 @@ impl Api {
         if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
     }
 
-    /// The store's revision, once the leases of that store are known: a process that had it before may have put another one in
-    /// its place.
-    async fn revision_of_leases(&self) -> Result<Revision, Status> {
-        let now = self.revision().await?;
+    /// A recent revision of the store, once its leases are known. Another process that has the store may put another one in
+    /// its place, so it is waited for, but not for long: the clocks go on meanwhile.
+    async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
+        let recent = self.revision_within(patience).await?;
         self.leases_are_known().await?;
-        Ok(now)
+        Ok(recent)
     }
 
     /// A number that no lease has.
@@ -163,9 +167,7 @@ impl Api {
 
     /// Gives a lease its full time again. The answer for one that is not there has no time.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
-        // Not longer, so that a client can renew while another process has the store.
-        let header = self.header(self.recent_revision().await?);
-        self.leases_are_known().await?;
+        let header = self.header(self.revision_of_leases(crate::RECENT).await?);
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
         Ok(PbLeaseKeepAliveResponse { header, id, ttl: renewed.map_or(0, |left| seconds(left.ttl)) })
     }

@@ -153,7 +153,12 @@ impl Api {
     /// The store's revision, or the newest one of an answer while the store cannot be read: another process has it, or a full disk
     /// keeps it from being opened again.
     async fn recent_revision(&self) -> Result<Revision, Status> {
-        let read = timeout(RECENT, self.revision()).await;
+        self.revision_within(RECENT).await
+    }
+
+    /// The same, with another time to wait for the store.
+    async fn revision_within(&self, patience: Duration) -> Result<Revision, Status> {
+        let read = timeout(patience, self.revision()).await;
         if let Ok(Ok(revision)) = read {
             return Ok(revision);
         }

@@ -338,8 +338,9 @@ impl Error {
 pub enum OverlapError {
     /// Another block is stored that contains the block or lies in it.
     #[error(
-        "blocks {block} and {other} have addresses in common, so nothing is assigned from block {block}; see what is in \
-         them with: margay ipam check --show-all-ips"
+        "block {other}, which is stored, has addresses of block {block}, so nothing is assigned from block {block}; see \
+         what is in use with: margay ipam check --show-all-ips, end the containers there, then: margay ipam check --repair \
+         --apply"
     )]
     Block {
         /// The block from which an address was wanted.
@@ -349,8 +350,8 @@ pub enum OverlapError {
     },
     /// A commit cannot guard against all blocks that could overlap.
     #[error(
-        "block {block} cannot be made: too many blocks of other sizes are stored around it; delete the empty ones with: \
-         margay ipam check --repair"
+        "block {block} cannot be made: more than 4,096 other blocks are stored around it; delete the empty ones with: \
+         margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"
     )]
     TooManyAround {
         /// The block.

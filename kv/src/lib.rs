@@ -31,7 +31,9 @@ pub use pages::Pages;
 pub use request::{Compare, CompareOp, Content, Op, Prev, Progress, RangeRequest, Target, Txn, TxnRange, WatchRequest};
 pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
 pub use store::{Store, WatchStream};
-pub use transact::{Attempts, Committed, Deadline, MAX_GUARDED_LIST, TransactOptions, Transaction};
+pub use transact::{
+    Attempts, Committed, Deadline, MAX_CREATION_GUARDED, MAX_GUARDED_LIST, TransactOptions, Transaction,
+};
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};
 
 /// The numbered rules of a store, as a page of Markdown.

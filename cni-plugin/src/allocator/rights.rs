@@ -2,7 +2,7 @@
 //!
 //! The test is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on it as on a write.
 //! Runtimes send STATUS every few seconds. So the result is kept for a minute in a file in memory (`/run`), for each login,
-//! network and node, and until then an ADD that fails removes the file.
+//! network and node. An ADD that fails removes the file before, as does one that succeeds where it says that it would not.
 
 use std::fs;
 use std::path::PathBuf;
@@ -88,6 +88,13 @@ impl Rights {
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
+    /// The same, if the last one was refused: an ADD has just succeeded.
+    pub(crate) fn forget_refusal(&self) {
+        if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
+            self.forget();
+        }
+    }
+
     /// Checks that this node can write `keys`, unless that was checked less than a minute ago.
     ///
     /// # Errors
@@ -125,6 +132,19 @@ mod tests {
         let text = str::to_owned;
         let whose = Whose { access: text("etcd-1"), network: text(network), node: text("n") };
         Rights { folder: folder.path().join("hints"), whose }
+    }
+
+    #[test]
+    fn a_refusal_is_kept_until_an_add_succeeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = rights(&folder, "net");
+        let now = unix_now();
+        one.remember(now, None);
+        one.forget_refusal();
+        assert_eq!(one.recall(now).map(|tried| tried.refusal), Some(None));
+        one.remember(now, Some("no".to_owned()));
+        one.forget_refusal();
+        assert_eq!(one.recall(now), None);
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Workset<'_> {
     async fn guardable(&mut self, cover: Cover) -> Result<Option<Vec<Range>>> {
         for ranges in [Some(cover.coarse), cover.exact].into_iter().flatten() {
             let keys = self.tx.peek_ranges(&ranges).await?;
-            if keys.iter().all(|keys| keys.len() <= kv::MAX_GUARDED_LIST) {
+            if keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED) {
                 return Ok(Some(ranges));
             }
         }

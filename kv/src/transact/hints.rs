@@ -3,7 +3,7 @@
 use std::slice;
 
 use super::Transaction;
-use super::transaction::MAX_GUARDED_LIST;
+use super::transaction::MAX_CREATION_GUARDED;
 use crate::error::{ErrorKind, Result};
 use crate::key::{Key, Range, Revision};
 use crate::request::{Content, Op, Txn, TxnRange};
@@ -63,10 +63,10 @@ impl Transaction {
     /// [`peek_ranges`](Self::peek_ranges) does.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 64 keys; any store error.
+    /// `ReadSetTooLarge` if the range has more than 4,096 keys; any store error.
     pub async fn guard_creation(&mut self, range: &Range) -> Result<Vec<Key>> {
         let keys = self.peek_ranges(slice::from_ref(range)).await?.pop().unwrap_or_default();
-        if keys.len() > MAX_GUARDED_LIST {
+        if keys.len() > MAX_CREATION_GUARDED {
             return Err(self.error(ErrorKind::ReadSetTooLarge { guards: keys.len() }));
         }
         let read_at = self.keys_in(range).map_or(self.at, |(_, at)| at);

@@ -8,7 +8,7 @@ mod transaction;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use transaction::{MAX_GUARDED_LIST, Transaction};
+pub use transaction::{MAX_CREATION_GUARDED, MAX_GUARDED_LIST, Transaction};
 
 use crate::error::{Error, ErrorKind, Operation, Outcome, Result};
 use crate::key::{Key, Revision};

@@ -164,12 +164,12 @@ async fn guard_of_creation_knows_what_was_read_along() {
 }
 
 #[tokio::test]
-async fn guard_of_creation_takes_64_keys_at_most() {
+async fn guard_of_creation_takes_4096_keys_at_most() {
     let store = kv_mvcc::memory();
-    for number in 0..=kv::MAX_GUARDED_LIST {
+    for number in 0..=kv::MAX_CREATION_GUARDED {
         store.put(format!("p/{number}"), "1").await.unwrap();
     }
     let done = transact!(shared(&store), options(), |tx| tx.guard_creation(&Range::prefix("p/")).await);
     let kind = done.map(|_: Committed<Vec<Key>>| ()).unwrap_err().kind().clone();
-    assert!(matches!(kind, kv::ErrorKind::ReadSetTooLarge { guards: 65 }), "{kind:?}");
+    assert!(matches!(kind, kv::ErrorKind::ReadSetTooLarge { guards: 4097 }), "{kind:?}");
 }
