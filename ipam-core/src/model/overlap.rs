@@ -31,26 +31,29 @@ pub struct Cover {
     pub exact: Option<Vec<Range>>,
 }
 
+/// Whether the exact ranges are wanted, too. Each steady assignment needs the coarse ones, and makes no others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Precision {
+    Coarse,
+    Exact,
+}
+
 /// The ranges with the keys of all blocks that overlap with a block, its own key among them.
 pub fn covers_of_overlaps(block: IpNet) -> Vec<Cover> {
     let family = Family::of_net(block);
     let mut covers = Vec::new();
     if is_of_prefixes(block) {
         for prefix in [blocks_of_prefixes_prefix(family), blocks_of_addresses_prefix(family)] {
-            covers.push(inside(&prefix, block));
+            covers.push(inside(&prefix, block, Precision::Exact));
         }
         let around = around(&blocks_of_prefixes_prefix(family), block, 0..block.prefix_len());
         covers.push(Cover { coarse: around.clone(), exact: Some(around) });
     } else {
-        let blocks = blocks_of_addresses_prefix(family);
-        let inside = inside(&blocks, block);
+        covers.extend(covers_of_addresses(block, Precision::Exact));
         let largest = *family.block_sizes().start();
-        let mut around = around(&blocks, block, largest..block.prefix_len());
-        around.retain(|range| !inside.coarse.iter().any(|other| other.covers(range)));
-        covers.extend([inside, Cover { coarse: around.clone(), exact: Some(around) }]);
         // Only a larger block is of prefixes. Mostly there are none of them.
         let prefixes = blocks_of_prefixes_prefix(family);
-        let exact = self::around(&prefixes, block, 0..largest);
+        let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
     }
     covers
@@ -74,7 +77,18 @@ pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
 
 /// The ranges with the keys of the blocks of addresses that overlap with a block of addresses, its own key among them.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
-    covers_of_overlaps(block).into_iter().take(2).flat_map(|cover| cover.coarse).collect()
+    let [inside, around] = covers_of_addresses(block, Precision::Coarse);
+    [inside.coarse, around.coarse].concat()
+}
+
+/// The covers of the blocks of addresses that lie in a block of addresses, and of those that contain it.
+fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
+    let family = Family::of_net(block);
+    let blocks = blocks_of_addresses_prefix(family);
+    let inside = inside(&blocks, block, precision);
+    let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
+    around.retain(|range| !inside.coarse.iter().any(|other| other.covers(range)));
+    [inside, Cover { coarse: around.clone(), exact: Some(around) }]
 }
 
 /// The keys of the blocks of some lengths that contain a block.
@@ -86,7 +100,7 @@ fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range
 }
 
 /// The keys of the blocks that begin at an address of the network.
-fn inside(prefix: &Key, block: IpNet) -> Cover {
+fn inside(prefix: &Key, block: IpNet, precision: Precision) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
             let parts = first.octets().map(u32::from);
@@ -95,13 +109,13 @@ fn inside(prefix: &Key, block: IpNet) -> Cover {
             let place = usize::from(place);
             let head: String = parts[..place].iter().map(|part| format!("{part}.")).collect();
             let numbers = Numbers::of(parts[place], end, block.prefix_len(), 10);
-            numbers.cover(prefix, &[head], if place == 3 { '-' } else { '.' })
+            numbers.cover(prefix, &[head], if place == 3 { '-' } else { '.' }, precision)
         }
-        IpAddr::V6(first) => inside_v6(prefix, first, block.prefix_len()),
+        IpAddr::V6(first) => inside_v6(prefix, first, block.prefix_len(), precision),
     }
 }
 
-fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8) -> Cover {
+fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) -> Cover {
     let groups = first.segments();
     let place = length.min(127) / 16;
     let end = 16 * (u32::from(place) + 1);
@@ -131,7 +145,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8) -> Cover {
             heads.push(format!("{}::{rest}", joined(&groups[..from])));
         }
     }
-    let mut cover = numbers.cover(prefix, &heads, end);
+    let mut cover = numbers.cover(prefix, &heads, end, precision);
     cover.coarse.splice(0..0, zero.iter().cloned());
     if let Some(exact) = &mut cover.exact {
         exact.splice(0..0, zero);
@@ -156,7 +170,7 @@ impl Numbers {
         Self { low, high: low | (1_u32.checked_shl(bits).unwrap_or(0).wrapping_sub(1) & most), most, base }
     }
 
-    fn cover(&self, prefix: &Key, heads: &[String], end: char) -> Cover {
+    fn cover(&self, prefix: &Key, heads: &[String], end: char, precision: Precision) -> Cover {
         let text = |number| if self.base == 10 { format!("{number}") } else { format!("{number:x}") };
         let each = || -> Vec<Range> {
             let numbers = self.low..=self.high;
@@ -177,7 +191,7 @@ impl Numbers {
             };
             heads.iter().flat_map(of).collect()
         };
-        Cover { coarse, exact: (count <= MAX_EXACT).then(each) }
+        Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT).then(each) }
     }
 
     /// The numbers by how many digits they have: those with equally many sort by their texts.
