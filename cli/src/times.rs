@@ -4,9 +4,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ipam_core::timestamps::{parse_rfc3339, parse_span, rfc3339};
-use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 use time::OffsetDateTime;
 
 /// The beginning of a span of time.
@@ -53,24 +53,10 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// A duration as etcd's flags take it, in the words of Go: numbers, also with a fraction, each with a unit from `us` to `h`; or
-/// one of ours.
+/// Parses a duration as etcd's flags take it, such as `1m30s`, `1.5s` or `500us`, or as [`duration`] does.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
-    go_duration(text).map_or_else(|| duration(text), Ok)
-}
-
-fn go_duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 5] = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let mut seconds = 0.0;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (number, unit) = rest.split_at(rest.find(|sign: char| sign != '.' && !sign.is_ascii_digit())?);
-        let (unit, after) = unit.split_at(unit.find(|sign: char| !sign.is_ascii_lowercase()).unwrap_or(unit.len()));
-        let (_, length) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
-        seconds += number.parse::<f64>().ok()? * length;
-        rest = after;
-    }
-    (!text.is_empty()).then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
+    let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());
+    parsed.map_or_else(|| duration(text), Ok)
 }
 
 /// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
