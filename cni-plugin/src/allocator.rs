@@ -228,11 +228,12 @@ impl StoreAllocator {
             (assigned, _) => assigned,
         };
         let Attachment { network, node, .. } = &request.attachment;
-        let rights = Rights::of(&request.store.location, network, node);
-        match &assigned {
-            Ok(_) => _ = rights.inspect(Rights::forget_refusal),
-            Err(Failure::Store(_)) => _ = rights.inspect(Rights::forget),
-            Err(_) => {}
+        if let Some(rights) = Rights::of(&request.store.location, network, node) {
+            match &assigned {
+                Ok(_) => rights.forget_refusal(),
+                Err(Failure::Store(_)) => rights.forget(),
+                Err(Failure::NamespaceWanted | Failure::Cni(_)) => {}
+            }
         }
         Ok(assigned?.into_iter().map(answer).collect())
     }

@@ -104,7 +104,7 @@ fn set_gateways(conf: &NetConf, network: &mut Bridged) -> Result<()> {
             && subnets.is_empty()
             && named.is_empty()
         {
-            return Err(CniError::config(format!("gateway {first} is of another family than subnet {subnet}")));
+            return Err(of_another_family(*first, *subnet));
         }
         if subnets.len() < 2 {
             *slot(network, *first) = Gateway::At(*first);
@@ -315,7 +315,7 @@ fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway:
     };
     match gateway {
         Some(gateway) if gateway.is_ipv4() != first.is_ipv4() => {
-            return Err(CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}")));
+            return Err(of_another_family(gateway, subnet));
         }
         // An IPv6 router is often known by its link-local address.
         Some(gateway) if gateway.is_ipv4() && !subnet.contains(&gateway) => {
@@ -325,6 +325,10 @@ fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway:
         _ => {}
     }
     Ok(Range { subnet, first, last, gateway })
+}
+
+fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
+    CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
 }
 
 /// The range from which host-local assigns in a subnet without further keys: all addresses but the first and, for IPv4,
