@@ -5,8 +5,8 @@
 //! revisions that wait are bounded in bytes. When that bound is reached, the task first hangs up, then waits, and opens the
 //! watch again, from where it stopped, once the watcher reads again.
 //!
-//! A watch that was cut off is opened again as well, after a read that proves that the cluster did not go back in time. One
-//! that begins later than the member's own revision is followed by such a read.
+//! A watch that was cut off is opened again as well, after a linearizable read, which fails if the cluster went back in time. If
+//! a watch starts above the revision of the member that opens it, such a read follows, too.
 //! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or
 //! says `Compacted`, so nothing is missing.
 //!
@@ -145,7 +145,8 @@ impl Watcher {
         };
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
-        // A member that is behind, or a cluster that went back since it was read: there nothing may come for long.
+        // The member is behind, or the cluster went back after it was last read: then the watch could wait for ever. It has no
+        // event to send yet, so the read does not wait behind a stream that is not read.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;
@@ -289,7 +290,10 @@ impl Watcher {
         }
     }
 
-    /// A linearizable read: its answer is judged like any other.
+    /// Makes a linearizable read, whose answer is judged as every answer is.
+    ///
+    /// # Errors
+    /// `RevisionRegressed` if the cluster is older than what was seen of it; any store error.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
         let work = |connection: Connection| {
             let key = self.span.key.clone();

@@ -14,14 +14,14 @@ use futures::stream::unfold;
 use kv::{ErrorKind, Granted, Lease, LeaseId, Outcome, Revision};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::Api;
 use crate::lease_clock::Left;
 use crate::refusals::{Refusal, status};
+use crate::{Api, RECENT};
 
 /// The shortest time to live, in seconds: as with an etcd of the usual settings, a shorter one is raised to it.
 const SHORTEST: i64 = 2;
-/// How long a question about leases waits for a store that another process has.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long `LeaseTimeToLive` and `LeaseLeases` wait for the store while another process has it.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time to live of a lease that is not there, as etcd says it.
 const GONE: i64 = -1;
 
@@ -81,7 +81,7 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseTimeToLiveRequest>,
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
-        let header = self.header(self.revision_of_leases(PATIENCE).await?);
+        let header = self.header(self.revision_of_leases(STORE_TIMEOUT).await?);
         let left = LeaseId::new(id).and_then(|lease| Some((lease, self.clock.left(lease)?)));
         let Some((lease, Left { ttl, left })) = left else {
             return Ok(Response::new(PbLeaseTimeToLiveResponse { header, id, ttl: GONE, ..Default::default() }));
@@ -97,7 +97,7 @@ impl PbLeaseService for Api {
     }
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>, Status> {
-        let header = self.header(self.revision_of_leases(PATIENCE).await?);
+        let header = self.header(self.revision_of_leases(STORE_TIMEOUT).await?);
         let leases = self.clock.ids().into_iter().map(|id| PbLeaseStatus { id: id.get() }).collect();
         Ok(Response::new(PbLeaseLeasesResponse { header, leases }))
     }
@@ -108,8 +108,8 @@ impl Api {
         if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
     }
 
-    /// A recent revision of the store, once its leases are known. Another process that has the store may put another one in
-    /// its place, so it is waited for, but not for long: the clocks go on meanwhile.
+    /// Waits up to `patience` for the store, then until the clock has read its leases, and returns a recent revision. A process
+    /// that has the store may replace it. Without the store the clock's leases are those from before, whose time goes on.
     async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
         let recent = self.revision_within(patience).await?;
         self.leases_are_known().await?;
@@ -167,7 +167,7 @@ impl Api {
 
     /// Gives a lease its full time again. The answer for one that is not there has no time.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
-        let header = self.header(self.revision_of_leases(crate::RECENT).await?);
+        let header = self.header(self.revision_of_leases(RECENT).await?);
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
         Ok(PbLeaseKeepAliveResponse { header, id, ttl: renewed.map_or(0, |left| seconds(left.ttl)) })
     }

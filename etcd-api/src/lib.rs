@@ -150,13 +150,13 @@ impl Api {
         Ok(found.revision)
     }
 
-    /// The store's revision, or the newest one of an answer while the store cannot be read: another process has it, or a full disk
-    /// keeps it from being opened again.
+    /// Returns [`Self::revision_within`] for a request that must be answered at once.
     async fn recent_revision(&self) -> Result<Revision, Status> {
         self.revision_within(RECENT).await
     }
 
-    /// The same, with another time to wait for the store.
+    /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a full
+    /// disk keeps it from being opened again, returns the newest revision of an earlier answer instead.
     async fn revision_within(&self, patience: Duration) -> Result<Revision, Status> {
         let read = timeout(patience, self.revision()).await;
         if let Ok(Ok(revision)) = read {

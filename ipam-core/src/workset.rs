@@ -91,13 +91,13 @@ impl<'t> Workset<'t> {
         self.read_ahead_of(&[], blocks).await
     }
 
-    /// The same, with the owner's affinities to them.
+    /// Reads blocks and the owner's affinities to them ahead, as [`Self::read_ahead_of`] does.
     pub async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(std::slice::from_ref(owner), blocks).await
     }
 
-    /// The same, with the affinities of several owners to them; for a single block, also with what
-    /// [`Self::overlap_of`] needs to know.
+    /// Reads blocks and the affinities of several owners to them ahead, in one round trip. For a single block it also reads
+    /// the key ranges that [`Self::overlap_of`] needs; for several, these would be too many requests.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();

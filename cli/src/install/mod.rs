@@ -74,7 +74,7 @@ fn install(
             }));
         }
     };
-    // First, as who may not write there may often not use a store either, and root mends both.
+    // Before the stores, because a user without this right often cannot use a store either; running as root solves both.
     place.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), env)?;

@@ -327,7 +327,7 @@ fn all_stores_of_the_configuration_are_gone_through() {
 /// The systemd units on a machine that has nothing of Margay's.
 #[test]
 fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
-    // The default store may be there where this test runs.
+    // The machine that runs the tests may have a store at the default path.
     let _machine = Machine::new();
     let folder = tempfile::tempdir().unwrap();
     let run = |kind: &str| {

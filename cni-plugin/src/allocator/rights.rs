@@ -2,7 +2,8 @@
 //!
 //! The test is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on it as on a write.
 //! Runtimes send STATUS every few seconds. So the result is kept for a minute in a file in memory (`/run`), for each login,
-//! network and node. An ADD that fails removes the file before, as does one that succeeds where it says that it would not.
+//! network and node. An ADD removes the file earlier if it contradicts the kept result: a store error removes either result, a
+//! success removes a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -88,7 +89,7 @@ impl Rights {
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
-    /// The same, if the last one was refused: an ADD has just succeeded.
+    /// After an ADD has succeeded: discards the kept result if it is a refusal, so that STATUS does not contradict the ADD.
     pub(crate) fn forget_refusal(&self) {
         if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
             self.forget();

@@ -271,7 +271,7 @@ impl Pass<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// False if another block overlaps with this one: Calico or an older Margay has made one of them.
+    /// Returns false if a stored block overlaps with this one, as Calico and Margay 0.1.0 could make them.
     pub(super) async fn is_apart(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {

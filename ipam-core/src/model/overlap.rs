@@ -31,7 +31,7 @@ pub struct Cover {
     pub exact: Option<Vec<Range>>,
 }
 
-/// Whether the exact ranges are wanted, too. Each steady assignment needs the coarse ones, and makes no others.
+/// Which ranges to compute. The exact ones are up to 64 per cover, and only creating a block needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Precision {
     Coarse,

@@ -31,8 +31,8 @@ pub struct Tally {
     pub nodes: u64,
     /// Blocks that cannot be read. They are moved as they are.
     pub damaged: u64,
-    /// The networks of the blocks; those that have addresses in common with another are counted. They are moved as they
-    /// are, and nothing is assigned from them.
+    /// The networks of the blocks. It is serialized as the number of blocks that lie in another block; they move unchanged, and
+    /// nothing is assigned from them.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }
@@ -41,10 +41,10 @@ fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result
     serializer.serialize_u64(overlapping(networks))
 }
 
-/// How many of these networks lie in another one.
+/// Returns how many of these networks lie in another one. Networks overlap only if one contains the other.
 fn overlapping(networks: &[IpNet]) -> u64 {
     let mut ascending = networks.to_vec();
-    // Those that begin at one address: the largest first.
+    // By first address, and of those with the same one the largest first.
     ascending.sort_unstable();
     let mut outer: Option<IpNet> = None;
     let mut count = 0;

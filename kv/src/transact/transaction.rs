@@ -14,9 +14,10 @@ use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
 use crate::store::Store;
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a guarded range: etcd checks each of them in the apply loop of every member.
+/// Maximum number of keys in a range that is guarded against every change: etcd checks each of them in the apply loop of every
+/// member.
 pub const MAX_GUARDED_LIST: usize = 64;
-/// The same for a range that is guarded against creation alone: seldom enough for so many.
+/// Maximum number of keys in a range that is guarded against new keys only. It is higher because such guards are rare.
 pub const MAX_CREATION_GUARDED: usize = 4096;
 
 /// One attempt of [`transact!`](crate::transact!).

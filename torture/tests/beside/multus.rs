@@ -306,7 +306,7 @@ async fn with_calicos_names_kube_controllers_releases_a_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
-    // It ends at the first one. On a busy machine the controllers get fewer turns among the operations.
+    // The run ends with the first release. On a busy machine the controllers run less often per operation.
     run(&field, &mut random, 80_000).await;
     let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");

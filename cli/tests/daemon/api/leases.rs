@@ -237,7 +237,7 @@ fn a_backup_carries_leases() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        // On a busy machine the daemon has the new store later than a question about leases waits for it.
+        // A read waits for the restored store. On a busy machine `lease timetolive` would give up waiting first.
         api.etcdctl("get /t/a").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
         assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");
