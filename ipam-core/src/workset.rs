@@ -54,6 +54,8 @@ pub struct Workset<'t> {
     handles: BTreeMap<String, BTreeSet<IpNet>>,
     /// The quotas, and what is changed for those that have one.
     limits: Limits,
+    /// The block that was read ahead last, alone, and the ranges around it.
+    around: Option<(IpNet, Vec<Range>)>,
 }
 
 /// The result of a search at the place of a block.
@@ -83,6 +85,7 @@ impl<'t> Workset<'t> {
             claimed: BTreeSet::new(),
             handles: BTreeMap::new(),
             limits: Limits::default(),
+            around: None,
         }
     }
 
@@ -102,11 +105,16 @@ impl<'t> Workset<'t> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
         unread.extend(blocks.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
-        let around = match blocks {
-            [cidr] if !owners.is_empty() && !is_of_prefixes(*cidr) => overlaps_of_addresses(*cidr),
-            _ => Vec::new(),
-        };
-        Ok(self.tx.prefetch(unread, around.into_iter().map(TxnRange::keys_of).collect()).await?)
+        if let [cidr] = blocks
+            && !owners.is_empty()
+            && !is_of_prefixes(*cidr)
+        {
+            self.around = Some((*cidr, overlaps_of_addresses(*cidr)));
+        } else {
+            self.around = None;
+        }
+        let around = self.around.iter().flat_map(|(_, ranges)| ranges.iter().cloned());
+        Ok(self.tx.prefetch(unread, around.map(TxnRange::keys_of).collect()).await?)
     }
 
     /// A block as it is now, with the addresses freed whose cooldown is over; `None` if it is not there.

@@ -61,9 +61,13 @@ pub fn covers_of_overlaps(block: IpNet) -> Vec<Cover> {
 
 /// Few ranges with the keys of all blocks that overlap with one of several blocks.
 pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
+    merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block)).flat_map(|cover| cover.coarse))
+}
+
+/// Fewer ranges with all keys of these: one for each group of addresses that differ in their last part only.
+fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
-    let covers = blocks.iter().flat_map(|block| covers_of_overlaps(*block));
-    for range in covers.flat_map(|cover| cover.coarse).collect::<BTreeSet<_>>() {
+    for range in ranges.collect::<BTreeSet<_>>() {
         let (from, to) = range.bounds();
         // Addresses that differ in their last part only.
         let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
@@ -75,10 +79,9 @@ pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
     spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
 }
 
-/// The ranges with the keys of the blocks of addresses that overlap with a block of addresses, its own key among them.
+/// Few ranges with the keys of the blocks of addresses that overlap with a block of addresses, its own key among them.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
-    let [inside, around] = covers_of_addresses(block, Precision::Coarse);
-    [inside.coarse, around.coarse].concat()
+    merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
 
 /// The covers of the blocks of addresses that lie in a block of addresses, and of those that contain it.
@@ -87,7 +90,9 @@ fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let blocks = blocks_of_addresses_prefix(family);
     let inside = inside(&blocks, block, precision);
     let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
-    around.retain(|range| !inside.coarse.iter().any(|other| other.covers(range)));
+    // The keys at the block's first address are among those inside.
+    let first = single(&blocks, &block.network().to_string(), '-');
+    around.retain(|range| *range != first);
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
 }
 

@@ -89,8 +89,11 @@ impl Workset<'_> {
             // Calico knows no such blocks.
             return Ok(None);
         }
-        let stored = self.tx.peek_ranges(&overlaps_of_addresses(cidr)).await?.concat();
-        let mut others = stored.iter().filter_map(keys::parse_block);
+        let stored = match &self.around {
+            Some((block, ranges)) if *block == cidr => self.tx.peek_ranges(ranges).await?,
+            _ => self.tx.peek_ranges(&overlaps_of_addresses(cidr)).await?,
+        };
+        let mut others = stored.iter().flatten().filter_map(keys::parse_block);
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 

@@ -413,7 +413,7 @@ async fn a_steady_assignment_takes_few_round_trips() {
     let counts = counting.take();
     // The surroundings, then for each family a block, its affinity and the keys of blocks around, all at once and at that
     // revision, the commit.
-    assert_eq!((counts.txns, counts.ranges), (2, 20));
+    assert_eq!((counts.txns, counts.ranges), (2, 8));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();
     assert_eq!((counts.txns, counts.ranges), (2, 2));

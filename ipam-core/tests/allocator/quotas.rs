@@ -14,6 +14,7 @@ use ipam_core::vm::{Fate, Role};
 use ipam_core::{Error, Nodes, Result};
 use kv::wrap::Counting;
 use kv::{EventKind, Range, StoreExt, WatchRequest};
+use tokio::sync::Barrier;
 
 use crate::concurrent::faulty;
 use crate::world::{World, attachment, soon};
@@ -365,8 +366,10 @@ async fn under_churn_with_faults_no_revision_is_over_the_quota() {
     let quiet = with_shop(LIMIT).await;
     let start = quiet.store.list(Range::All).await.unwrap().revision;
     let world = faulty(&quiet);
+    // In the first round all callers have asked before one releases, so that some are refused.
+    let asked = Arc::new(Barrier::new(9));
     let callers = (0..9).map(|caller| {
-        let world = world.clone();
+        let (world, asked) = (world.clone(), Arc::clone(&asked));
         tokio::spawn(async move {
             let (node, mut refused) = (["a", "b", "c"][caller % 3], 0);
             for round in 0..12 {
@@ -375,6 +378,9 @@ async fn under_churn_with_faults_no_revision_is_over_the_quota() {
                     Ok(_) => {}
                     Err(Error::Quota(_)) => refused += 1,
                     Err(error) => panic!("{error}"),
+                }
+                if round == 0 {
+                    asked.wait().await;
                 }
                 tokio::task::yield_now().await;
                 world.pass(10);

@@ -76,6 +76,9 @@ impl Transaction {
 
     /// The keys of a range and the revision at which they were read, if it or a range around it was.
     fn keys_in(&self, range: &Range) -> Option<(Vec<Key>, Revision)> {
+        if let Some(keys) = self.keys.get(range) {
+            return Some((keys.clone(), self.at));
+        }
         let peeked = self.peeked_ranges.iter().map(|(read, (keys, at))| (read, keys, *at));
         let mut known = peeked.chain(self.keys.iter().map(|(read, keys)| (read, keys, self.at)));
         let (_, keys, at) = known.find(|(read, ..)| read.covers(range))?;
