@@ -42,7 +42,8 @@ use crate::gc::{self, Leftover, Leftovers, is_short};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::{
-    Attribute, Block, Owner, covers_of_overlaps, default_block_size, is_of_prefixes, keys, overlaps_of_addresses,
+    Attribute, Block, Owner, Precision, covers_of_overlaps, default_block_size, is_of_prefixes, keys,
+    overlaps_of_addresses,
 };
 use crate::net::Family;
 use crate::sticky::Sticky;
@@ -175,7 +176,7 @@ impl Ipam {
             // A block of another size takes a request more if it is new.
             let family = Family::of(*ip);
             if let Some(usual) = family.network(*ip, default_block_size(family)) {
-                named.extend(covers_of_overlaps(usual).into_iter().flat_map(|cover| cover.coarse));
+                named.extend(covers_of_overlaps(usual, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse));
             }
         }
         let mut owners = vec![owner.clone()];

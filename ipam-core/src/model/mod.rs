@@ -45,7 +45,7 @@ pub use endpoint_rules::{check_endpoint, endpoint_name_on, split_endpoint_name};
 pub use handle::Handle;
 pub use node::Node;
 pub use node_handles::{is_node_handle, renamed_node_handle};
-pub use overlap::{Cover, covers_of_overlaps, overlaps_of_addresses, ranges_around};
+pub use overlap::{Cover, Precision, covers_of_overlaps, overlaps_of_addresses, ranges_around};
 pub use owner::Owner;
 pub use pool::{AssignmentMode, NETWORK_ANNOTATION, NewPool, Pool, PoolUse};
 pub use pool_rules::{

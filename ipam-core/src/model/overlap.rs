@@ -31,25 +31,27 @@ pub struct Cover {
     pub exact: Option<Vec<Range>>,
 }
 
-/// Which ranges to compute. The exact ones are up to 64 per cover, and only creating a block needs them.
+/// Which ranges to compute. The exact ones are up to 64 per cover, and only a block with thousands of blocks around needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Precision {
+pub enum Precision {
+    /// The few ranges.
     Coarse,
+    /// Those without keys of other blocks as well.
     Exact,
 }
 
 /// The ranges with the keys of all blocks that overlap with a block, its own key among them.
-pub fn covers_of_overlaps(block: IpNet) -> Vec<Cover> {
+pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     let family = Family::of_net(block);
     let mut covers = Vec::new();
     if is_of_prefixes(block) {
         for prefix in [blocks_of_prefixes_prefix(family), blocks_of_addresses_prefix(family)] {
-            covers.push(inside(&prefix, block, Precision::Exact));
+            covers.push(inside(&prefix, block, precision));
         }
         let around = around(&blocks_of_prefixes_prefix(family), block, 0..block.prefix_len());
         covers.push(Cover { coarse: around.clone(), exact: Some(around) });
     } else {
-        covers.extend(covers_of_addresses(block, Precision::Exact));
+        covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
         // Only a larger block is of prefixes. Mostly there are none of them.
         let prefixes = blocks_of_prefixes_prefix(family);
@@ -61,7 +63,7 @@ pub fn covers_of_overlaps(block: IpNet) -> Vec<Cover> {
 
 /// Few ranges with the keys of all blocks that overlap with one of several blocks.
 pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
-    merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block)).flat_map(|cover| cover.coarse))
+    merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block, Precision::Coarse)).flat_map(|cover| cover.coarse))
 }
 
 /// Fewer ranges with all keys of these: one for each group of addresses that differ in their last part only.
@@ -288,7 +290,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
         #[test]
         fn covers_have_the_keys_of_all_overlapping_blocks((block, other) in nets()) {
-            let (covers, key) = (covers_of_overlaps(block), keys::block(other));
+            let (covers, key) = (covers_of_overlaps(block, Precision::Exact), keys::block(other));
             let overlaps = overlap(block, other);
             prop_assert!(!overlaps || is_in(covers.iter().flat_map(|cover| &cover.coarse), &key), "{block} {other}");
             let several = ranges_around(&[block, other]);
@@ -301,7 +303,10 @@ mod tests {
     #[test]
     fn a_cover_of_a_usual_block_is_short() {
         let count = |block: &str| -> Vec<usize> {
-            covers_of_overlaps(block.parse().unwrap()).iter().map(|cover| cover.coarse.len()).collect()
+            covers_of_overlaps(block.parse().unwrap(), Precision::Coarse)
+                .iter()
+                .map(|cover| cover.coarse.len())
+                .collect()
         };
         let counts = [
             "10.65.166.64/26",
@@ -319,11 +324,12 @@ mod tests {
 
     #[test]
     fn an_exact_cover_leaves_out_other_blocks() {
-        let covers = covers_of_overlaps("10.0.0.0/26".parse().unwrap());
+        let exact = |block: &str| covers_of_overlaps(block.parse().unwrap(), Precision::Exact);
+        let covers = exact("10.0.0.0/26");
         let other = keys::block("10.0.0.128/26".parse().unwrap());
         assert!(is_in(&covers[0].coarse, &other));
         assert!(covers.iter().all(|cover| !is_in(cover.exact.as_ref().unwrap(), &other)));
-        assert_eq!(covers_of_overlaps("10.0.0.0/20".parse().unwrap())[0].exact.as_ref().map(Vec::len), Some(16));
-        assert_eq!(covers_of_overlaps("10.0.0.0/25".parse().unwrap())[0].exact, None);
+        assert_eq!(exact("10.0.0.0/20")[0].exact.as_ref().map(Vec::len), Some(16));
+        assert_eq!(exact("10.0.0.0/25")[0].exact, None);
     }
 }
