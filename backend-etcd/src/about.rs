@@ -1,5 +1,7 @@
 //! A cluster's report about itself, for operators.
 
+use async_trait::async_trait;
+use driver::{About, ClusterStore};
 use kv::{Error, ErrorKind, Operation, Result, Revision};
 
 use crate::EtcdStore;
@@ -7,34 +9,7 @@ use crate::cluster::Resend;
 use crate::endpoint::Connection;
 use crate::error::{CORRUPT, MAKE_ROOM, NAME};
 
-/// A cluster as one of its members describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct About {
-    /// The cluster's id.
-    pub cluster: u64,
-    /// The endpoints through which it can be reached, those of SRV records included.
-    pub endpoints: Vec<String>,
-    /// The version of etcd that the member runs.
-    pub version: String,
-    /// The newest revision that the member has.
-    pub revision: Revision,
-    /// The bytes of the member's database file.
-    pub db_bytes: u64,
-    /// How many of them are in use.
-    pub db_bytes_in_use: u64,
-    /// The bytes at which the member refuses writes; `None` from an etcd before 3.6, which does not say.
-    pub db_quota_bytes: Option<u64>,
-    /// The member's complaints, such as an alarm that is raised.
-    pub problems: Vec<String>,
-}
-
 impl EtcdStore {
-    /// The cluster's id; `None` before the first answer. Nothing is sent.
-    pub fn cluster_id(&self) -> Option<u64> {
-        self.cluster.seen.cluster()
-    }
-
     /// Fails while an alarm is raised, so that the cluster takes no writes. One small request, which a member answers by itself.
     ///
     /// # Errors
@@ -60,12 +35,16 @@ impl EtcdStore {
         let endpoints = self.cluster.endpoints(Operation::Open, deadline).await?.join(",");
         Err(Error::new(kind, Operation::Open, format!("{NAME} {endpoints}")).with_detail(advice))
     }
+}
 
-    /// The report of the member that is queried first, about itself and its cluster; one small request.
-    ///
-    /// # Errors
-    /// Those of any call.
-    pub async fn about(&self) -> Result<About> {
+#[async_trait]
+impl ClusterStore for EtcdStore {
+    fn cluster_id(&self) -> Option<u64> {
+        self.cluster.seen.cluster()
+    }
+
+    /// The report of the member that is queried first.
+    async fn about(&self) -> Result<About> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await?;

@@ -16,6 +16,7 @@ mod about;
 mod address;
 mod cluster;
 mod discovery;
+mod driver;
 mod endpoint;
 mod error;
 mod members;
@@ -43,7 +44,7 @@ use crate::endpoint::Connection;
 use crate::error::NAME;
 use crate::txn::{Outcome as Read, Plan};
 
-pub use about::About;
+pub use self::driver::{DRIVER, EtcdDriver};
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
 

@@ -15,6 +15,7 @@ mod table;
 use std::io;
 use std::path::Path;
 
+use driver::LocalDriver;
 use kv::Result;
 use kv_local::{Engine, Log, OpenOptions, Room};
 use kv_mvcc::{MvccStore, Table};
@@ -23,6 +24,9 @@ use redb::StorageBackend;
 /// redb, as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
+
+/// The driver of `redb://`. It makes one commit of the transactions that wait.
+pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {
     fn name(&self) -> &'static str {
@@ -35,10 +39,6 @@ impl Engine for Redb {
 
     fn files(&self) -> &'static [&'static str] {
         &["db.redb"]
-    }
-
-    fn others(&self) -> &'static [(&'static str, &'static str)] {
-        &[("sled", "sled")]
     }
 
     fn log(&self) -> Log {

@@ -17,6 +17,7 @@ mod table;
 
 use std::path::Path;
 
+use driver::LocalDriver;
 use kv::Result;
 use kv_local::{Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
@@ -24,6 +25,10 @@ use kv_mvcc::{MvccStore, Table};
 /// sled, as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
+
+/// The driver of `sled://`. More large commits in flight than a few take gigabytes of memory, and to open the store takes
+/// longer than to read the keys of a turn.
+pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {
     fn name(&self) -> &'static str {
@@ -36,10 +41,6 @@ impl Engine for Sled {
 
     fn files(&self) -> &'static [&'static str] {
         &["sled/db", "sled/conf"]
-    }
-
-    fn others(&self) -> &'static [(&'static str, &'static str)] {
-        &[("redb", "db.redb")]
     }
 
     fn log(&self) -> Log {

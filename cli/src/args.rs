@@ -18,12 +18,14 @@ mod settings;
 mod sticky;
 mod watch;
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgGroup, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use datastore::Drivers;
 
 use crate::times::duration;
 use crate::verbs::store::args::StoreVerb;
@@ -102,13 +104,51 @@ Examples:
 
 `make install` and the Debian package have put them in place already.";
 
+/// The definition of the command, whose help names these stores.
+pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
+    let (urls, forms, local) = (drivers.urls(), drivers.url_forms(), drivers.local_names("", ""));
+    let from = format!("The store to copy: {urls}");
+    let judged = format!("The store to judge: memory:, {forms}");
+    let listen =
+        format!("Offer etcd's API in front of a store on {local}: https://HOST:PORT, http://HOST:PORT or unix:PATH");
+    let restore = format!("Make a store from a backup, on {local}, whatever the backup was made from");
+    let create = format!("Make an empty store on {local}");
+    let with = |help: &str| {
+        let help = help.to_owned();
+        move |name: &str, arg: Arg| if arg.get_id() == name { arg.help(help) } else { arg }
+    };
+    // These leave what they change in its place: `mut_arg` makes it the last.
+    let command = Cli::command().mut_args(|arg| with(&urls)("store", arg));
+    command.mut_subcommands(|command| match command.get_name() {
+        "migrate" => command.mut_args(|arg| with(&from)("from", arg)),
+        "conformance" => command.mut_args(|arg| with(&judged)("url", arg)),
+        "serve" => command.mut_args(|arg| with(&listen)("listen", arg)),
+        "store" => command.mut_subcommands(|verb| match verb.get_name() {
+            "restore" => verb.about(restore.clone()),
+            "create" => verb.about(create.clone()),
+            _ => verb,
+        }),
+        _ => command,
+    })
+}
+
+/// Parses the command line of a program with these stores.
+///
+/// # Errors
+/// Wrong usage, or a wish for help.
+pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut definition = definition(drivers);
+    let parsed = definition.try_get_matches_from_mut(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.map_err(|error| error.format(&mut definition))
+}
+
 const GLOBAL: &str = "Global options";
 
 /// Manage the IP addresses of containers.
 #[derive(Debug, Parser)]
 #[command(name = "margay", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// sled:///path, redb:///path or etcd://host:port
+    /// The URL of the store
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
     pub(crate) store: Option<String>,
 
@@ -229,7 +269,7 @@ pub(crate) enum OnStore {
 /// The arguments of `conformance`.
 #[derive(Debug, Args)]
 pub(crate) struct Conformance {
-    /// The store to judge: memory:, sled:///path, redb:///path, etcd://host:port[,host:port] or etcd+https://...
+    /// The store to judge
     #[arg(value_name = "URL")]
     pub(crate) url: String,
 
@@ -376,12 +416,13 @@ pub(crate) struct Release {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
-    fn the_definition_is_sound() {
-        Cli::command().debug_assert();
+    fn the_definition_is_sound_and_names_the_stores() {
+        let mut definition = definition(&stores::drivers());
+        definition.clone().debug_assert();
+        let help = definition.render_help().to_string();
+        assert!(help.contains("sled:///path, redb:///path or etcd://host:port"), "{help}");
     }
 }

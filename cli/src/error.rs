@@ -3,8 +3,6 @@
 use std::fmt::Display;
 use std::io;
 
-use datastore::ConfigError;
-
 /// A result of a command.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -43,12 +41,6 @@ impl Failure {
         if let Some(hint) = &self.hint {
             _ = writeln!(err, "hint: {hint}");
         }
-    }
-}
-
-impl From<ConfigError> for Failure {
-    fn from(error: ConfigError) -> Self {
-        Self::new(&error).hint(error.advice())
     }
 }
 

@@ -21,6 +21,7 @@ mod manual;
 mod map;
 mod output;
 mod pools;
+mod process;
 mod quarantine;
 mod reservations;
 mod serve;
@@ -40,28 +41,32 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
-use datastore::{Environment, Location};
+use datastore::{Drivers, Environment, Location};
 use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::filter::LevelFilter;
+
+pub use process::main;
 
 use crate::answer::Answer;
 use crate::args::{Cli, Command, LogLevel, report_hint, with_report};
 use crate::error::{Failure, Result};
 use crate::output::patiently;
+use crate::store::Context;
 
 /// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
 /// interrupted and could end in an orderly way.
 ///
-/// `args` begins with the program's name, as [`std::env::args_os`] does.
+/// `drivers` are the stores that the program is made with. `args` begins with the program's name, as [`std::env::args_os`]
+/// does.
 pub fn run(
+    drivers: &Drivers,
     args: impl IntoIterator<Item = OsString>,
     env: &Environment<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> u8 {
     let args = with_report(args);
-    let cli = match Cli::try_parse_from(&args) {
+    let cli = match args::parse(drivers, &args) {
         Ok(cli) => cli,
         Err(usage) => {
             let code = explain(&usage, out, err);
@@ -71,6 +76,7 @@ pub fn run(
             return code;
         }
     };
+    let context = Context { drivers, env };
     log_to_stderr(cli.log_level);
     store::set_wait(cli.lock_timeout);
     let done = match &cli.command {
@@ -79,22 +85,23 @@ pub fn run(
             let verb = async |location: &Location| {
                 patiently(&format!("working on {location}"), verbs::run(command, location, conf_dir)).await
             };
-            execute(&cli, env, out, err, verb).map(|()| 0)
+            execute(&cli, context, out, err, verb).map(|()| 0)
         }
-        Command::Moving(verb) => verbs::moving::run(&cli, verb, env, out, err).map(|()| 0),
+        Command::Moving(verb) => verbs::moving::run(&cli, verb, context, out, err).map(|()| 0),
         Command::Documents(command) => {
-            execute(&cli, env, out, err, async |location| verbs::documents::run(command, location).await).map(|()| 0)
+            execute(&cli, context, out, err, async |location| verbs::documents::run(command, location).await)
+                .map(|()| 0)
         }
-        Command::Gc(args) => gc::run(&cli, args, env, out, err).map(|()| 0),
+        Command::Gc(args) => gc::run(&cli, args, context, out, err).map(|()| 0),
         Command::Store(verb) => {
-            execute(&cli, env, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
+            execute(&cli, context, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
         }
-        Command::Watch(args) => watch::run(&cli, args, env, out, err),
-        Command::Serve(args) => serve::run(&cli, args, env, out, err).map(|()| 0),
-        Command::Install(args) => install::run(&cli, args, env, out, err).map(|()| 0),
-        Command::Conformance(args) => judge::run(&cli, args, env, out, err),
-        Command::Completions { shell } => manual::completions(*shell, out).map(|()| 0),
-        Command::ManPages { folder } => manual::man_pages(folder).map(|()| 0),
+        Command::Watch(args) => watch::run(&cli, args, context, out, err),
+        Command::Serve(args) => serve::run(&cli, args, context, out, err).map(|()| 0),
+        Command::Install(args) => install::run(&cli, args, context, out, err).map(|()| 0),
+        Command::Conformance(args) => judge::run(&cli, args, context, out, err),
+        Command::Completions { shell } => manual::completions(drivers, *shell, out).map(|()| 0),
+        Command::ManPages { folder } => manual::man_pages(drivers, folder).map(|()| 0),
     };
     match done {
         Ok(code) => code,
@@ -106,12 +113,12 @@ pub fn run(
 }
 
 /// Plays the role for which a case of `margay conformance` has started this process, if any. Returns the exit code.
-pub fn play_role() -> Option<ExitCode> {
-    conformance::play_role(&judge::site::Joining)
+fn play_role(drivers: &Drivers) -> Option<ExitCode> {
+    conformance::play_role(&judge::site::Joining(drivers.clone()))
 }
 
 /// Reports a bug, and returns the exit code.
-pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
+fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = Failure::new(format!("internal error: {what}"));
     failure
         .hint("this is a bug in margay; a store is never left half written, so the command can be repeated")
@@ -121,12 +128,12 @@ pub fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
 
 fn execute(
     cli: &Cli,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
     verb: impl AsyncFnOnce(&Location) -> Result<Answer>,
 ) -> Result<()> {
-    let chosen = store::choose(cli, env, err)?;
+    let chosen = store::choose(cli, context, err)?;
     let runtime = runtime()?;
     let answer = runtime.block_on(verb(&chosen.location))?;
     answer.print(cli.output, out, err)

@@ -4,11 +4,12 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
+use datastore::Drivers;
 
-use crate::args::Cli;
+use crate::args::definition;
 use crate::error::{Failure, Result};
 
 /// The end of every page. The plugin's page is in another section than the page of `margay ipam`: the names are equal.
@@ -20,16 +21,16 @@ the plugin
 ";
 
 /// Prints the script by which a shell completes the commands.
-pub(crate) fn completions(shell: Shell, out: &mut dyn Write) -> Result<()> {
+pub(crate) fn completions(drivers: &Drivers, shell: Shell, out: &mut dyn Write) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "margay", &mut script);
+    clap_complete::generate(shell, &mut definition(drivers), "margay", &mut script);
     out.write_all(&script)?;
     Ok(out.flush()?)
 }
 
 /// Writes a man page for each command into a folder, which is made if it does not exist.
-pub(crate) fn man_pages(folder: &Path) -> Result<()> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+pub(crate) fn man_pages(drivers: &Drivers, folder: &Path) -> Result<()> {
+    let mut command = definition(drivers).disable_help_subcommand(true);
     command.build();
     fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
         Failure::new(format!("cannot write man pages into {}: {error}", folder.display()))

@@ -1,29 +1,28 @@
 //! `margay serve`: the daemon of a store.
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
 use ::serve::api;
 use ::serve::life::{self, Options};
 use datastore::care::Retention;
-use datastore::{Environment, Location, served};
+use datastore::{Location, served};
 
 use crate::args::{Cli, Serve};
 use crate::error::{Failure, Result};
-use crate::store;
+use crate::store::{self, Context};
 
 /// Serves a store until a signal ends the process.
 pub(crate) fn run(
     cli: &Cli,
     args: &Serve,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<()> {
     let location = match &args.folder {
-        Some(folder) if cli.store.is_none() => in_folder(folder)?,
-        _ => store::choose(cli, env, err)?.location,
+        Some(folder) if cli.store.is_none() => in_folder(context, folder)?,
+        _ => store::choose(cli, context, err)?.location,
     };
     if args.name {
         let name = served::instance(&location);
@@ -47,7 +46,8 @@ pub(crate) fn run(
         args.history_revisions.or(args.history_mib).is_some() || args.history_age.or(args.history_min_age).is_some();
     if is_bounded && location.path().is_none() {
         return Err(Failure::new(format!(
-            "the options --history-... take a store on sled or redb; {location} is none"
+            "the options --history-... take a store on {}; {location} is none",
+            context.drivers.local_names("", "")
         )));
     }
     let options = Options {
@@ -73,13 +73,10 @@ pub(crate) fn run(
     served.map_err(|refusal| Failure::new(refusal.to_string()))
 }
 
-/// The store in a folder. A folder without a store is for redb if its name ends in `.redb`, otherwise for sled.
-fn in_folder(folder: &Path) -> Result<Location> {
+/// The store in a folder.
+fn in_folder(context: Context<'_>, folder: &Path) -> Result<Location> {
     if !folder.is_absolute() {
         return Err(Failure::new(format!("{} is not an absolute path", folder.display())));
     }
-    let identity = fs::read_to_string(folder.join("store.id")).unwrap_or_default();
-    let says = |engine: &str| identity.split_whitespace().any(|word| word == engine);
-    let is_redb = says("redb") || (!says("sled") && folder.extension().is_some_and(|extension| extension == "redb"));
-    Ok(if is_redb { Location::Redb(folder.to_owned()) } else { Location::Sled(folder.to_owned()) })
+    context.drivers.in_folder(folder).map_err(|error| context.explain(&error))
 }

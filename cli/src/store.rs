@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use datastore::{
-    Chosen, ConfigFile, Create, DEFAULT_CONFIG_FILE, Environment, Location, OpenStore, Source, care, for_operator,
+    Chosen, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location, OpenOptions,
+    OpenStore, Purpose, Source, care, for_operator,
 };
 use kv::ErrorKind;
 
@@ -30,14 +31,34 @@ pub(crate) fn wait() -> Duration {
     CHOSEN.get().unwrap_or(WAIT)
 }
 
+/// The inputs of a command apart from its arguments: the stores that the program is made with, and the environment.
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) drivers: &'a Drivers,
+    pub(crate) env: &'a Environment<'a>,
+}
+
+impl Context<'_> {
+    /// The store at a URL, with the credentials for it; without a URL the one that the configuration names.
+    pub(crate) fn locate(self, cli: &Cli, url: Option<&str>) -> Result<Chosen> {
+        let chosen = for_operator(self.drivers, url, config_file(cli), self.env, &cli.cni_conf_dir);
+        chosen.map_err(|error| self.explain(&error))
+    }
+
+    /// The failure for a configuration that leads to no store.
+    pub(crate) fn explain(self, error: &ConfigError) -> Failure {
+        Failure::new(error).hint(self.drivers.advice(error))
+    }
+}
+
 /// The file in which Calico's operators configure the datastore.
-pub(crate) fn config_file(cli: &Cli) -> ConfigFile<'_> {
+fn config_file(cli: &Cli) -> ConfigFile<'_> {
     cli.config.as_deref().map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given)
 }
 
 /// Chooses the store, and prints it on `err` unless its URL was given.
-pub(crate) fn choose(cli: &Cli, env: &Environment<'_>, err: &mut dyn Write) -> Result<Chosen> {
-    let chosen = for_operator(cli.store.as_deref(), config_file(cli), env, &cli.cni_conf_dir)?;
+pub(crate) fn choose(cli: &Cli, context: Context<'_>, err: &mut dyn Write) -> Result<Chosen> {
+    let chosen = context.locate(cli, cli.store.as_deref())?;
     for problem in &chosen.unreadable {
         _ = writeln!(err, "warning: skipped {problem}");
     }
@@ -61,9 +82,9 @@ pub(crate) enum Use {
 /// Reaches the store, through its daemon if there is one. A store that does not exist yet has no daemon.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
-        Use::Existing => datastore::reach(location, Create::Never, wait()).await,
-        Use::Make => datastore::reach(location, Create::IfMissing, wait()).await,
-        Use::Release => datastore::reach_to_release(location, wait()).await,
+        Use::Existing => datastore::reach(location, &Create::Never.with_wait(wait())).await,
+        Use::Make => datastore::reach(location, &Create::IfMissing.with_wait(wait())).await,
+        Use::Release => datastore::reach(location, &to_release()).await,
     };
     opened.map_err(|error| explain(location, error))
 }
@@ -71,11 +92,15 @@ pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore
 /// Opens the store's own files; its daemon hands the store over for that.
 pub(crate) async fn open_files(location: &Location, what_for: Use) -> Result<OpenStore> {
     let opened = match what_for {
-        Use::Existing => datastore::open(location, Create::Never, wait()).await,
-        Use::Make => datastore::open(location, Create::IfMissing, wait()).await,
-        Use::Release => datastore::open_to_release(location, wait()).await,
+        Use::Existing => datastore::open(location, &Create::Never.with_wait(wait())).await,
+        Use::Make => datastore::open(location, &Create::IfMissing.with_wait(wait())).await,
+        Use::Release => datastore::open(location, &to_release()).await,
     };
     opened.map_err(|error| explain(location, error))
+}
+
+fn to_release() -> OpenOptions {
+    Create::Never.with_wait(wait()).with_purpose(Purpose::Release)
 }
 
 /// True if another process waits for the store lock.
@@ -96,9 +121,10 @@ pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
             "to put a backup in its place, and keep the damaged store beside it: margay --store {location} store \
              restore FILE --replace"
         ),
-        ErrorKind::Unsupported if is_here => {
-            format!("--store names another one: {}, if that is its engine, or another folder", other_engine(location))
-        }
+        ErrorKind::Unsupported if is_here => match other_engine(location) {
+            Some(other) => format!("--store names another one: {other}, if that is its engine, or another folder"),
+            None => "--store names another folder".to_owned(),
+        },
         kind => match advice(kind, is_here, system_error(&error)) {
             Some(advice) => advice.to_owned(),
             None => return Failure::from(error),
@@ -107,13 +133,13 @@ pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
     Failure::from(error).hint(hint)
 }
 
-/// The same folder as a store of the other engine.
-fn other_engine(location: &Location) -> Location {
-    match location {
-        Location::Redb(path) => Location::Sled(path.clone()),
-        Location::Sled(path) => Location::Redb(path.clone()),
-        other => other.clone(),
-    }
+/// The same folder as a store of the engine whose files are there, else of any other engine.
+fn other_engine(location: &Location) -> Option<Location> {
+    let (folder, drivers) = (location.path()?, location.drivers());
+    let own = location.facts().name;
+    let others = || drivers.local().filter(|driver| driver.facts().name != own);
+    let found = drivers.found_in(folder).filter(|driver| driver.facts().name != own);
+    found.or_else(|| others().next()).map(|driver| drivers.at_folder(driver, folder))
 }
 
 /// The advice for an error of a store; `is_here` is true for a store on this machine.

@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use datastore::{Environment, Location};
+use datastore::Location;
 use ipam_core::model::keys;
 use ipam_operator::Operator;
 use ipam_operator::events::{Happening, of_batch, of_listed};
@@ -23,7 +23,7 @@ use crate::happening::Row;
 use crate::hook::{Cursor, Delivered, Delivery, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::output::yaml;
-use crate::store::{self, Use};
+use crate::store::{self, Context, Use};
 use crate::verbs::nodes;
 
 /// The longest time to read the network of a pool.
@@ -35,11 +35,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) fn run(
     cli: &Cli,
     args: &Watch,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<u8> {
-    let location = store::choose(cli, env, err)?.location;
+    let location = store::choose(cli, context, err)?.location;
     let interrupt = Interrupt::listen()?;
     let runtime = crate::watching()?;
     runtime.block_on(async {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datastore::care::could_be_made;
-use datastore::{Create, DEFAULT_CONF_DIR, EtcdStore, Location, OpenStore};
+use datastore::{Blocking, ClusterStore, Create, DEFAULT_CONF_DIR, Location, OpenOptions, OpenStore, Purpose};
 use ipam_core::assign::{AssignRequest, Assigned as Given, Bridge, NamespaceLabels, PoolDefinition, Repeated, Wanted};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys;
@@ -85,13 +85,13 @@ impl StoreAllocator {
         work: impl AsyncFnOnce(Ipam, Deadline) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let location = &at.location;
-        let is_cluster = is_cluster(location);
+        let is_cluster = location.is_shared();
         if let Some(session) = &self.session
             && let Some(open) = session.opened_at(location)
         {
             return session.run(async {
                 let _lock = lock(at, what_for, open.store()).await;
-                work(on_machine(open.store(), location, open.etcd()), session.deadline()).await
+                work(on_machine(open.store(), location, open.cluster()), session.deadline()).await
             });
         }
         let mut builder = Builder::new_current_thread();
@@ -108,7 +108,7 @@ impl StoreAllocator {
             let lock = lock(at, what_for, open.store()).await;
             let room = if what_for == Use::Status { open.check_room().await } else { Ok(()) };
             let done = match room {
-                Ok(()) => work(on_machine(open.store(), location, open.etcd()), deadline).await,
+                Ok(()) => work(on_machine(open.store(), location, open.cluster()), deadline).await,
                 Err(error) => Err(error.into()),
             };
             // The next call need not wait until the store is closed.
@@ -149,18 +149,24 @@ impl Use {
 }
 
 async fn open(location: &Location, what_for: Use, wait: Duration) -> kv::Result<OpenStore> {
-    match what_for {
-        Use::Existing | Use::Assign => datastore::open_in_place(location, Create::Never, wait).await,
-        Use::Status if is_cluster(location) => datastore::open_in_place(location, Create::Never, wait).await,
-        Use::Status => datastore::open_in_place(location, Create::Never, wait.min(STATUS_WAIT)).await,
-        Use::Make => datastore::open_in_place(location, Create::IfMissing, wait).await,
-        Use::Release | Use::Collect => datastore::open_in_place_to_release(location, wait).await,
-    }
+    let options = match what_for {
+        Use::Existing | Use::Assign => Create::Never.with_wait(wait),
+        Use::Status if location.is_shared() => Create::Never.with_wait(wait),
+        Use::Status => Create::Never.with_wait(wait.min(STATUS_WAIT)),
+        Use::Make => Create::IfMissing.with_wait(wait),
+        Use::Release | Use::Collect => Create::Never.with_wait(wait).with_purpose(Purpose::Release),
+    };
+    datastore::open(location, &in_place(options)).await
+}
+
+/// For a process that does one thing at a time and ends.
+pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
+    options.with_blocking(Blocking::InPlace)
 }
 
 /// Takes the host's lock where a cluster's store asks for it.
 async fn lock(at: &StoreAt, what_for: Use, store: Arc<dyn Store>) -> Option<HostLock> {
-    let is_due = is_cluster(&at.location) && what_for.is_one_attachments();
+    let is_due = at.location.is_shared() && what_for.is_one_attachments();
     if is_due { HostLock::take(&at.lock_file, at.patience, connect(store)).await } else { None }
 }
 
@@ -174,41 +180,34 @@ async fn connect(store: Arc<dyn Store>) {
 
 /// How long a call may take.
 pub(crate) fn budget(at: &StoreAt) -> Duration {
-    if is_cluster(&at.location) { at.patience } else { BUDGET.saturating_sub(at.spent).max(LEAST) }
-}
-
-fn is_cluster(location: &Location) -> bool {
-    matches!(location, Location::Etcd(_))
+    if at.location.is_shared() { at.patience } else { BUDGET.saturating_sub(at.spent).max(LEAST) }
 }
 
 /// True if an error says that there is no store yet. A cluster always has one: there the missing thing is a credential
 /// file.
 pub(crate) fn is_no_store(error: &kv::Error, location: &Location) -> bool {
-    *error.kind() == ErrorKind::Missing && !is_cluster(location)
+    *error.kind() == ErrorKind::Missing && !location.is_shared()
 }
 
 /// The allocator on a store. On etcd a commit of a killed process may still be carried out, so the allocator records
 /// each commit as pending before it sends it. On a store that a process has to itself nothing is carried out after its
 /// death. On etcd it also remembers where it found room, which saves a round trip. Everywhere it remembers which of several
 /// pools were full.
-pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
-    match location {
-        Location::Etcd(_) => {
-            let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(etcd.cloned());
-            // Hints are read before the cluster has reported its id.
-            let hints = FileHints::new(HINTS_FOLDER, location.in_order());
-            Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
-        }
-        _ => {
-            let hints = FullPools(FileHints::new(HINTS_FOLDER, location.to_string()));
-            Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
-        }
+pub(crate) fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
+    if location.is_shared() {
+        let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(cluster);
+        // Hints are read before the cluster has reported its id.
+        let hints = FileHints::new(HINTS_FOLDER, location.in_order());
+        Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
+    } else {
+        let hints = FullPools(FileHints::new(HINTS_FOLDER, location.to_string()));
+        Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
     }
 }
 
 /// The same for a process that scans the machine when it finds no room.
-fn on_machine(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
-    ipam_on(store, location, etcd).with_live(Arc::new(Sight))
+fn on_machine(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
+    ipam_on(store, location, cluster).with_live(Arc::new(Sight))
 }
 
 impl StoreAllocator {

@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use datastore::Drivers;
+
 use crate::env::Environment;
 use crate::identity::Host;
 use crate::wired::remover;
@@ -19,6 +21,8 @@ pub enum Logging {
 /// All that a call of the plugin depends on, apart from standard input.
 #[derive(Clone, Debug)]
 pub struct Invocation {
+    /// The stores that the program is made with.
+    pub drivers: Drivers,
     /// Whether the plugin runs under the name `calico-ipam`.
     pub name: Name,
     /// The environment.
@@ -70,9 +74,10 @@ impl Name {
 }
 
 impl Invocation {
-    /// The invocation of this process.
-    pub fn of_this_process() -> Self {
+    /// The invocation of this process, of a program that is made with these stores.
+    pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
+            drivers,
             name: Name::from_argument(std::env::args_os().next().as_deref()),
             environment: Environment::of_this_process(),
             host: Host::of_this_process(),

@@ -35,6 +35,7 @@ mod panics;
 mod policy_wait;
 mod prev_result;
 mod probing;
+mod process;
 mod request;
 mod result;
 mod run;
@@ -60,6 +61,7 @@ pub use intents::{FileIntents, INTENTS_FOLDER};
 pub use invocation::{Invocation, Kind, Logging, Name};
 pub use kubernetes::Kubernetes;
 pub use panics::install_hook;
+pub use process::main;
 pub use request::{
     AddRequest, Allocator, Assigned, Attachment, Bridged, CheckRequest, Checked, Collected, DelRequest, Gateway,
     GcRequest, Network, OwnPool, Quarantine, StoreAt, VmPod,

@@ -1,7 +1,6 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use datastore::Location;
 use ipam_core::CheckResult;
 
 use super::*;
@@ -109,7 +108,7 @@ fn ips(last: &[u8]) -> Vec<IpAddr> {
 }
 
 fn request(wanted: &[u8], count_v4: u32) -> AddRequest {
-    let location = Location::Memory;
+    let location = stores::at("memory:").unwrap();
     AddRequest {
         store: StoreAt {
             location,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use datastore::{ConfigError, Location};
+use datastore::{ConfigError, Drivers, Location};
 use ipam_core::vm::Role;
 
 use crate::args::{AddressForm, Args};
@@ -159,7 +159,8 @@ impl<'a> Context<'a> {
         let is_calico = invocation.name == Name::CalicoIpam || is_routed(&conf);
         let rules = if is_calico { Rules::Calico } else { Rules::Bridged };
         let lookup = |name: &str| invocation.environment.lookup(name);
-        let location = datastore::for_netconf(&conf.store, &lookup).map_err(|error| store_error(&error, rules))?;
+        let location = datastore::for_netconf(&invocation.drivers, &conf.store, &lookup);
+        let location = location.map_err(|error| store_error(&error, rules, &invocation.drivers))?;
         let store = store_at(&conf, location)?;
         let kubernetes = Kubernetes::from_conf(&conf, &invocation.environment);
         Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
@@ -296,7 +297,7 @@ impl<'a> Context<'a> {
         // Host-local's ranges are those of one node; whereabouts' are the whole cluster's.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !whereabouts::is_used(&self.conf.ipam.whereabouts);
-        if is_of_node && matches!(self.store.location, Location::Etcd(_)) {
+        if is_of_node && self.store.location.is_shared() {
             return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's").with_details(
                 "make the pool with: margay pool create, and name it in ipv4_pools or ipv6_pools; or write range, \
                      which is one for all nodes, instead of subnet",
@@ -372,12 +373,12 @@ fn check_counts(version: &str, request: &AddRequest) -> Result<()> {
 }
 
 /// On Calico's networks errors that Calico has as well are Calico's to the letter.
-fn store_error(error: &ConfigError, rules: Rules) -> CniError {
+fn store_error(error: &ConfigError, rules: Rules, drivers: &Drivers) -> CniError {
     match rules {
         Rules::Calico if *error == ConfigError::Kubernetes => {
-            CniError::internal(error.to_string()).with_details(error.advice())
+            CniError::internal(error.to_string()).with_details(drivers.advice(error))
         }
         Rules::Calico => CniError::internal(error.to_string()),
-        Rules::Bridged => CniError::config(error.to_string()).with_details(error.advice()),
+        Rules::Bridged => CniError::config(error.to_string()).with_details(drivers.advice(error)),
     }
 }

@@ -9,7 +9,7 @@ use kv::{Deadline, Store};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::allocator::failure::Failure;
-use crate::allocator::{budget, ipam_on};
+use crate::allocator::{budget, in_place, ipam_on};
 use crate::error::CniError;
 use crate::request::StoreAt;
 
@@ -70,7 +70,7 @@ impl Session {
 
     /// The allocator on the store.
     pub(crate) fn ipam(&self) -> Ipam {
-        ipam_on(self.store(), &self.location, self.open.etcd())
+        ipam_on(self.store(), &self.location, self.open.cluster())
     }
 
     /// The moment at which the call must be over.
@@ -121,12 +121,12 @@ impl Paused {
 }
 
 async fn open(location: &Location, purpose: Purpose, deadline: Deadline) -> kv::Result<OpenStore> {
-    let is_cluster = matches!(location, Location::Etcd(_));
-    let wait: Duration = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
-    match purpose {
-        Purpose::Assign => datastore::reach_in_place(location, Create::Never, wait).await,
-        Purpose::Release => datastore::reach_in_place_to_release(location, wait).await,
-    }
+    let wait: Duration = if location.is_shared() { deadline.remaining() } else { deadline.remaining_for_work() };
+    let options = Create::Never.with_wait(wait).with_purpose(match purpose {
+        Purpose::Assign => datastore::Purpose::Any,
+        Purpose::Release => datastore::Purpose::Release,
+    });
+    datastore::reach(location, &in_place(options)).await
 }
 
 fn close(runtime: &Runtime, open: OpenStore) {

@@ -4,7 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where the page quotes from; each of these is a test, or a part of one.
-const SOURCES: [&str; 3] = ["tests/readme/main.rs", "tests/readme/history.rs", "../examples/sqlite/src/table.rs"];
+const SOURCES: [&str; 6] = [
+    "tests/readme/main.rs",
+    "tests/readme/history.rs",
+    "../examples/sqlite/src/table.rs",
+    "../examples/sqlite/src/lib.rs",
+    "../examples/plugged/src/lib.rs",
+    "../examples/plugged/src/bin/margay.rs",
+];
 
 fn read(file: &str) -> String {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use driver::{Location, OpenOptions};
 use kv::{Error, ErrorKind, Operation, Result, Revision};
 use kv_local::Engine;
 use tokio::task::spawn_blocking;
@@ -10,16 +11,14 @@ use tokio::task::spawn_blocking;
 pub use kv_local::{Glance, Holder, Queued, Room, Upgraded};
 pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Share, Status, Verified};
 
-use crate::engines;
-use crate::location::Location;
+use crate::open::explained;
 
 /// Looks at an embedded store without waiting for the lock; see [`kv_local::glance`].
 ///
 /// # Errors
 /// Those of [`kv_local::glance`]; `Unsupported` for any other store.
 pub async fn glance(location: &Location) -> Result<Glance> {
-    let (engine, path) = embedded(location)?;
-    blocking(move || kv_local::glance(&*engine, &path)).await
+    on_engine(location, kv_local::glance).await
 }
 
 /// How many processes wait for the lock of an embedded store; 0 for any other store.
@@ -30,8 +29,7 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     if location.path().is_none() {
         return Ok(0);
     }
-    let (engine, path) = embedded(location)?;
-    blocking(move || kv_local::waiting(&*engine, &path)).await
+    on_engine(location, kv_local::waiting).await
 }
 
 /// The queue of an embedded store, for a process that looks at it again and again.
@@ -40,7 +38,7 @@ pub async fn waiting(location: &Location) -> Result<usize> {
 /// Those of [`kv_local::Queued::open`]; `Unsupported` for any other store. This blocks for as long as it takes to open a file.
 pub fn queued(location: &Location) -> Result<Queued> {
     let (engine, path) = embedded(location)?;
-    Queued::open(&*engine, &path).map_err(engines::with_command)
+    Queued::open(engine, path).map_err(|error| explained(location, error))
 }
 
 /// Fails where an embedded store that is not there could not be made; see [`kv_local::could_be_made`]. Others are not made.
@@ -51,8 +49,7 @@ pub async fn could_be_made(location: &Location) -> Result<()> {
     if location.path().is_none() {
         return Ok(());
     }
-    let (engine, path) = embedded(location)?;
-    blocking(move || kv_local::could_be_made(&*engine, &path)).await
+    on_engine(location, kv_local::could_be_made).await
 }
 
 /// The newest revision of an embedded store, without the lock; see [`kv_local::newest`].
@@ -60,8 +57,7 @@ pub async fn could_be_made(location: &Location) -> Result<()> {
 /// # Errors
 /// Those of [`kv_local::newest`]; `Unsupported` for any other store.
 pub async fn newest(location: &Location) -> Result<Option<Revision>> {
-    let (engine, path) = embedded(location)?;
-    blocking(move || kv_local::newest(&*engine, &path)).await
+    on_engine(location, kv_local::newest).await
 }
 
 /// Makes the files of an embedded store as small as its engine can.
@@ -69,7 +65,7 @@ pub async fn newest(location: &Location) -> Result<Option<Revision>> {
 /// # Errors
 /// Those of [`kv_local::shrink_blocking`]; `Unsupported` for any other store.
 pub async fn shrink(location: &Location, wait: Duration) -> Result<Room> {
-    on_files(location, wait, |engine, path, options| kv_local::shrink_blocking(engine, path, &options)).await
+    on_engine(location, move |engine, path| kv_local::shrink_blocking(engine, path, &waiting_for(wait))).await
 }
 
 /// Makes an empty embedded store in a format of rows. False if there is a store already.
@@ -77,8 +73,8 @@ pub async fn shrink(location: &Location, wait: Duration) -> Result<Room> {
 /// # Errors
 /// Those of [`kv_local::create_blocking`]; `Unsupported` for any other store.
 pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<bool> {
-    on_files(location, wait, move |engine, path, options| {
-        kv_local::create_blocking(engine, path, &options.with_format(format))
+    on_engine(location, move |engine, path| {
+        kv_local::create_blocking(engine, path, &waiting_for(wait).with_format(format))
     })
     .await
 }
@@ -88,7 +84,7 @@ pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<
 /// # Errors
 /// Those of [`kv_local::upgrade_blocking`]; `Unsupported` for any other store.
 pub async fn upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
-    on_files(location, wait, |engine, path, options| kv_local::upgrade_blocking(engine, path, &options)).await
+    on_engine(location, move |engine, path| kv_local::upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
 /// Says what [`upgrade`] would do, and writes nothing.
@@ -96,14 +92,14 @@ pub async fn upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
 /// # Errors
 /// Those of [`kv_local::would_upgrade_blocking`]; `Unsupported` for any other store.
 pub async fn would_upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
-    on_files(location, wait, |engine, path, options| kv_local::would_upgrade_blocking(engine, path, &options)).await
+    on_engine(location, move |engine, path| kv_local::would_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
 /// A place beside an embedded store in which its replacement is built; see [`kv_local::Staging`].
 #[derive(Debug)]
 pub struct Staging {
     staging: kv_local::Staging,
-    engine: &'static str,
+    replaced: Location,
 }
 
 /// The lock of a store that is about to be replaced.
@@ -116,26 +112,23 @@ impl Staging {
     /// # Errors
     /// Those of [`kv_local::Staging::begin`]; `Unsupported` for a store that is not embedded.
     pub async fn begin(location: &Location) -> Result<Self> {
-        let (engine, path) = embedded(location)?;
-        let name = engine.name();
-        let staging = blocking(move || kv_local::Staging::begin(&*engine, &path)).await?;
-        Ok(Self { staging, engine: name })
+        let staging = on_engine(location, kv_local::Staging::begin).await?;
+        Ok(Self { staging, replaced: location.clone() })
     }
 
     /// The path at which the caller builds the store: there is none yet.
     pub fn location(&self) -> Location {
-        let path = self.staging.store().to_owned();
-        if self.engine == "redb" { Location::Redb(path) } else { Location::Sled(path) }
+        self.replaced.moved_to(self.staging.store())
     }
 
     /// Waits for the lock of the replaced store; `None` if there is nothing.
     ///
     /// # Errors
     /// Those of [`kv_local::Staging::hold`].
-    pub async fn hold(self, location: &Location, wait: Duration) -> Result<(Self, Option<Replacement>)> {
-        let (engine, _) = embedded(location)?;
-        blocking(move || {
-            let held = self.staging.hold(&*engine, wait)?;
+    pub async fn hold(self, wait: Duration) -> Result<(Self, Option<Replacement>)> {
+        let replaced = self.replaced.clone();
+        on_engine(&replaced, move |engine, _| {
+            let held = self.staging.hold(engine, wait)?;
             Ok((self, held.map(Replacement)))
         })
         .await
@@ -146,7 +139,8 @@ impl Staging {
     /// # Errors
     /// Those of [`kv_local::Staging::finish`].
     pub async fn finish(self, old: Option<Replacement>) -> Result<Option<PathBuf>> {
-        blocking(move || self.staging.finish(old.map(|old| old.0))).await
+        let replaced = self.replaced.clone();
+        on_engine(&replaced, move |_, _| self.staging.finish(old.map(|old| old.0))).await
     }
 }
 
@@ -160,22 +154,28 @@ impl Replacement {
     }
 }
 
-async fn on_files<T: Send + 'static>(
+fn waiting_for(wait: Duration) -> OpenOptions {
+    OpenOptions::default().with_wait(wait)
+}
+
+/// Does blocking work on the files of an embedded store, on another thread.
+async fn on_engine<T: Send + 'static>(
     location: &Location,
-    wait: Duration,
-    work: impl FnOnce(&dyn Engine, &Path, kv_local::OpenOptions) -> Result<T> + Send + 'static,
+    work: impl FnOnce(&'static dyn Engine, &Path) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (engine, path) = embedded(location)?;
-    blocking(move || work(&*engine, &path, kv_local::OpenOptions::default().with_wait(wait))).await
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    spawn_blocking(work)
+    let path = path.to_owned();
+    spawn_blocking(move || work(engine, &path))
         .await
-        .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, "store").with_source(error)))
-        .map_err(engines::with_command)
+        .unwrap_or_else(
+            |error| Err(Error::new(ErrorKind::Io, Operation::Open, location.to_string()).with_source(error)),
+        )
+        .map_err(|error| explained(location, error))
 }
 
-fn embedded(location: &Location) -> Result<(Box<dyn Engine>, PathBuf)> {
-    Ok((engines::engine(location)?, location.path().map(Path::to_owned).unwrap_or_default()))
+fn embedded(location: &Location) -> Result<(&'static dyn Engine, &Path)> {
+    location.driver().engine().zip(location.path()).ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, Operation::Open, location.to_string())
+            .with_detail("it has no files on this host")
+    })
 }

@@ -4,11 +4,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use driver::{ConfigError, EtcdFiles, Orchestrator, Result, Settings};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use crate::error::{ConfigError, Result};
-use crate::settings::{Cluster, EtcdFiles, Settings};
+use crate::choice::{KUBERNETES, names_a_store};
 use crate::text::text_fault;
 
 /// Where that file is if nobody says otherwise.
@@ -139,11 +139,11 @@ fn settings(spec: Spec) -> Settings {
         etcd_inline: EtcdFiles { key: spec.etcd_key, certificate: spec.etcd_cert, authority: spec.etcd_ca_cert },
         etcd_username: spec.etcd_username,
         etcd_password: spec.etcd_password,
-        cluster: Cluster::Absent,
+        orchestrator: Orchestrator::Absent,
         path_setting: "datastore_path",
     };
-    if !settings.names_a_store() {
-        "kubernetes".clone_into(&mut settings.datastore_type);
+    if !names_a_store(&settings) {
+        KUBERNETES.clone_into(&mut settings.datastore_type);
     }
     settings
 }
@@ -161,8 +161,8 @@ fn reason(error: &serde_saphyr::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::{Access, Identity, Login, Pem};
-    use crate::location::Location;
+    use crate::choice;
+    use driver::{Access, Identity, Location, Login, Pem};
 
     const HEAD: &str = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\n";
 
@@ -172,15 +172,17 @@ mod tests {
         read(ConfigFile::Given(file.path())).map(Option::unwrap)
     }
 
+    fn located(text: &str) -> Result<Location> {
+        choice::location(&stores::drivers(), &read_text(text)?)
+    }
+
     fn location(spec: &str) -> Result<Location> {
-        read_text(&format!("{HEAD}spec:\n{spec}"))?.location()
+        located(&format!("{HEAD}spec:\n{spec}"))
     }
 
     fn access(spec: &str) -> Result<Access> {
-        match location(&format!("  etcdEndpoints: https://a:1,https://b:2\n{spec}"))? {
-            Location::Etcd(etcd) => Ok(etcd.access),
-            other => panic!("{other}"),
-        }
+        let location = location(&format!("  etcdEndpoints: https://a:1,https://b:2\n{spec}"))?;
+        Ok(location.cluster().expect("a cluster").access.clone())
     }
 
     #[test]
@@ -189,7 +191,7 @@ mod tests {
         let json = r#"{"apiVersion":"projectcalico.org/v3","kind":"CalicoAPIConfig","metadata":{},
             "spec":{"datastoreType":"etcdv3","etcdEndpoints":"http://a:1,http://b:2","k8sInsecureSkipTLSVerify":false}}"#;
         for text in [&yaml, json] {
-            assert_eq!(read_text(text).unwrap().location().unwrap().to_string(), "etcd://a:1,b:2", "{text}");
+            assert_eq!(located(text).unwrap().to_string(), "etcd://a:1,b:2", "{text}");
         }
         let found = location("  etcdDiscoverySrv: example.org\n").unwrap();
         assert_eq!(found.to_string(), "etcd members in the SRV records of example.org");
@@ -239,7 +241,7 @@ mod tests {
     fn it_is_strict_and_repeats_no_value() {
         let broken = |text: &str| {
             let error = read_text(text).map(drop).unwrap_err();
-            let said = format!("{error} {error:?} {}", error.advice());
+            let said = format!("{error} {error:?} {}", stores::drivers().advice(&error));
             assert!(!said.contains("hidden"), "{said}");
             error.to_string()
         };

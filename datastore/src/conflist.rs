@@ -5,10 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use driver::{ConfigError, Drivers, Location};
 use serde_json::{Map, Value};
 
-use crate::error::{Candidate, ConfigError};
-use crate::location::Location;
 use crate::netconf::{NetConfStore, for_netconf};
 use crate::text::text_fault;
 
@@ -19,11 +18,19 @@ pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     /// Each store once, in the order of the files' names.
-    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) candidates: Vec<NamedStore>,
     /// The first plugin that is for us, but leads to no store.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
     /// The unreadable files, a sentence each.
     pub(crate) unreadable: Vec<String>,
+}
+
+/// A store that a file of the folder names.
+#[derive(Debug)]
+pub(crate) struct NamedStore {
+    pub(crate) location: Location,
+    /// The first file that names it.
+    pub(crate) file: PathBuf,
 }
 
 /// A plugin of the CNI configuration whose addresses come from `calico-ipam`.
@@ -45,12 +52,12 @@ impl fmt::Debug for CalicoNetwork {
 
 /// The networks of a folder of CNI configuration whose `ipam.type` is `calico-ipam`, and what could not be read, a sentence
 /// each. An absent folder is an empty one.
-pub fn calico_networks(dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
+pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |file, plugin| {
         let Some(conf) = plugin.as_object() else { return };
         if let Some(store) = store_settings(conf).filter(|store| store.called_as_calico_ipam) {
-            let store = for_netconf(&store, &|_| None);
+            let store = for_netconf(drivers, &store, &|_| None);
             networks.push(CalicoNetwork { file: file.to_owned(), conf: conf.clone(), store });
         }
     });
@@ -70,11 +77,11 @@ pub struct Network {
 
 /// The networks of a folder of CNI configuration whose addresses come from us and that lead to a store, and what could not
 /// be read, a sentence each. An absent folder is an empty one.
-pub fn networks(dir: &Path) -> (Vec<Network>, Vec<String>) {
+pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<Network>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
         let Some(conf) = plugin.as_object() else { return };
-        if let Some(Ok(store)) = store_settings(conf).map(|store| for_netconf(&store, &|_| None)) {
+        if let Some(Ok(store)) = store_settings(conf).map(|store| for_netconf(drivers, &store, &|_| None)) {
             networks.push(Network { name: text(conf, "name"), store, subnets: subnets(conf) });
         }
     });
@@ -99,9 +106,9 @@ pub(crate) fn subnets(conf: &Map<String, Value>) -> Vec<String> {
 }
 
 /// The stores that a folder of CNI configuration names. An absent folder is an empty one.
-pub(crate) fn scan(dir: &Path) -> Found {
+pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> Found {
     let mut found = Found::default();
-    let unreadable = each_plugin(dir, |file, plugin| found.add(file, plugin));
+    let unreadable = each_plugin(dir, |file, plugin| found.add(drivers, file, plugin));
     Found { unreadable, ..found }
 }
 
@@ -125,15 +132,15 @@ pub(crate) fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> V
 }
 
 impl Found {
-    fn add(&mut self, file: &Path, plugin: &Value) {
+    fn add(&mut self, drivers: &Drivers, file: &Path, plugin: &Value) {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
         };
         // An operator's shell is not the runtime's: its environment has nothing to do with what the file means.
-        match for_netconf(&conf, &|_| None) {
+        match for_netconf(drivers, &conf, &|_| None) {
             Ok(location) => {
                 if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
-                    self.candidates.push(Candidate { location, file: file.to_owned() });
+                    self.candidates.push(NamedStore { location, file: file.to_owned() });
                 }
             }
             Err(error) => {
@@ -252,6 +259,10 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
 mod tests {
     use super::*;
 
+    fn at(url: &str) -> Location {
+        stores::at(url).unwrap()
+    }
+
     #[test]
     fn networks_with_their_stores_and_subnets() {
         let dir = tempfile::tempdir().unwrap();
@@ -290,14 +301,14 @@ mod tests {
         for (name, text) in files {
             fs::write(dir.path().join(name), text).unwrap();
         }
-        let (found, unreadable) = networks(dir.path());
+        let (found, unreadable) = networks(&stores::drivers(), dir.path());
         let expected = [
-            ("a", Location::Sled("/a".into()), &["10.0.0.0/24", "fd00::/64"][..]),
-            ("b", Location::Redb("/var/lib/margay/ipam.redb".into()), &["10.1.0.0/24", "10.2.0.0/16"]),
-            ("w", Location::Redb("/var/lib/margay/ipam.redb".into()), &["fd03::/64", "10.3.0.20/24"]),
-            ("d", Location::Sled("/d".into()), &["10.4.0.0/24"]),
-            ("e", Location::Sled("/e".into()), &[]),
-            ("cbr0", Location::Sled("/f".into()), &[]),
+            ("a", at("sled:///a"), &["10.0.0.0/24", "fd00::/64"][..]),
+            ("b", at("redb:///var/lib/margay/ipam.redb"), &["10.1.0.0/24", "10.2.0.0/16"]),
+            ("w", at("redb:///var/lib/margay/ipam.redb"), &["fd03::/64", "10.3.0.20/24"]),
+            ("d", at("sled:///d"), &["10.4.0.0/24"]),
+            ("e", at("sled:///e"), &[]),
+            ("cbr0", at("sled:///f"), &[]),
         ];
         let expected = expected.map(|(name, store, subnets)| Network {
             name: name.into(),

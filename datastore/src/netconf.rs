@@ -1,9 +1,9 @@
 //! Which store a plugin works on.
 
-use crate::environment::{Environment, overriding};
-use crate::error::{ConfigError, Result};
-use crate::location::Location;
-use crate::settings::{Cluster, EtcdFiles, Settings};
+use driver::{ConfigError, Drivers, EtcdFiles, Location, Orchestrator, Result, Settings};
+
+use crate::choice::{location, means_cluster, names_embedded};
+use crate::environment::{self, Environment, overriding, variable};
 
 /// The store in a NetConf; absent and empty are the same, but for the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl NetConfStore {
             // Calico's plugin knows no user in a NetConf either: it takes both from the environment.
             etcd_username: String::new(),
             etcd_password: String::new(),
-            cluster: if meant { Cluster::Meant } else { Cluster::Absent },
+            orchestrator: if meant { Orchestrator::Kubernetes } else { Orchestrator::Absent },
             path_setting: "datastore_path",
         }
     }
@@ -65,43 +65,42 @@ impl NetConfStore {
 /// - Otherwise the environment counts as it does for Calico: each setting of the NetConf beats the variable of the same
 ///   purpose, and the variable with the prefix `CALICO_` beats both.
 /// - Called as `calico-ipam`, or with any etcd or Kubernetes setting, a missing endpoint is Calico's error; it never
-///   leads to a store on this host. Nothing configured at all means [`Location::default`].
+///   leads to a store on this host. Nothing configured at all means [`Drivers::default_location`].
 ///
 /// # Errors
 /// Those of [`ConfigError`] that are about types, endpoints, paths and contradictions.
-pub fn for_netconf(conf: &NetConfStore, env: &Environment<'_>) -> Result<Location> {
+pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>) -> Result<Location> {
     let own = conf.settings();
-    if own.names_embedded() || (own.datastore_type.is_empty() && !own.path.is_empty()) {
-        if own.datastore_type.is_empty() && own.means_cluster() {
+    if names_embedded(drivers, &own) || (own.datastore_type.is_empty() && !own.path.is_empty()) {
+        if own.datastore_type.is_empty() && means_cluster(drivers, &own) {
             return Err(ConfigError::PathWithoutEmbedded);
         }
-        return own.location();
+        return location(drivers, &own);
     }
     let mut merged = merge(&own, env);
-    if own.means_cluster() {
-        if merged.names_embedded() {
+    if means_cluster(drivers, &own) {
+        if names_embedded(drivers, &merged) {
             return Err(ConfigError::Contradiction { environment: merged.datastore_type });
         }
         // A path in the environment belongs to another network's store on this host.
         merged.path = own.path;
         // An empty variable can take the endpoints away, but not the intention.
-        merged.cluster = Cluster::Meant;
+        merged.orchestrator = Orchestrator::Kubernetes;
     }
-    if conf.called_as_calico_ipam && merged.path.is_empty() && !merged.names_embedded() {
-        merged.cluster = Cluster::Meant;
+    if conf.called_as_calico_ipam && merged.path.is_empty() && !names_embedded(drivers, &merged) {
+        merged.orchestrator = Orchestrator::Kubernetes;
     }
-    merged.location()
+    location(drivers, &merged)
 }
 
 /// The NetConf's settings and the environment's, by Calico's precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
-    let outer = Settings::from_environment(env);
+    let outer = environment::settings(env);
     let pick = |name: &str, own: &str, outer: String| {
         if own.is_empty() || overriding(env, name).is_some() { outer } else { own.to_owned() }
     };
-    let kubernetes =
-        ["KUBECONFIG", "K8S_API_ENDPOINT"].into_iter().any(|name| !crate::environment::variable(env, name).is_empty());
-    let meant = kubernetes || [own.cluster, outer.cluster].contains(&Cluster::Meant);
+    let kubernetes = ["KUBECONFIG", "K8S_API_ENDPOINT"].into_iter().any(|name| !variable(env, name).is_empty());
+    let meant = kubernetes || [own.orchestrator, outer.orchestrator].contains(&Orchestrator::Kubernetes);
     Settings {
         datastore_type: pick("DATASTORE_TYPE", &own.datastore_type, outer.datastore_type),
         path_setting: if own.path.is_empty() { outer.path_setting } else { own.path_setting },
@@ -116,15 +115,14 @@ fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
         etcd_inline: EtcdFiles::default(),
         etcd_username: outer.etcd_username,
         etcd_password: outer.etcd_password,
-        cluster: if meant { Cluster::Meant } else { Cluster::Absent },
+        orchestrator: if meant { Orchestrator::Kubernetes } else { Orchestrator::Absent },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::{Access, Identity, Login, Pem};
-    use crate::location::{DEFAULT_REDB_PATH, DEFAULT_SLED_PATH};
+    use driver::{Access, Identity, Login, Pem};
 
     fn conf(set: impl FnOnce(&mut NetConfStore)) -> NetConfStore {
         let mut conf = NetConfStore::default();
@@ -133,25 +131,29 @@ mod tests {
     }
 
     fn with(conf: &NetConfStore, env: &[(&str, &str)]) -> Result<Location> {
-        for_netconf(conf, &|name| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        for_netconf(&stores::drivers(), conf, &|name| {
+            env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn at(url: &str) -> Location {
+        stores::at(url).unwrap()
     }
 
     fn etcd(endpoints: &[&str]) -> Location {
-        Location::Etcd(crate::Etcd {
-            endpoints: endpoints.iter().map(|e| (*e).to_owned()).collect(),
-            ..crate::Etcd::default()
-        })
+        let hosts: Vec<_> = endpoints.iter().map(|endpoint| endpoint.trim_start_matches("http://")).collect();
+        at(&format!("etcd://{}", hosts.join(",")))
     }
 
     #[test]
     fn an_embedded_netconf_never_asks_the_environment() {
         let cases = [
-            ("sled", "", Location::Sled(DEFAULT_SLED_PATH.into())),
-            ("local", "", Location::Sled(DEFAULT_SLED_PATH.into())),
-            ("redb", "", Location::Redb(DEFAULT_REDB_PATH.into())),
-            ("sled", "/a", Location::Sled("/a".into())),
-            ("redb", "/a", Location::Redb("/a".into())),
-            ("", "/a", Location::Sled("/a".into())),
+            ("sled", "", at("sled:///var/lib/margay/ipam.sled")),
+            ("local", "", at("sled:///var/lib/margay/ipam.sled")),
+            ("redb", "", at("redb:///var/lib/margay/ipam.redb")),
+            ("sled", "/a", at("sled:///a")),
+            ("redb", "/a", at("redb:///a")),
+            ("", "/a", at("sled:///a")),
         ];
         for (kind, path, expected) in cases {
             for called_as_calico_ipam in [false, true] {
@@ -161,7 +163,7 @@ mod tests {
                     called_as_calico_ipam,
                     ..NetConfStore::default()
                 };
-                let found = for_netconf(&conf, &|name| panic!("asked for {name}"));
+                let found = for_netconf(&stores::drivers(), &conf, &|name| panic!("asked for {name}"));
                 assert_eq!(found.unwrap(), expected, "{kind:?} {path:?}");
             }
         }
@@ -173,7 +175,7 @@ mod tests {
             c.datastore_type = "sled".into();
             c.kubeconfig = "/k".into();
         });
-        assert_eq!(with(&conf, &[]).unwrap(), Location::default());
+        assert_eq!(with(&conf, &[]).unwrap(), at("sled:///var/lib/margay/ipam.sled"));
     }
 
     #[test]
@@ -184,13 +186,13 @@ mod tests {
         };
         assert_eq!(with(&empty("", ""), &[]).unwrap_err(), ConfigError::NoEndpoints);
         assert_eq!(with(&empty("", ""), &[("ETCD_ENDPOINTS", "http://a:1")]).unwrap(), etcd(&["http://a:1"]));
-        assert_eq!(with(&empty("redb", ""), &[]).unwrap(), Location::Redb(DEFAULT_REDB_PATH.into()));
-        assert_eq!(with(&empty("", "/a"), &[]).unwrap(), Location::Sled("/a".into()));
+        assert_eq!(with(&empty("redb", ""), &[]).unwrap(), at("redb:///var/lib/margay/ipam.redb"));
+        assert_eq!(with(&empty("", "/a"), &[]).unwrap(), at("sled:///a"));
     }
 
     #[test]
     fn nothing_at_all_is_the_default() {
-        assert_eq!(with(&NetConfStore::default(), &[]).unwrap(), Location::Sled(DEFAULT_SLED_PATH.into()));
+        assert_eq!(with(&NetConfStore::default(), &[]).unwrap(), at("sled:///var/lib/margay/ipam.sled"));
     }
 
     #[test]
@@ -208,7 +210,7 @@ mod tests {
         for conf in &confs {
             let error = with(conf, &[]).unwrap_err();
             assert_eq!(error.to_string(), "no etcd endpoints specified", "{conf:?}");
-            assert!(error.advice().contains("etcd_endpoints"));
+            assert!(stores::drivers().advice(&error).contains("etcd_endpoints"));
         }
         for name in ["ETCD_KEY_FILE", "CALICO_ETCD_CA_CERT_FILE", "KUBECONFIG", "K8S_API_ENDPOINT"] {
             assert_eq!(with(&NetConfStore::default(), &[(name, "x")]).unwrap_err(), ConfigError::NoEndpoints, "{name}");
@@ -256,10 +258,7 @@ mod tests {
             c.etcd_cert_file = "/own/cert".into();
             c.etcd_key_file = "/own/key".into();
         });
-        let access = |env: &[(&str, &str)]| match with(&conf, env).unwrap() {
-            Location::Etcd(etcd) => etcd.access,
-            other => panic!("{other}"),
-        };
+        let access = |env: &[(&str, &str)]| with(&conf, env).unwrap().cluster().unwrap().access.clone();
         let file = |path: &str| Pem::File(path.into());
         let identity = Identity { certificate: file("/own/cert"), key: file("/own/key") };
         let own = Access { authority: Some(file("/own/ca")), identity: Some(identity), login: None };
@@ -283,8 +282,8 @@ mod tests {
         for called_as_calico_ipam in [false, true] {
             let conf = NetConfStore { called_as_calico_ipam, ..NetConfStore::default() };
             let env = [("DATASTORE_TYPE", "redb"), ("DATASTORE_PATH", "/a")];
-            assert_eq!(with(&conf, &env).unwrap(), Location::Redb("/a".into()));
-            assert_eq!(with(&conf, &[("DATASTORE_PATH", "/a")]).unwrap(), Location::Sled("/a".into()));
+            assert_eq!(with(&conf, &env).unwrap(), at("redb:///a"));
+            assert_eq!(with(&conf, &[("DATASTORE_PATH", "/a")]).unwrap(), at("sled:///a"));
             assert_eq!(
                 with(&conf, &[("DATASTORE_PATH", "/a"), ("ETCD_ENDPOINTS", "http://a:1")]).unwrap_err(),
                 ConfigError::PathWithoutEmbedded
@@ -331,6 +330,6 @@ mod tests {
         let conf = conf(|c| c.etcd_endpoints = "http://root:hunter2@a:1".into());
         let error = with(&conf, &[]).unwrap_err();
         assert_eq!(error, ConfigError::SecretInAddress);
-        assert!(!format!("{error} {}", error.advice()).contains("hunter2"));
+        assert!(!format!("{error} {}", stores::drivers().advice(&error)).contains("hunter2"));
     }
 }

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use driver::{Candidate, ConfigError, Drivers, Location, Place, Result};
+
+use crate::choice;
 use crate::config_file::{self, ConfigFile};
-use crate::conflist::scan;
-use crate::environment::Environment;
-use crate::error::{ConfigError, Result};
-use crate::location::{Etcd, Location};
-use crate::settings::Settings;
+use crate::conflist::{NamedStore, scan};
+use crate::environment::{self, Environment};
 
 /// The source of the choice of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,9 +46,10 @@ pub struct Chosen {
     pub unreadable: Vec<String>,
 }
 
-impl Default for Chosen {
-    fn default() -> Self {
-        Self { location: Location::default(), source: Source::Default, unreadable: Vec::new() }
+impl Chosen {
+    /// The store when nothing is configured at all.
+    fn default_of(drivers: &Drivers) -> Result<Self> {
+        Ok(Self { location: drivers.default_location()?, source: Source::Default, unreadable: Vec::new() })
     }
 }
 
@@ -66,44 +67,42 @@ impl Default for Chosen {
 /// # Errors
 /// [`ConfigError::SeveralStores`] if there is more than one; otherwise what is wrong with the URL, the environment or
 /// the only file.
-pub fn for_operator(url: Option<&str>, file: ConfigFile<'_>, env: &Environment<'_>, conf_dir: &Path) -> Result<Chosen> {
+pub fn for_operator(
+    drivers: &Drivers,
+    url: Option<&str>,
+    file: ConfigFile<'_>,
+    env: &Environment<'_>,
+    conf_dir: &Path,
+) -> Result<Chosen> {
     let chosen = |location, source| Chosen { location, source, unreadable: Vec::new() };
+    let settings = environment::settings(env);
     if let Some(url) = url {
-        return match url.parse()? {
-            Location::Memory => Err(ConfigError::MemoryStore),
-            Location::Etcd(etcd) => {
-                let access = in_environment(Settings::from_environment(env).access())?;
-                Ok(chosen(Location::Etcd(Etcd { access, ..etcd }), Source::Url))
-            }
-            location => Ok(chosen(location, Source::Url)),
-        };
+        let location = drivers.parse(url)?;
+        if *location.place() == Place::Memory {
+            return Err(ConfigError::MemoryStore);
+        }
+        return Ok(chosen(location.with_access(|_| in_environment(settings.access()))?, Source::Url));
     }
     let mut passed_over = None;
-    if let Some(settings) = config_file::read(file)? {
+    if let Some(said) = config_file::read(file)? {
         let (ConfigFile::Given(path) | ConfigFile::IfThere(path)) = file;
         let in_file = |error| ConfigError::InFile { file: path.into(), error: Box::new(error) };
-        match (settings.location(), file) {
+        match (choice::location(drivers, &said), file) {
             (Ok(location), _) => return Ok(chosen(location, Source::File(path.into()))),
             (Err(error @ ConfigError::Kubernetes), ConfigFile::IfThere(_)) => passed_over = Some(in_file(error)),
             (Err(error), _) => return Err(in_file(error)),
         }
     }
-    let settings = Settings::from_environment(env);
-    if settings.names_a_store() {
-        return Ok(chosen(in_environment(settings.location())?, Source::Environment));
+    if choice::names_a_store(&settings) {
+        return Ok(chosen(in_environment(choice::location(drivers, &settings))?, Source::Environment));
     }
-    let found = from_configuration(conf_dir)?;
+    let found = from_configuration(drivers, conf_dir)?;
     if let Some(error) = passed_over.filter(|_| found.source == Source::Default) {
         return Err(error);
     }
-    match found.location {
-        // A NetConf has no place for a password.
-        Location::Etcd(etcd) => {
-            let access = etcd.access.or(in_environment(settings.access())?);
-            Ok(Chosen { location: Location::Etcd(Etcd { access, ..etcd }), ..found })
-        }
-        _ => Ok(found),
-    }
+    // A NetConf has no place for a password.
+    let location = found.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
+    Ok(Chosen { location, ..found })
 }
 
 /// Every store that the CNI configuration in `conf_dir` names, for work that is due on all of them; the default one if it
@@ -112,24 +111,21 @@ pub fn for_operator(url: Option<&str>, file: ConfigFile<'_>, env: &Environment<'
 ///
 /// # Errors
 /// The fault of the only file, or of an etcd's settings in the environment.
-pub fn all_for_operator(env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<Chosen>> {
-    let found = scan(conf_dir);
+pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<Chosen>> {
+    let found = scan(drivers, conf_dir);
     if found.candidates.is_empty() {
-        return match from_configuration(conf_dir) {
-            Err(ConfigError::InFile { error, .. }) if *error == ConfigError::Kubernetes => Ok(vec![Chosen::default()]),
+        return match from_configuration(drivers, conf_dir) {
+            Err(ConfigError::InFile { error, .. }) if *error == ConfigError::Kubernetes => {
+                Ok(vec![Chosen::default_of(drivers)?])
+            }
             chosen => chosen.map(|chosen| vec![chosen]),
         };
     }
     let mut unreadable = found.unreadable;
     let mut stores = Vec::new();
     for candidate in found.candidates {
-        let location = match candidate.location {
-            Location::Etcd(etcd) => {
-                let access = etcd.access.or(in_environment(Settings::from_environment(env).access())?);
-                Location::Etcd(Etcd { access, ..etcd })
-            }
-            location => location,
-        };
+        let settings = environment::settings(env);
+        let location = candidate.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
         let unreadable = std::mem::take(&mut unreadable);
         stores.push(Chosen { location, source: Source::File(candidate.file), unreadable });
     }
@@ -140,19 +136,20 @@ fn in_environment<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| ConfigError::InEnvironment(Box::new(error)))
 }
 
-fn from_configuration(conf_dir: &Path) -> Result<Chosen> {
-    let mut found = scan(conf_dir);
+fn from_configuration(drivers: &Drivers, conf_dir: &Path) -> Result<Chosen> {
+    let mut found = scan(drivers, conf_dir);
     match (found.candidates.len(), found.broken, found.candidates.pop()) {
         (1, _, Some(one)) => {
             Ok(Chosen { location: one.location, source: Source::File(one.file), unreadable: found.unreadable })
         }
         (_, _, Some(last)) => {
             found.candidates.push(last);
-            Err(ConfigError::SeveralStores(found.candidates))
+            let named = |found: NamedStore| Candidate { store: found.location.to_string(), file: found.file };
+            Err(ConfigError::SeveralStores(found.candidates.into_iter().map(named).collect()))
         }
         (_, Some((file, error)), None) => Err(ConfigError::InFile { file, error: Box::new(error) }),
         (_, None, None) if !found.unreadable.is_empty() => Err(ConfigError::UnreadableConfiguration(found.unreadable)),
-        (_, None, None) => Ok(Chosen::default()),
+        (_, None, None) => Chosen::default_of(drivers),
     }
 }
 
@@ -161,11 +158,15 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::access::Pem;
+    use driver::Pem;
+
+    fn at(url: &str) -> Location {
+        stores::at(url).unwrap()
+    }
 
     fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<Chosen> {
         let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        for_operator(url, ConfigFile::IfThere(&dir.join("calicoctl.cfg")), &env, dir)
+        for_operator(&stores::drivers(), url, ConfigFile::IfThere(&dir.join("calicoctl.cfg")), &env, dir)
     }
 
     fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -187,7 +188,7 @@ mod tests {
     fn the_url_beats_all() {
         let dir = folder(&[("1.conflist", SLED), ("2.conf", REDB)]);
         let chosen = choose(Some("redb:///x"), &[("DATASTORE_TYPE", "sled")], dir.path()).unwrap();
-        assert_eq!((chosen.location, chosen.source), (Location::Redb("/x".into()), Source::Url));
+        assert_eq!((chosen.location, chosen.source), (at("redb:///x"), Source::Url));
         assert_eq!(choose(Some("memory:"), &[], dir.path()).unwrap_err(), ConfigError::MemoryStore);
     }
 
@@ -222,7 +223,9 @@ mod tests {
             (None, &[], "https://b:1", "/conf/ca"),
         ];
         for (url, env, endpoint, authority) in cases {
-            let Location::Etcd(etcd) = choose(url, env, dir.path()).unwrap().location else { panic!("{url:?}") };
+            let Some(etcd) = choose(url, env, dir.path()).unwrap().location.cluster().cloned() else {
+                panic!("{url:?}")
+            };
             assert_eq!(etcd.endpoints, [endpoint]);
             assert_eq!(etcd.access.authority, Some(Pem::File(authority.into())), "{endpoint}");
             assert_eq!(etcd.access.login.is_some(), !env.is_empty(), "{endpoint}");
@@ -230,7 +233,7 @@ mod tests {
             assert!(!shown.contains("hidden"), "{shown}");
         }
         let login = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
-        let Location::Etcd(etcd) = choose(None, &login, dir.path()).unwrap().location else { panic!() };
+        let Some(etcd) = choose(None, &login, dir.path()).unwrap().location.cluster().cloned() else { panic!() };
         assert!(etcd.access.login.is_some(), "what a file has no place for is in the environment");
         let half = [("ETCD_KEY_FILE", "/k")];
         let error = choose(Some("etcd+https://a:1"), &half, dir.path()).unwrap_err();
@@ -245,21 +248,22 @@ mod tests {
         let env = [("ETCD_ENDPOINTS", "https://e:1"), ("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
         let chosen = choose(None, &env, dir.path()).unwrap();
         assert_eq!(chosen.source, Source::File(dir.path().join("calicoctl.cfg")));
-        let Location::Etcd(found) = chosen.location else { panic!() };
+        let Some(found) = chosen.location.cluster().cloned() else { panic!() };
         assert_eq!(
             (found.endpoints, found.access.login),
             (vec!["https://f:1".into()], None),
             "no word of the environment"
         );
-        assert_eq!(choose(Some("redb:///x"), &env, dir.path()).unwrap().location, Location::Redb("/x".into()));
+        assert_eq!(choose(Some("redb:///x"), &env, dir.path()).unwrap().location, at("redb:///x"));
         let broken = folder(&[("calicoctl.cfg", "{"), ("1.conflist", SLED)]);
         assert!(matches!(choose(None, &env, broken.path()), Err(ConfigError::ConfigFileSyntax { .. })));
 
         // About the Kubernetes API: no matter beside a store, an error alone, and if it was named.
         let kubernetes = folder(&[("calicoctl.cfg", &config("{datastoreType: kubernetes}")), ("1.conflist", SLED)]);
-        assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, Location::Sled("/a".into()));
+        assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, at("sled:///a"));
         let file = kubernetes.path().join("calicoctl.cfg");
-        let named = for_operator(None, ConfigFile::Given(&file), &|_| None, kubernetes.path()).unwrap_err();
+        let named =
+            for_operator(&stores::drivers(), None, ConfigFile::Given(&file), &|_| None, kubernetes.path()).unwrap_err();
         fs::remove_file(kubernetes.path().join("1.conflist")).unwrap();
         let alone = choose(None, &[], kubernetes.path()).unwrap_err();
         for error in [named, alone] {
@@ -273,7 +277,7 @@ mod tests {
     #[test]
     fn a_kubeconfig_in_the_shell_means_nothing() {
         let chosen = choose(None, &[("KUBECONFIG", "/k")], folder(&[]).path()).unwrap();
-        assert_eq!(chosen, Chosen { location: Location::default(), source: Source::Default, unreadable: Vec::new() });
+        assert_eq!(chosen, Chosen::default_of(&stores::drivers()).unwrap());
     }
 
     #[test]
@@ -286,7 +290,7 @@ mod tests {
     fn the_one_store_of_the_configuration() {
         let dir = folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.conf.bak", REDB)]);
         let chosen = choose(None, &[], dir.path()).unwrap();
-        assert_eq!(chosen.location, Location::Sled("/a".into()));
+        assert_eq!(chosen.location, at("sled:///a"));
         assert_eq!(chosen.source, Source::File(dir.path().join("1.conflist")));
     }
 
@@ -294,13 +298,13 @@ mod tests {
     fn all_stores_are_each_named_once() {
         let dir =
             folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.json", REDB), ("5.conf", "{")]);
-        let all = all_for_operator(&|_| None, dir.path()).unwrap();
+        let all = all_for_operator(&stores::drivers(), &|_| None, dir.path()).unwrap();
         let locations: Vec<_> = all.iter().map(|chosen| chosen.location.to_string()).collect();
         assert_eq!(locations, ["sled:///a", "redb:///var/lib/margay/ipam.redb"]);
         assert_eq!((all[0].unreadable.len(), all[1].unreadable.len()), (1, 0));
-        let none = all_for_operator(&|_| None, folder(&[]).path()).unwrap();
+        let none = all_for_operator(&stores::drivers(), &|_| None, folder(&[]).path()).unwrap();
         assert_eq!((none.len(), &none[0].source), (1, &Source::Default));
-        assert!(all_for_operator(&|_| None, folder(&[("1.conf", "{")]).path()).is_err());
+        assert!(all_for_operator(&stores::drivers(), &|_| None, folder(&[("1.conf", "{")]).path()).is_err());
     }
 
     #[test]
@@ -310,7 +314,7 @@ mod tests {
         let said = error.to_string();
         assert!(said.contains("sled:///a (in ") && said.contains("1.conflist)"), "{said}");
         assert!(said.contains("redb:///var/lib/margay/ipam.redb (in ") && said.contains("2.json)"), "{said}");
-        assert!(error.advice().contains("--store sled:///a"), "{}", error.advice());
+        assert!(stores::drivers().advice(&error).contains("--store sled:///a"), "{}", stores::drivers().advice(&error));
     }
 
     #[test]
@@ -321,19 +325,20 @@ mod tests {
             error.to_string().ends_with("10-calico.conflist: datastore type kubernetes is not supported"),
             "{error}"
         );
-        assert!(error.advice().contains("--store URL"));
+        assert!(stores::drivers().advice(&error).contains("--store URL"));
         let dir = folder(&[("10-calico.conflist", CALICO), ("20.conf", REDB)]);
-        assert_eq!(choose(None, &[], dir.path()).unwrap().location, Location::Redb(crate::DEFAULT_REDB_PATH.into()));
+        assert_eq!(choose(None, &[], dir.path()).unwrap().location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
     /// Work that is due on all stores has none to do there, and that is no error.
     #[test]
     fn a_calico_on_kubernetes_is_none_of_all_stores() {
-        let all = |files: &[(&str, &str)]| all_for_operator(&|_| None, folder(files).path()).unwrap();
-        assert_eq!(all(&[("10-calico.conflist", CALICO)]), [Chosen::default()]);
+        let all =
+            |files: &[(&str, &str)]| all_for_operator(&stores::drivers(), &|_| None, folder(files).path()).unwrap();
+        assert_eq!(all(&[("10-calico.conflist", CALICO)]), [Chosen::default_of(&stores::drivers()).unwrap()]);
         let beside = all(&[("10-calico.conflist", CALICO), ("20.conf", REDB)]);
         assert_eq!(beside.len(), 1);
-        assert_eq!(beside[0].location, Location::Redb(crate::DEFAULT_REDB_PATH.into()));
+        assert_eq!(beside[0].location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
     #[test]
@@ -345,7 +350,7 @@ mod tests {
             assert!(error.to_string().contains("1.conflist"), "{error}");
             let dir = folder(&[("1.conflist", text), ("2.conf", SLED)]);
             let chosen = choose(None, &[], dir.path()).unwrap();
-            assert_eq!(chosen.location, Location::Sled("/a".into()));
+            assert_eq!(chosen.location, at("sled:///a"));
             assert_eq!(chosen.unreadable.len(), 1);
         }
     }

@@ -6,12 +6,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use driver::{ClusterAddress, Location, Pem, Place};
 use wire::{Hello, Identity, name};
 
 pub use store::{ServedStore, connect};
-
-use crate::access::Pem;
-use crate::location::{Etcd, Location};
 
 /// The socket of the daemon of a store; `None` for a store that no daemon can have.
 pub fn socket(location: &Location) -> Option<PathBuf> {
@@ -20,32 +18,29 @@ pub fn socket(location: &Location) -> Option<PathBuf> {
 
 /// The name of the daemon of a store, which is also the instance of its systemd units.
 pub fn instance(location: &Location) -> Option<String> {
-    match location {
-        Location::Sled(path) | Location::Redb(path) => Some(name::of_folder(&canonical(path))),
-        Location::Etcd(etcd) => Some(name::of_cluster(&access(etcd))),
-        Location::Memory => None,
+    match location.place() {
+        Place::Folder(path) => Some(name::of_folder(&canonical(path))),
+        Place::Cluster(address) => Some(name::of_cluster(&access(address))),
+        _ => None,
     }
 }
 
 /// The identity of the cluster at this location; `None` for any other store.
 pub fn cluster(location: &Location) -> Option<Identity> {
-    let Location::Etcd(etcd) = location else { return None };
-    Some(Identity::Cluster { access: access(etcd) })
+    Some(Identity::Cluster { access: access(location.cluster()?) })
 }
 
 /// The way into a cluster, so that no client is served under the identity of another one.
-fn access(etcd: &Etcd) -> String {
-    let mut endpoints = etcd.endpoints.clone();
-    endpoints.sort_unstable();
-    endpoints.dedup();
-    let user = etcd.access.login.as_ref().map(|login| &login.user);
-    let certificate = match etcd.access.identity.as_ref().map(|identity| &identity.certificate) {
+fn access(address: &ClusterAddress) -> String {
+    let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
+    let user = access.login.as_ref().map(|login| &login.user);
+    let certificate = match access.identity.as_ref().map(|identity| &identity.certificate) {
         Some(Pem::File(path)) => Some(path.display().to_string()),
         Some(Pem::Inline(text)) => Some(text.clone()),
         None => None,
     };
     // Quoted, so that no two ways read alike.
-    format!("{endpoints:?} {:?} {user:?} {certificate:?}", etcd.discovery_srv)
+    format!("{endpoints:?} {discovery_srv:?} {user:?} {certificate:?}")
 }
 
 /// A path without symbolic links, as far as it leads somewhere.
@@ -78,7 +73,15 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use driver::{Access, Login};
+
     use super::*;
+
+    fn at(url: &str) -> Location {
+        stores::at(url).unwrap()
+    }
 
     #[test]
     fn a_link_and_its_target_have_one_socket() {
@@ -86,27 +89,25 @@ mod tests {
         let root = root.path().canonicalize().unwrap();
         fs::create_dir(root.join("real")).unwrap();
         std::os::unix::fs::symlink(root.join("real"), root.join("link")).unwrap();
-        let name = |path: &str| instance(&Location::Sled(root.join(path))).unwrap();
+        let name = |path: &str| instance(&at(&format!("sled://{}", root.join(path).display()))).unwrap();
         assert_eq!(name("link"), name("real"));
         assert_eq!(name("link/a/b"), name("real/a/b"), "what is not there yet");
         assert_ne!(name("real/a"), name("real/b"));
-        assert_eq!(instance(&Location::Memory), None);
+        assert_eq!(instance(&at("memory:")), None);
     }
 
     #[test]
     fn the_default_store_has_the_name_that_systemd_gives_it() {
-        let name = instance(&Location::Sled("/nowhere/margay/ipam.sled".into()));
+        let name = instance(&at("sled:///nowhere/margay/ipam.sled"));
         assert_eq!(name.as_deref(), Some("nowhere-margay-ipam.sled"));
     }
 
     #[test]
     fn each_identity_has_its_own_daemon() {
-        let of = |url: &str| url.parse::<Location>().unwrap();
-        let plain = of("etcd://a:1,b:2");
-        assert_eq!(instance(&plain), instance(&of("etcd://b:2,a:1")));
-        let Location::Etcd(mut etcd) = plain.clone() else { panic!("not etcd") };
-        etcd.access.login = Some(crate::access::Login { user: "calico".to_owned(), password: "hidden".to_owned() });
-        let named = Location::Etcd(etcd);
+        let plain = at("etcd://a:1,b:2");
+        assert_eq!(instance(&plain), instance(&at("etcd://b:2,a:1")));
+        let login = Some(Login { user: "calico".to_owned(), password: "hidden".to_owned() });
+        let Ok(named) = plain.clone().with_access(|access| Ok::<_, Infallible>(Access { login, ..access }));
         assert_ne!(instance(&plain), instance(&named));
         assert!(!instance(&named).unwrap().contains("hidden"));
     }

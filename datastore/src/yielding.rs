@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use driver::{Location, OpenOptions};
 use kv::{
     Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest,
     WatchStream,
@@ -11,8 +12,7 @@ use kv::{
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::care;
-use crate::location::Location;
-use crate::open::{Create, OpenStore, open};
+use crate::open::{OpenStore, open};
 
 /// How long a reader of much has an embedded store at least; then it releases the store when another process waits.
 pub const LEAST_HOLD: Duration = Duration::from_millis(10);
@@ -60,7 +60,7 @@ impl YieldingStore {
     }
 
     async fn begin(&self) -> Result<Held> {
-        let open = open(&self.location, Create::Never, self.wait).await?;
+        let open = open(&self.location, &OpenOptions::default().with_wait(self.wait)).await?;
         if let Some(store) = open.embedded() {
             let id = store.id().to_string();
             if *self.id.get_or_init(|| id.clone()) != id {

@@ -13,18 +13,18 @@ const WAIT: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(50);
 
 fn locations(folder: &std::path::Path) -> [Location; 2] {
-    [Location::Sled(folder.join("sled/store")), Location::Redb(folder.join("redb/store"))]
+    ["sled", "redb"].map(|engine| stores::of_engine(engine, folder.join(engine).join("store")).unwrap())
 }
 
 /// A store with one key.
 async fn make(location: &Location, key: &str) {
-    let made = open(location, Create::IfMissing, WAIT).await.unwrap();
+    let made = open(location, &Create::IfMissing.with_wait(WAIT)).await.unwrap();
     made.store().put(key, "1").await.unwrap();
     made.close().await.unwrap();
 }
 
 async fn has(location: &Location, key: &str) -> bool {
-    let opened = open(location, Create::Never, WAIT).await.unwrap();
+    let opened = open(location, &Create::Never.with_wait(WAIT)).await.unwrap();
     let found = opened.store().get(key).await.unwrap().is_some();
     opened.close().await.unwrap();
     found
@@ -36,7 +36,7 @@ async fn a_store_that_somebody_made_meanwhile_stays() {
     for location in locations(folder.path()) {
         let staging = Staging::begin(&location).await.unwrap();
         make(&staging.location(), "new").await;
-        let (staging, held) = staging.hold(&location, SHORT).await.unwrap();
+        let (staging, held) = staging.hold(SHORT).await.unwrap();
         assert!(held.is_none());
         make(&location, "made").await;
         let error = staging.finish(held).await.unwrap_err();
@@ -71,9 +71,9 @@ async fn who_waits_for_a_store_that_is_replaced_gets_the_new_one() {
         make(&location, "old").await;
         let staging = Staging::begin(&location).await.unwrap();
         make(&staging.location(), "new").await;
-        let (staging, held) = staging.hold(&location, SHORT).await.unwrap();
+        let (staging, held) = staging.hold(SHORT).await.unwrap();
         assert_eq!(held.as_ref().unwrap().newest_revision().unwrap(), 2);
-        assert_eq!(*open(&location, Create::Never, SHORT).await.unwrap_err().kind(), ErrorKind::Locked);
+        assert_eq!(*open(&location, &Create::Never.with_wait(SHORT)).await.unwrap_err().kind(), ErrorKind::Locked);
         let there = location.clone();
         let waiter = tokio::spawn(async move { has(&there, "new").await });
         while waiting(&location).await.unwrap() == 0 {
@@ -81,11 +81,7 @@ async fn who_waits_for_a_store_that_is_replaced_gets_the_new_one() {
         }
         let aside = staging.finish(held).await.unwrap().unwrap();
         assert!(waiter.await.unwrap());
-        let aside = match location {
-            Location::Sled(_) => Location::Sled(aside),
-            _ => Location::Redb(aside),
-        };
-        assert!(has(&aside, "old").await);
+        assert!(has(&location.moved_to(aside), "old").await);
         assert_eq!(glance(&location).await.unwrap().holder, Holder::Nobody);
     }
 }

@@ -13,17 +13,14 @@ use std::time::{Duration, Instant};
 
 use certificates::Certificates;
 use conformance::patient;
-use datastore::{Access, Create, Identity, Location, Login, Pem, open};
+use datastore::{Access, ConfigError, Create, Identity, Location, Login, Pem, open};
 use kv::{Auth, Error, ErrorKind, StoreExt};
 use support::Etcd;
 
 const HIDDEN: &str = "hidden-password";
 
 fn location(url: &str, access: Access) -> Location {
-    match url.parse().unwrap() {
-        Location::Etcd(etcd) => Location::Etcd(datastore::Etcd { access, ..etcd }),
-        other => panic!("{other}"),
-    }
+    stores::at(url).unwrap().with_access(|_| Ok::<_, ConfigError>(access)).unwrap()
 }
 
 /// The store URL of what listens at `url`.
@@ -34,7 +31,7 @@ fn store_url(url: &str) -> String {
 /// The error of opening, which comes in time, in one line, and with no secret in it.
 async fn refused(location: &Location) -> Error {
     let begun = Instant::now();
-    let error = open(location, Create::Never, Duration::from_secs(30)).await.unwrap_err();
+    let error = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap_err();
     assert!(begun.elapsed() < patient(Duration::from_secs(20)), "{:?}: {error}", begun.elapsed());
     let said = error.to_string();
     assert!(!said.contains('\n') && !said.contains("hidden") && !said.contains("BEGIN"), "{said}");
@@ -64,7 +61,7 @@ fn with_certificates(authority: Pem, certificate: Pem, key: Pem) -> Access {
 }
 
 async fn works(location: &Location) {
-    let opened = open(location, Create::Never, Duration::from_secs(30)).await.unwrap();
+    let opened = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap();
     opened.store().put("k", "v").await.unwrap();
     let straggler = opened.store();
     opened.close().await.unwrap();
@@ -103,7 +100,7 @@ async fn a_login_is_needed_and_checked() {
     works(&location(&url, access(HIDDEN))).await;
     let error = refused_with(&url, access("hidden-other"), &["not authenticated", "check user and password"]).await;
     assert_eq!(*error.kind(), ErrorKind::Auth(Auth::Unauthenticated));
-    let nobody = open(&location(&url, Access::default()), Create::Never, Duration::ZERO).await.unwrap();
+    let nobody = open(&location(&url, Access::default()), &Create::Never.with_wait(Duration::ZERO)).await.unwrap();
     let error = nobody.store().get("k").await.unwrap_err();
     assert!(error.to_string().contains("it wants a user and a password"), "{error}");
 }
@@ -232,5 +229,5 @@ async fn a_server_that_is_too_old_or_another() {
     assert_eq!(*error.kind(), ErrorKind::Unsupported);
     refused_with(&fake(404, None).await, Access::default(), &["this is no etcd v3: check the address"]).await;
     let new = location(&fake(200, Some(status("3.6.1"))).await, Access::default());
-    assert!(open(&new, Create::Never, Duration::ZERO).await.is_ok());
+    assert!(open(&new, &Create::Never.with_wait(Duration::ZERO)).await.is_ok());
 }

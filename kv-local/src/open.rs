@@ -31,12 +31,6 @@ pub trait Engine: Send + Sync {
     /// The files that hold its data and are never empty, relative to the store's folder; at least one for an engine that keeps data.
     fn files(&self) -> &'static [&'static str];
 
-    /// The names and entries of other engines. A folder with such an entry and without `store.id` is a store of theirs, and the
-    /// error says so.
-    fn others(&self) -> &'static [(&'static str, &'static str)] {
-        &[]
-    }
-
     /// The mechanism that makes its commits durable: a journal for an engine that syncs more than once for a commit, else the
     /// engine's own log.
     fn log(&self) -> Log;
@@ -87,6 +81,13 @@ pub enum Create {
     Never,
     /// It is made.
     IfMissing,
+}
+
+impl Create {
+    /// The options with this answer to whether a missing store is made, and this limit on the wait for the store lock.
+    pub fn with_wait(self, wait: Duration) -> OpenOptions {
+        OpenOptions::default().with_create(self).with_wait(wait)
+    }
 }
 
 /// How to open a store on disk.

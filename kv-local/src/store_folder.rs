@@ -37,8 +37,6 @@ pub(crate) struct StoreFolder {
     engine: &'static str,
     pub(crate) entry: &'static str,
     files: &'static [&'static str],
-    /// The names and entries of other engines.
-    others: &'static [(&'static str, &'static str)],
 }
 
 impl StoreFolder {
@@ -49,9 +47,7 @@ impl StoreFolder {
         let store = format!("{}://{}", engine.name(), folder.display());
         let ballast = Arc::new(Ballast::new(folder.join(BALLAST)));
         let place = Place { store, folder };
-        let (engine, others) = ((engine.name(), engine.entry(), engine.files()), engine.others());
-        let (engine, entry, files) = engine;
-        Self { place, ballast, engine, entry, files, others }
+        Self { place, ballast, engine: engine.name(), entry: engine.entry(), files: engine.files() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -108,7 +104,8 @@ impl StoreFolder {
         if !path.is_dir() {
             return folder::create(path).map_err(|error| self.place.io(path, error));
         }
-        if self.exists(QUEUE)? {
+        // A store that has lost its queue is still a store, of whichever engine.
+        if self.exists(QUEUE)? || self.exists(IDENTITY)? {
             return Ok(());
         }
         self.may_become_a_store()?;
@@ -127,14 +124,17 @@ impl StoreFolder {
         check_disk(there, bytes).map_err(|(kind, advice)| self.place.error(kind, advice))
     }
 
-    /// Refuses a folder with somebody else's files.
+    /// Refuses a folder with somebody else's files. One that is not there has none.
     fn may_become_a_store(&self) -> Result<()> {
-        for entry in self.io("", fs::read_dir(&self.place.folder))? {
+        let entries = match fs::read_dir(&self.place.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => self.io("", entries)?,
+        };
+        for entry in entries {
             let name = self.io("", entry)?.file_name();
             let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, JOURNAL, "lost+found"]
                 .into_iter()
                 .chain([self.entry])
-                .chain(self.others.iter().map(|(_, entry)| *entry))
                 .any(|known| name == known);
             if !known {
                 return Err(self.place.foreign_folder(&name.to_string_lossy()));
@@ -181,15 +181,13 @@ impl StoreFolder {
     }
 
     fn judge_incomplete(&self) -> Result<Found> {
-        for (engine, entry) in self.others {
-            if self.exists(entry)? {
-                return Err(self.place.other_engine(engine));
-            }
+        let is_unfinished = self.exists(MARKER)?;
+        if !is_unfinished && self.exists(self.entry)? {
+            return Ok(Found::Unnamed);
         }
-        if self.exists(MARKER)? {
-            return Ok(Found::Unfinished);
-        }
-        if self.exists(self.entry)? { Ok(Found::Unnamed) } else { Ok(Found::Nothing) }
+        // The files of another engine, for instance: to make a store beside them, or to say that there is none, would hide theirs.
+        self.may_become_a_store()?;
+        Ok(if is_unfinished { Found::Unfinished } else { Found::Nothing })
     }
 
     /// Leaves the folder as if nothing had been there, but for a mark that says so.

@@ -144,7 +144,7 @@ async fn scan(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> A
     {
         return Answer::ByYourself(error.to_string());
     }
-    let ipam = cni_plugin::served::ipam_on(open.store(), daemon.held.location(), open.etcd());
+    let ipam = cni_plugin::served::ipam_on(open.store(), daemon.held.location(), open.cluster());
     call.carry_out(&ipam, daemon.held.location(), asker.deadline()).await
 }
 

@@ -205,9 +205,11 @@ impl Held {
     async fn reopen(&self, turn: &mut Turn, wait: Duration) -> Result<()> {
         let _wait = self.shared.metrics.pulse.wait();
         let location = &self.shared.location;
-        let open = match datastore::open(location, Create::Never, wait).await {
+        let open = match datastore::open(location, &Create::Never.with_wait(wait)).await {
             // There may be room for releases. Other writes are refused until what was kept for these is there again.
-            Err(error) if *error.kind() == ErrorKind::NoSpace => datastore::open_to_release(location, wait).await?,
+            Err(error) if *error.kind() == ErrorKind::NoSpace => {
+                datastore::open(location, &Create::Never.with_wait(wait).with_purpose(Purpose::Release)).await?
+            }
             opened => opened?,
         };
         let identity = match (open.embedded(), self.shared.location.path()) {

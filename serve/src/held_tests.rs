@@ -123,7 +123,7 @@ fn futures(held: &Held) -> Vec<(&'static str, Stopped)> {
 /// A store of format 2 that is held, with something in it.
 async fn hold(engine: &str) -> (Held, tempfile::TempDir) {
     let root = tempfile::tempdir().unwrap();
-    let location: Location = format!("{engine}://{}", root.path().join("store").display()).parse().unwrap();
+    let location = stores::of_engine(engine, root.path().join("store")).unwrap();
     care::create(&location, care::FORMAT_WITH_LEASES, WAIT).await.unwrap();
     let held = Held::new(location, None, Arc::default());
     held.put("a", "0").await.unwrap();
@@ -133,7 +133,7 @@ async fn hold(engine: &str) -> (Held, tempfile::TempDir) {
 /// Lets another process have the store until what is returned is dropped.
 async fn lent(held: &Held) -> OpenStore {
     let location = held.location().clone();
-    let other = tokio::spawn(async move { datastore::open(&location, Create::Never, WAIT).await.unwrap() });
+    let other = tokio::spawn(async move { datastore::open(&location, &Create::Never.with_wait(WAIT)).await.unwrap() });
     while !held.is_wanted() {
         sleep(Duration::from_millis(1)).await;
     }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_plugin::served::{Answer, Call, HostLock, ipam_on};
-use datastore::Location;
 use ipam_core::Ipam;
 use ipam_core::assign::AssignRequest;
 use kv::{Deadline, ErrorKind, Outcome, Store};
@@ -129,7 +128,7 @@ impl Worker {
                 false => job.answer(replaced()),
             }
         }
-        let is_cluster = matches!(self.held.location(), Location::Etcd(_));
+        let is_cluster = self.held.location().is_shared();
         if !is_cluster {
             let together = self.take_adds();
             self.assign_together(kept, together).await;
@@ -209,7 +208,7 @@ impl Worker {
             Err(error) => return job.answer(Answer::ByYourself(error.to_string())),
         };
         // As the plugin by itself has it: for one attachment on a cluster.
-        let locks = matches!(self.held.location(), Location::Etcd(_)) && !matches!(job.call, Call::Gc(_));
+        let locks = self.held.location().is_shared() && !matches!(job.call, Call::Gc(_));
         let budget = job.asker.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
         let answer = job.call.carry_out(&ipam, self.held.location(), job.asker.deadline()).await;
@@ -220,6 +219,6 @@ impl Worker {
     fn ipam(&self, kept: &KeptOpen, purpose: Purpose, askers: Vec<Asker>) -> kv::Result<Ipam> {
         let store = AskedStore::new(kept.store(purpose)?, askers, Arc::clone(&self.metrics));
         let store: Arc<dyn Store> = Arc::new(store);
-        Ok(ipam_on(store, self.held.location(), kept.open()?.etcd()))
+        Ok(ipam_on(store, self.held.location(), kept.open()?.cluster()))
     }
 }

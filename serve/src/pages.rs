@@ -7,7 +7,6 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use datastore::Location;
 use ipam_core::Nodes;
 use ipam_operator::Operator;
 use kv::Store;
@@ -48,15 +47,10 @@ pub(crate) async fn offer(daemon: &Arc<Daemon>, options: &Options, tasks: &mut J
 }
 
 fn shown(daemon: &Arc<Daemon>, options: &Options) -> Shown {
-    let (engine, nodes) = match &options.location {
-        Location::Sled(_) => ("sled", Nodes::FirstSeen),
-        Location::Redb(_) => ("redb", Nodes::FirstSeen),
-        Location::Etcd(_) => ("etcd", Nodes::Registered),
-        _ => ("memory", Nodes::FirstSeen),
-    };
+    let nodes = if options.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen };
     let about = About {
         store: options.location.to_string(),
-        engine: engine.to_owned(),
+        engine: options.location.facts().name.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: options.node.clone(),
         boot: options.boot.clone(),

@@ -1,21 +1,17 @@
 //! How a worker gets at the store: it has it open all the time, or opens it for each operation, as the plugin does, or connects to
 //! a daemon for each operation, and opens the store if there is none.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
-use datastore::Location;
 use datastore::served::connect;
+use datastore::{Create, Location, OpenOptions, OpenStore};
 use ipam_core::Ipam;
 use ipam_core::intents::Intents;
 use kv::{Result, Store};
-use kv_local::{Create, OpenOptions};
-use kv_mvcc::MvccStore;
 
 use crate::faults::{Newest, Observed};
-use crate::plan::Engine;
 use crate::scene;
 
 /// How long a process waits for the lock.
@@ -23,28 +19,12 @@ const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// The options with which an embedded store is opened.
 pub(crate) fn open_options(create: Create) -> OpenOptions {
-    OpenOptions::default().with_create(create).with_wait(LOCK_WAIT)
+    create.with_wait(LOCK_WAIT)
 }
 
-/// Opens the embedded store in a folder.
-pub(crate) async fn open_folder(engine: Engine, folder: &Path, create: Create) -> Result<MvccStore> {
-    open_folder_with(engine, folder, &open_options(create)).await
-}
-
-/// The same with other options.
-pub(crate) async fn open_folder_with(engine: Engine, folder: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    match engine {
-        Engine::Redb => backend_redb::open(folder, options).await,
-        _ => backend_sled::open(folder, options).await,
-    }
-}
-
-/// The location of the embedded store in a folder.
-pub(crate) fn location(engine: Engine, folder: &Path) -> Location {
-    match engine {
-        Engine::Redb => Location::Redb(folder.to_owned()),
-        _ => Location::Sled(folder.to_owned()),
-    }
+/// Opens an embedded store.
+pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStore> {
+    datastore::open(location, &open_options(create)).await
 }
 
 /// A client of an etcd. It gives up on a call that takes long, so that servers that stand still are noticed.
@@ -58,16 +38,16 @@ pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
 pub(crate) enum Access {
     /// It is open.
     Open(Ipam, Newest),
-    /// It is in this folder, and one process has it at a time.
-    Folder(Engine, PathBuf, Newest),
+    /// It is in a folder, and one process has it at a time.
+    Folder(Location, Newest),
     /// The same, and that process may be a daemon.
-    Served(Engine, PathBuf, Newest),
+    Served(Location, Newest),
 }
 
 /// The store, for one operation.
 pub(crate) struct Session {
     pub(crate) ipam: Ipam,
-    opened: Option<MvccStore>,
+    opened: Option<OpenStore>,
     /// Whether a daemon has the store.
     pub(crate) is_served: bool,
 }
@@ -81,7 +61,7 @@ impl Access {
     /// How far the store is, as far as is known here.
     pub(crate) fn newest(&self) -> i64 {
         match self {
-            Self::Open(_, newest) | Self::Folder(_, _, newest) | Self::Served(_, _, newest) => newest.get(),
+            Self::Open(_, newest) | Self::Folder(_, newest) | Self::Served(_, newest) => newest.get(),
         }
     }
 
@@ -89,16 +69,16 @@ impl Access {
     pub(crate) async fn begin(&self) -> Result<Session> {
         match self {
             Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
-            Self::Served(engine, folder, newest) => {
-                if let Some(served) = connect(&location(*engine, folder), LOCK_WAIT).await {
+            Self::Served(location, newest) => {
+                if let Some(served) = connect(location, LOCK_WAIT).await {
                     let store = Observed::new(Arc::new(served), newest.clone());
                     return Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: None, is_served: true });
                 }
-                Box::pin(Self::Folder(*engine, folder.clone(), newest.clone()).begin()).await
+                Box::pin(Self::Folder(location.clone(), newest.clone()).begin()).await
             }
-            Self::Folder(engine, folder, newest) => {
-                let opened = open_folder(*engine, folder, Create::Never).await?;
-                let store = Observed::new(Arc::new(opened.clone()), newest.clone());
+            Self::Folder(location, newest) => {
+                let opened = open(location, Create::Never).await?;
+                let store = Observed::new(opened.store(), newest.clone());
                 Ok(Session { ipam: scene::allocator(Arc::new(store)), opened: Some(opened), is_served: false })
             }
         }

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni_plugin::FileIntents;
+use datastore::{Create, Scope};
 use ipam_core::intents::Intents;
 use kv::Store;
 use kv::wrap::Faulty;
-use kv_local::Create;
 use tokio::sync::watch;
 
-use crate::access::{Access, open_etcd, open_folder};
+use crate::access::{self, Access, open_etcd};
 use crate::chaos::Chaos;
 use crate::checker::Checker;
 use crate::faults::{Late, Newest, Observed, injected};
 use crate::ledger::Ledger;
-use crate::plan::{Engine, Plan};
+use crate::plan::Plan;
 use crate::report::Report;
 use crate::sabotage::{Broken, NoIntents, Sabotage};
 use crate::worker::{Deaths, Worker};
@@ -34,18 +34,17 @@ struct Place {
 }
 
 async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place, Failure> {
-    let store: Arc<dyn Store> = match plan.engine {
-        Engine::Memory => Arc::new(kv_mvcc::memory()),
-        Engine::Sled | Engine::Redb => {
-            Arc::new(open_folder(plan.engine, &folder.join("store"), Create::IfMissing).await?)
-        }
-        Engine::Etcd => {
+    let location = match plan.scope() {
+        Scope::Process => plan.in_memory(),
+        Scope::Machine => plan.in_folder(&folder.join("store")),
+        Scope::Cluster => {
             let server = etcd::start()?;
             let store = open_etcd(&server.url())?;
             let chaos = Chaos::begin(server, plan.seed, Arc::clone(ledger));
             return Ok(Place { store, chaos: Some(chaos) });
         }
     };
+    let store = access::open(&location, Create::IfMissing).await?.store();
     Ok(Place { store, chaos: None })
 }
 
@@ -80,7 +79,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
         Err(failure) => Err(failure),
     };
     let revisions = following.end(ended).await?;
-    Ok(Report { plan: *plan, counts: ledger.counts(), revisions, duration: begun.elapsed() })
+    Ok(Report { plan: plan.clone(), counts: ledger.counts(), revisions, duration: begun.elapsed() })
 }
 
 /// Lets all workers work, until there were enough operations or something is wrong.

@@ -21,6 +21,7 @@
 mod access;
 mod chaos;
 mod checker;
+mod command;
 mod daemon;
 mod etcd;
 mod faults;
@@ -38,7 +39,8 @@ mod soak_clients;
 mod witness;
 mod worker;
 
-pub use plan::{Engine, Mode, Plan, Reach};
+pub use command::main;
+pub use plan::{Mode, Plan, Reach};
 pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use report::Report;
@@ -80,9 +82,8 @@ impl From<ipam_core::Error> for Failure {
 /// # Errors
 /// The fault, with the revision, the keys and the history of the addresses.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
-    if plan.way != Reach::Files && (plan.mode == Mode::InProcess || !matches!(plan.engine, Engine::Sled | Engine::Redb))
-    {
-        return Err(Failure("a daemon runs beside processes on sled or redb".into()));
+    if plan.way != Reach::Files && (plan.mode == Mode::InProcess || plan.scope() != datastore::Scope::Machine) {
+        return Err(Failure("a daemon runs beside processes on a store in a folder".into()));
     }
     match plan.mode {
         Mode::InProcess => in_process::run(plan).await,

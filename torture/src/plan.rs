@@ -1,21 +1,12 @@
 //! The plan of a run: the store, the amount, the seed.
 
+use std::path::Path;
+
 use clap::ValueEnum;
+use datastore::{Driver, Drivers, Location, Scope};
 
+use crate::Failure;
 use crate::sabotage::Sabotage;
-
-/// The store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Engine {
-    /// In memory.
-    Memory,
-    /// sled, in a temporary folder.
-    Sled,
-    /// redb, in a temporary folder.
-    Redb,
-    /// An etcd of its own, in a temporary folder.
-    Etcd,
-}
 
 /// The kind of the workers, and their deaths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -39,11 +30,13 @@ pub enum Reach {
 }
 
 /// A plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The store.
-    pub engine: Engine,
+    /// The stores of this program.
+    drivers: Drivers,
+    /// The kind of the store, which is made anew: in memory, in a temporary folder, or an etcd of its own.
+    driver: &'static dyn Driver,
     /// The kind of the workers.
     pub mode: Mode,
     /// How many operations, at least.
@@ -61,9 +54,37 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// So many operations on a store, by three workers on each of four nodes.
-    pub fn new(engine: Engine, mode: Mode, ops: u64, seed: u64) -> Self {
-        Self { engine, mode, ops, seed, nodes: 4, workers: 3, way: Reach::Files, sabotage: Sabotage::None }
+    /// So many operations on a store of this name, by three workers on each of four nodes.
+    ///
+    /// # Errors
+    /// A name that none of these drivers has.
+    pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
+        let driver = drivers.named(store).ok_or_else(|| {
+            let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
+            Failure(format!("there is no store {store:?}: name one of {}", names.join(", ")))
+        })?;
+        let (nodes, workers, way, sabotage) = (4, 3, Reach::Files, Sabotage::None);
+        Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, sabotage })
+    }
+
+    /// The name of the store.
+    pub(crate) fn store(&self) -> &'static str {
+        self.driver.facts().name
+    }
+
+    /// The machines that use the store.
+    pub(crate) fn scope(&self) -> Scope {
+        self.driver.facts().scope
+    }
+
+    /// The store in a folder.
+    pub(crate) fn in_folder(&self, folder: &Path) -> Location {
+        self.drivers.at_folder(self.driver, folder)
+    }
+
+    /// A store in memory.
+    pub(crate) fn in_memory(&self) -> Location {
+        self.drivers.memory()
     }
 
     /// The name of a node.

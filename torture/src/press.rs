@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use datastore::Location;
 use datastore::served::{ServedStore, connect};
+use datastore::{Drivers, Location};
 use etcd_client::{Client, WatchOptions};
 use kv::{Range, RangeRequest, Store, StoreExt};
 use tokio::task::{JoinSet, spawn_blocking};
@@ -41,7 +41,9 @@ const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", 
 pub struct PressPlan {
     /// The program `margay`.
     pub margay: PathBuf,
-    /// The engine, `sled` or `redb`.
+    /// The stores of this program.
+    pub drivers: Drivers,
+    /// The name of the store.
     pub engine: String,
     /// The time of the whole run. A fifth of it is for measuring the throughput.
     pub time: Duration,
@@ -129,8 +131,7 @@ fn text(error: impl fmt::Display) -> String {
 /// A call that took too long, failed, or did not end; too little of the usual throughput beside one process that takes the store.
 pub async fn press(plan: &PressPlan) -> Result<PressReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-press").tempdir().map_err(text)?;
-    let location = format!("{}://{}", plan.engine, folder.path().join("store").display());
-    let location: Location = location.parse().map_err(text)?;
+    let location = plan.drivers.of_engine(&plan.engine, folder.path().join("store")).map_err(text)?;
     take(&plan.margay, &location, &["store", "create", "--format", "2"])?;
     let api = format!("http://{}", etcd::free_address().map_err(text)?);
     let daemon = Daemon::start_with(&plan.margay, &location, Some(&api), &HISTORY).map_err(text)?;

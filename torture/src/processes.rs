@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use cni_plugin::FileIntents;
+use datastore::{Create, Drivers, Scope};
 use fastrand::Rng;
 use kv::{Range, RangeRequest, Store, StoreExt};
-use kv_local::Create;
 use kv_mvcc::FORMAT_WITH_LEASES;
 use tokio::sync::watch;
 
-use crate::access::{Access, location, open_etcd, open_folder, open_folder_with, open_options};
+use crate::access::{Access, open, open_etcd, open_options};
 use crate::chaos::{Chaos, FROZEN, KILLED, Victim};
 use crate::checker::Checker;
 use crate::daemon::Daemon;
 use crate::faults::{Newest, Observed};
 use crate::ledger::Ledger;
-use crate::plan::{Engine, Plan, Reach};
+use crate::plan::{Plan, Reach};
 use crate::report::Report;
 use crate::witness::Witness;
 use crate::worker::{Deaths, Worker, attachment};
@@ -39,13 +39,13 @@ const STORE: &str = "torture";
 /// How long a started worker may take until it says something.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The beginning of the URL of a server.
+const HTTP: &str = "http://";
+
 /// The job of a worker process.
 #[derive(Clone, Debug, Args)]
 pub struct ChildPlan {
-    /// Which store.
-    #[arg(long, value_enum)]
-    engine: Engine,
-    /// Where: a folder, or the URL of an etcd.
+    /// The URL of the store, or of a server with etcd's API.
     #[arg(long)]
     at: String,
     /// Where intents are noted.
@@ -134,15 +134,14 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 ///
 /// # Errors
 /// The obstacle to going on.
-pub async fn be_a_worker(plan: &ChildPlan) -> Result<(), Failure> {
+pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
-    let access = match plan.engine {
-        Engine::Etcd => {
-            let store = Arc::new(Observed::new(open_etcd(&plan.at)?, newest.clone()));
-            Access::open(store, newest, Arc::new(FileIntents::new(&plan.intents, STORE)))
-        }
-        engine if plan.served => Access::Served(engine, PathBuf::from(&plan.at), newest),
-        engine => Access::Folder(engine, PathBuf::from(&plan.at), newest),
+    let access = if plan.at.starts_with(HTTP) {
+        let store = Arc::new(Observed::new(open_etcd(&plan.at)?, newest.clone()));
+        Access::open(store, newest, Arc::new(FileIntents::new(&plan.intents, STORE)))
+    } else {
+        let location = drivers.parse(&plan.at).map_err(|error| Failure(error.to_string()))?;
+        if plan.served { Access::Served(location, newest) } else { Access::Folder(location, newest) }
     };
     let mut worker =
         Worker::new(access, Arc::new(Lines), plan.node.clone(), plan.name.clone(), plan.seed, Deaths::FromOutside);
@@ -166,9 +165,8 @@ struct Process {
 
 impl Process {
     fn start(program: &Path, plan: &ChildPlan, ledger: &Arc<Ledger>) -> Result<Self, Failure> {
-        let engine = format!("{:?}", plan.engine).to_lowercase();
         let mut child = Command::new(program)
-            .args(["work", "--engine", &engine, "--at", &plan.at, "--node", &plan.node, "--name", &plan.name])
+            .args(["work", "--at", &plan.at, "--node", &plan.node, "--name", &plan.name])
             .arg("--intents")
             .arg(&plan.intents)
             .args(["--seed", &plan.seed.to_string()])
@@ -225,7 +223,7 @@ struct Run<'a> {
 
 /// Carries out a plan.
 pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> {
-    if plan.engine == Engine::Memory {
+    if plan.scope() == Scope::Process {
         return Err(Failure("processes cannot share a store in memory".into()));
     }
     let begun = Instant::now();
@@ -241,8 +239,8 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
         rng: Rng::with_seed(plan.seed),
         rounds: 0,
     };
-    let revisions = match (plan.engine, plan.way) {
-        (Engine::Etcd, _) => {
+    let revisions = match (plan.scope(), plan.way) {
+        (Scope::Cluster, _) => {
             let server = etcd::start()?;
             let url = server.url();
             run.on_a_server(server, url).await?
@@ -253,7 +251,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
         }
         _ => run.in_a_folder().await?,
     };
-    Ok(Report { plan: *plan, counts: ledger.counts(), revisions, duration: begun.elapsed() })
+    Ok(Report { plan: plan.clone(), counts: ledger.counts(), revisions, duration: begun.elapsed() })
 }
 
 impl Run<'_> {
@@ -261,13 +259,14 @@ impl Run<'_> {
     async fn in_a_folder(&mut self) -> Result<i64, Failure> {
         let Place::Folder(folder) = &self.place else { return Ok(0) };
         let folder = folder.clone();
-        let opened = open_folder(self.plan.engine, &folder, Create::IfMissing).await?;
-        let store: Arc<dyn Store> = Arc::new(opened.clone());
+        let location = self.plan.in_folder(&folder);
+        let opened = open(&location, Create::IfMissing).await?;
+        let store = opened.store();
         scene::prepare(&store, self.plan).await?;
         let checker = Checker::begin(&store, Arc::clone(&self.ledger)).await?;
         opened.close().await?;
         let chaos = if self.plan.way == Reach::Daemon {
-            let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, &folder), None)?;
+            let daemon = Daemon::start(&self.margay(), &location, None)?;
             Some(Chaos::begin(daemon, self.plan.seed, Arc::clone(&self.ledger)))
         } else {
             None
@@ -295,8 +294,8 @@ impl Run<'_> {
         loop {
             let is_last = self.is_done();
             let left = if is_last { Vec::new() } else { self.round().await? };
-            let opened = open_folder(self.plan.engine, folder, Create::Never).await?;
-            let store: Arc<dyn Store> = Arc::new(Observed::new(Arc::new(opened.clone()), self.newest.clone()));
+            let opened = open(&self.plan.in_folder(folder), Create::Never).await?;
+            let store: Arc<dyn Store> = Arc::new(Observed::new(opened.store(), self.newest.clone()));
             catch_up(&mut checker, &store).await?;
             self.clean(&scene::allocator(Arc::clone(&store)), &left).await?;
             if is_last {
@@ -321,9 +320,10 @@ impl Run<'_> {
     async fn daemon(&self) -> Result<(Daemon, String), Failure> {
         let Place::Folder(folder) = &self.place else { return Err(Failure("a daemon has a folder".into())) };
         let options = open_options(Create::IfMissing).with_format(FORMAT_WITH_LEASES);
-        open_folder_with(self.plan.engine, folder, &options).await?.close().await?;
-        let url = format!("http://{}", etcd::free_address()?);
-        let daemon = Daemon::start(&self.margay(), &location(self.plan.engine, folder), Some(&url))?;
+        let location = self.plan.in_folder(folder);
+        datastore::open(&location, &options).await?.close().await?;
+        let url = format!("{HTTP}{}", etcd::free_address()?);
+        let daemon = Daemon::start(&self.margay(), &location, Some(&url))?;
         let begun = Instant::now();
         while let Err(error) = open_etcd(&url)?.range(RangeRequest::new(Range::key("k"))).await {
             if begun.elapsed() > PATIENCE {
@@ -367,12 +367,10 @@ impl Run<'_> {
         let mut killers = Vec::new();
         for number in 0..self.plan.nodes {
             let at = match &self.place {
-                Place::Folder(folder) => folder.display().to_string(),
+                Place::Folder(folder) => self.plan.in_folder(folder).to_string(),
                 Place::Server(url) => url.clone(),
             };
             let plan = ChildPlan {
-                // By etcd's API every store is an etcd.
-                engine: if self.plan.way == Reach::Api { Engine::Etcd } else { self.plan.engine },
                 at,
                 intents: self.intents.clone(),
                 node: Plan::node(number),

@@ -29,8 +29,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { engine, mode, seed, nodes, workers, .. } = self.plan;
-        writeln!(f, "{engine:?} {mode:?}, seed {seed}, {nodes} nodes with {workers} workers each")?;
+        let Plan { mode, seed, nodes, workers, .. } = &self.plan;
+        writeln!(f, "{} {mode:?}, seed {seed}, {nodes} nodes with {workers} workers each", self.plan.store())?;
         writeln!(
             f,
             "{} operations, {} revisions checked, 0 violations, {:.1} s",

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use cni_plugin::served::{Answer, Asked, Call};
 use cni_plugin::verbs::Del;
 use datastore::served::{ServedStore, connect, is_trusted, socket};
-use datastore::{Create, Location};
+use datastore::{Create, Drivers, Location};
 use futures::StreamExt;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
@@ -51,7 +51,9 @@ const MARGIN_MIB: f64 = 16.0;
 pub struct SoakPlan {
     /// The program `margay`.
     pub margay: PathBuf,
-    /// The engine, `sled` or `redb`.
+    /// The stores of this program.
+    pub drivers: Drivers,
+    /// The name of the store.
     pub engine: String,
     /// For how long.
     pub time: Duration,
@@ -112,7 +114,7 @@ struct Shared {
 pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");
-    let location: Location = format!("{}://{}", plan.engine, path.display()).parse().map_err(text)?;
+    let location = plan.drivers.of_engine(&plan.engine, &path).map_err(text)?;
     margay(plan, &location, &["store", "create", "--format", "2"])?;
     margay(plan, &location, &["pool", "create", "soak", "10.96.0.0/16"])?;
     let api = format!("http://{}", etcd::free_address().map_err(text)?);
@@ -304,7 +306,7 @@ async fn measure(
         if answer.revision.get() > KEEP {
             compact(server.api, answer.revision.get() - KEEP).await?;
         }
-        let open = datastore::open(&shared.location, Create::Never, PATIENCE).await.map_err(text)?;
+        let open = datastore::open(&shared.location, &Create::Never.with_wait(PATIENCE)).await.map_err(text)?;
         open.close().await.map_err(text)?;
     }
     Ok(samples)
@@ -323,7 +325,7 @@ fn bytes(path: &Path) -> u64 {
 async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), String> {
     margay(plan, &shared.location, &["store", "verify"])?;
     margay(plan, &shared.location, &["ipam", "check"])?;
-    let open = datastore::open(&shared.location, Create::Never, PATIENCE).await.map_err(text)?;
+    let open = datastore::open(&shared.location, &Create::Never.with_wait(PATIENCE)).await.map_err(text)?;
     let census = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::FirstSeen)
         .census(kv::Deadline::after(Duration::from_secs(60)))
         .await

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use torture::{Engine, Mode, Plan, Sabotage};
+use torture::{Mode, Plan, Sabotage};
 
 /// The violations by commits without their guards: a change of another writer is lost, or two documents contradict each
 /// other.
@@ -13,7 +13,8 @@ const FOUND: [&str; 6] =
 
 /// The torture's report on a broken part.
 async fn said(sabotage: Sabotage) -> String {
-    let mut plan = Plan::new(Engine::Memory, Mode::InProcess, 300_000, 7);
+    let mut plan = Plan::new(&stores::drivers(), "memory", Mode::InProcess, 300_000, 7)
+        .unwrap_or_else(|failure| panic!("{failure}"));
     plan.sabotage = sabotage;
     match torture::run(&plan, Path::new("")).await {
         Ok(report) => panic!("{sabotage:?} was not noticed: {report}"),

@@ -5,15 +5,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use conformance::patient;
-use torture::{Engine, Mode, Plan, PressPlan, Reach, Report};
+use torture::{Mode, Plan, PressPlan, Reach, Report};
 
-async fn torture(engine: Engine, mode: Mode, ops: u64) -> Report {
-    carry_out(Plan::new(engine, mode, ops, fastrand::u64(..))).await
+fn plan(store: &str, mode: Mode, ops: u64) -> Plan {
+    Plan::new(&stores::drivers(), store, mode, ops, fastrand::u64(..)).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+async fn torture(store: &str, mode: Mode, ops: u64) -> Report {
+    carry_out(plan(store, mode, ops)).await
 }
 
 /// With a daemon beside the processes.
-async fn served(engine: Engine, ops: u64) -> Report {
-    let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
+async fn served(store: &str, ops: u64) -> Report {
+    let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Daemon;
     let report = carry_out(plan).await;
     assert!(report.count("operation through the daemon") > ops / 2, "{report}");
@@ -21,14 +25,14 @@ async fn served(engine: Engine, ops: u64) -> Report {
 }
 
 /// By etcd's API of a daemon.
-async fn over_the_api(engine: Engine, ops: u64) -> Report {
-    let mut plan = Plan::new(engine, Mode::Processes, ops, fastrand::u64(..));
+async fn over_the_api(store: &str, ops: u64) -> Report {
+    let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Api;
     carry_out(plan).await
 }
 
 async fn carry_out(plan: Plan) -> Report {
-    let Plan { engine, mode, ops, seed, .. } = plan;
+    let Plan { mode, ops, seed, .. } = plan;
     match torture::run(&plan, Path::new(env!("CARGO_BIN_EXE_torture"))).await {
         Ok(report) => {
             println!("{report}");
@@ -36,7 +40,7 @@ async fn carry_out(plan: Plan) -> Report {
             assert!(report.revisions > 0, "{report}");
             report
         }
-        Err(failure) => panic!("{engine:?} {mode:?}, seed {seed}: {failure}"),
+        Err(failure) => panic!("{plan:?}, {mode:?}, seed {seed}: {failure}"),
     }
 }
 
@@ -62,39 +66,39 @@ const FAULTS: [&str; 4] = ["fault: lands late", "fault: reply lost", "fault: req
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_memory() {
-    let report = torture(Engine::Memory, Mode::InProcess, 6_000).await;
+    let report = torture("memory", Mode::InProcess, 6_000).await;
     expect(&report, &VERBS);
     expect(&report, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sled() {
-    expect(&torture(Engine::Sled, Mode::InProcess, 3_000).await, &FAULTS);
+    expect(&torture("sled", Mode::InProcess, 3_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redb() {
-    expect(&torture(Engine::Redb, Mode::InProcess, 3_000).await, &FAULTS);
+    expect(&torture("redb", Mode::InProcess, 3_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_etcd() {
-    expect(&torture(Engine::Etcd, Mode::InProcess, 1_000).await, &FAULTS);
+    expect(&torture("etcd", Mode::InProcess, 1_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sled_with_killed_processes() {
-    expect(&torture(Engine::Sled, Mode::Processes, 150).await, &["worker killed (SIGKILL)"]);
+    expect(&torture("sled", Mode::Processes, 150).await, &["worker killed (SIGKILL)"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redb_with_killed_processes() {
-    expect(&torture(Engine::Redb, Mode::Processes, 300).await, &["worker killed (SIGKILL)"]);
+    expect(&torture("redb", Mode::Processes, 300).await, &["worker killed (SIGKILL)"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_etcd_with_killed_processes() {
-    expect(&torture(Engine::Etcd, Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
+    expect(&torture("etcd", Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
 }
 
 /// The daemon was killed, and frozen.
@@ -106,22 +110,22 @@ fn expect_trouble(report: &Report) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sled_with_killed_processes_and_a_daemon() {
-    expect_trouble(&served(Engine::Sled, 600).await);
+    expect_trouble(&served("sled", 600).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redb_with_killed_processes_and_a_daemon() {
-    expect_trouble(&served(Engine::Redb, 600).await);
+    expect_trouble(&served("redb", 600).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sled_with_killed_processes_over_the_api() {
-    expect_trouble(&over_the_api(Engine::Sled, 600).await);
+    expect_trouble(&over_the_api("sled", 600).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redb_with_killed_processes_over_the_api() {
-    expect_trouble(&over_the_api(Engine::Redb, 600).await);
+    expect_trouble(&over_the_api("redb", 600).await);
 }
 
 /// A crowd of clients while processes take the store, for as many seconds as `MARGAY_PRESS_SECONDS` says.
@@ -130,7 +134,8 @@ async fn press(engine: &str) {
     let margay = Path::new(env!("CARGO_BIN_EXE_torture")).with_file_name("margay");
     let (time, max_call) = (Duration::from_secs(seconds), patient(Duration::from_secs(10)));
     // Other tests run beside this one: it only catches what stands still. `torture press` is strict.
-    let plan = PressPlan { margay, engine: engine.to_owned(), time, max_call, min_share: 0.1 };
+    let plan =
+        PressPlan { drivers: stores::drivers(), margay, engine: engine.to_owned(), time, max_call, min_share: 0.1 };
     match torture::press(&plan).await {
         Ok(report) => println!("{report}"),
         Err(failure) => panic!("{engine}: {failure}"),

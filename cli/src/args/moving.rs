@@ -124,7 +124,7 @@ pub(crate) struct Import {
 
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
-    /// The store to copy: sled:///path, redb:///path or etcd://host:port
+    /// The store to copy
     #[arg(value_name = "FROM")]
     pub(crate) from: String,
 

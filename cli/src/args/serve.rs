@@ -35,7 +35,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "NAME", requires = "http")]
     pub(crate) host: Vec<String>,
 
-    /// Offer etcd's API in front of a store on sled or redb: https://HOST:PORT, http://HOST:PORT or unix:PATH
+    /// Offer etcd's API in front of a store: https://HOST:PORT, http://HOST:PORT or unix:PATH
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<String>,
 

@@ -12,9 +12,6 @@ use crate::store::{self, Use, explain, somebody_waits};
 
 /// The number of bytes that one opening reads. They are in memory meanwhile.
 const TURN_BYTES: usize = 16 << 20;
-/// The most keys that one opening reads, so that small documents take no longer than large ones. sled is exempt, since
-/// it takes longer than that to open.
-const TURN_KEYS: usize = 16_384;
 /// The number of bytes that a page should have: of an embedded store, and of a cluster.
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
@@ -111,7 +108,7 @@ impl<'l> Snapshot<'l> {
             bytes += page.kvs.iter().map(Kv::size).sum::<usize>();
             kvs.extend(page.kvs);
             let over = bytes >= TURN_BYTES
-                || (kvs.len() >= TURN_KEYS && !matches!(location, Location::Sled(_)))
+                || kvs.len() >= location.facts().keys_in_a_turn
                 || (began.elapsed() >= LEAST_HOLD && somebody_waits(location).await?);
             if over {
                 break;
@@ -177,11 +174,11 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
 
 /// The engine and the id of a store.
 pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Identity> {
-    if let Some(etcd) = open.etcd() {
-        let about = etcd.about().await.map_err(|error| explain(location, error))?;
-        return Ok(Identity { engine: "etcd", id: format!("{:x}", about.cluster), leases: None });
+    let engine = location.facts().name;
+    if let Some(cluster) = open.cluster() {
+        let about = cluster.about().await.map_err(|error| explain(location, error))?;
+        return Ok(Identity { engine, id: format!("{:x}", about.cluster), leases: None });
     }
-    let engine = if matches!(location, Location::Redb(_)) { "redb" } else { "sled" };
     let Some(store) = open.embedded() else {
         let id = open.served().map(|daemon| daemon.id().to_owned()).unwrap_or_default();
         return Ok(Identity { engine, id, leases: None });

@@ -81,7 +81,7 @@ async fn unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revisio
 
 #[cfg(test)]
 mod tests {
-    use datastore::{Create, Location};
+    use datastore::Create;
 
     use super::*;
 
@@ -99,10 +99,10 @@ mod tests {
     #[test]
     fn only_blocks_and_affinities_keep_a_quiet_watch_where_it_is() {
         let folder = tempfile::tempdir().unwrap();
-        let location = Location::Redb(folder.path().join("store"));
+        let location = stores::at(&format!("redb://{}", folder.path().join("store").display())).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let open = datastore::open(&location, Create::IfMissing, WAITS[1]).await.unwrap();
+            let open = datastore::open(&location, &Create::IfMissing.with_wait(WAITS[1])).await.unwrap();
             let store = open.store();
             let put = async |key: kv::Key| store.put(key, "x").await.unwrap();
             let block = keys::block("10.0.0.0/26".parse().unwrap());

@@ -90,9 +90,10 @@ impl Follower {
     /// A reader of this range of a store.
     pub(crate) async fn new(location: &Location, range: Range, start: Start) -> Self {
         let place = Place::Before(start);
-        let reader = match location {
-            Location::Etcd(_) => Reader::Watched(Box::new(Watched::new(location.clone(), range.clone(), place, None))),
-            _ => Reader::of_files(location, &range, place, None).await,
+        let reader = if location.is_shared() {
+            Reader::Watched(Box::new(Watched::new(location.clone(), range.clone(), place, None)))
+        } else {
+            Reader::of_files(location, &range, place, None).await
         };
         Self { location: location.clone(), range, reader }
     }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-use datastore::{Environment, Location};
+use datastore::Location;
 use ipam_core::gc::{Estate, Estates, Evidence, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
 use ipnet::IpNet;
 use kv::Deadline;
@@ -20,13 +20,13 @@ use super::{COMMITS_AT_ONCE, PATIENCE, nodes, survey};
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::output::printable;
-use crate::store::{self, Use};
+use crate::store::{self, Context, Use};
 use crate::verbs::on_ipam;
 
 /// Finds the nodes and their estates, and with `--apply` frees them.
-pub(super) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+pub(super) fn run(cli: &Cli, args: &Gc, context: Context<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
     let list = args.nodes.as_deref().map(|path| nodes::read(path, args.empty)).transpose()?;
-    let location = store::choose(cli, env, err)?.location;
+    let location = store::choose(cli, context, err)?.location;
     let (machine, own) = (Machine::of(None)?, own_names());
     let runtime = crate::runtime()?;
     let named = args.free.then(|| args.node.clone().unwrap_or_default());

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::io::Write;
 
-use datastore::{Environment, Location};
+use datastore::Location;
 use ipam_core::gc::{Estate, Estates, HandedOver, MOST_ENDPOINTS_MOVED, NodeEndpoint};
 use ipam_core::model::endpoint_name_on;
 use ipam_operator::Operator;
@@ -21,7 +21,7 @@ use crate::answer::Answer;
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
 use crate::output::{Column, printable, render};
-use crate::store::{self, Use};
+use crate::store::{self, Context, Use};
 use crate::verbs::on_ipam;
 
 /// A block that is the node's own, or has addresses of the node.
@@ -79,7 +79,7 @@ pub(super) fn run(
     cli: &Cli,
     args: &Gc,
     to: &str,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<()> {
@@ -87,7 +87,7 @@ pub(super) fn run(
     if to.is_empty() || to.contains('/') || to == from {
         return Err(Failure::new(format!("{:?} cannot be the name of another node", printable(to))));
     }
-    let location = store::choose(cli, env, err)?.location;
+    let location = store::choose(cli, context, err)?.location;
     let report = crate::runtime()?.block_on(async {
         let wanted = |_: &_, node: &str| node == from;
         if !args.apply {
@@ -131,7 +131,7 @@ fn check(location: &Location, found: &Estates, from: &str, to: &str) -> Result<(
             .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
     // Only an embedded store assigns addresses to unregistered nodes, and only while no node is registered.
-    let any_will_do = registered.is_empty() && !matches!(location, Location::Etcd(_));
+    let any_will_do = registered.is_empty() && !location.is_shared();
     if !any_will_do && !registered.contains(to) {
         return Err(Failure::new(format!("node {} is not registered in the store; nothing was moved", printable(to)))
             .hint(

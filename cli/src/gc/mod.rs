@@ -19,7 +19,7 @@ mod stores;
 use std::io::Write;
 use std::time::Duration;
 
-use datastore::{Chosen, Create, Environment, Location};
+use datastore::{Chosen, Create, Location};
 use ipam_core::gc::{
     Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
 };
@@ -34,7 +34,7 @@ use tokio::runtime::Runtime;
 
 use crate::args::{Cli, Gc};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use};
+use crate::store::{self, Context, Use};
 use crate::verbs::{nodes as nodes_of, on_ipam, yielding};
 
 /// The longest time for one read of a store, or one commit.
@@ -64,15 +64,15 @@ struct Found {
 }
 
 /// Finds the leftovers, and with `--apply` frees them.
-pub(crate) fn run(cli: &Cli, args: &Gc, env: &Environment<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+pub(crate) fn run(cli: &Cli, args: &Gc, context: Context<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
     match &args.move_to {
-        Some(to) => return hand_over::run(cli, args, to, env, out, err),
-        None if args.gone || args.free => return gone::run(cli, args, env, out, err),
+        Some(to) => return hand_over::run(cli, args, to, context, out, err),
+        None if args.gone || args.free => return gone::run(cli, args, context, out, err),
         None => {}
     }
     // Lists are read first: the older a list is, the fewer addresses are freed because of it.
     let lists = attachments::read(&args.attachments, args.empty)?;
-    let stores = match stores::choose(cli, args, env, err)? {
+    let stores = match stores::choose(cli, args, context, err)? {
         Stores::These(stores) => stores,
         Stores::None(why) => return Report::default().answer_because(why)?.print(cli.output, out, err),
     };
@@ -151,7 +151,7 @@ impl Found {
 
 /// The holdings of the node in a store, read in one opening; `None` if there is no store.
 async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Operator, Holdings)>> {
-    let open = match datastore::reach(location, Create::Never, store::wait()).await {
+    let open = match datastore::reach(location, &Create::Never.with_wait(store::wait())).await {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn endpoints_are_read_only_if_something_may_be_freed() {
-        let nowhere: Location = "redb:///nowhere/at/all".parse().unwrap();
+        let nowhere = ::stores::at("redb:///nowhere/at/all").unwrap();
         let evidence = Evidence {
             boot: "0badcafe".into(),
             up: Duration::from_secs(1),

@@ -43,7 +43,7 @@ pub(super) struct Plan {
 impl Memory {
     /// The memory below a folder; `None` for a store of one machine, which is always read as a whole.
     pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
-        if !matches!(location, Location::Etcd(_)) {
+        if !location.is_shared() {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_note_of_the_plugin_is_found_in_whatever_order_the_members_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        let [one, other] = ["etcd://a:1,b:1", "etcd://b:1,a:1"].map(|url| url.parse::<Location>().unwrap());
+        let [one, other] = ["etcd://a:1,b:1", "etcd://b:1,a:1"].map(|url| stores::at(url).unwrap());
         HeldBlocks::new(folder.path(), &one.in_order(), "n").note("10.0.0.0/26").unwrap();
         for location in [one, other] {
             let memory = Memory::of(folder.path(), &location, "n", "boot").unwrap();

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
-use datastore::{Chosen, Environment, Location, Source, all_for_operator};
+use datastore::{Chosen, Source, all_for_operator};
 
 use crate::args::{Cli, Gc};
 use crate::error::Result;
-use crate::store;
+use crate::store::{self, Context};
 
 /// The stores of a collection.
 pub(super) enum Stores {
@@ -20,11 +20,12 @@ pub(super) enum Stores {
 ///
 /// For the systemd units a machine without a network of ours is no error. Nor is a machine that has only stores of
 /// clusters, for the unit that runs before there is a network.
-pub(super) fn choose(cli: &Cli, args: &Gc, env: &Environment<'_>, err: &mut dyn Write) -> Result<Stores> {
+pub(super) fn choose(cli: &Cli, args: &Gc, context: Context<'_>, err: &mut dyn Write) -> Result<Stores> {
     if !args.all_stores && !args.local_stores {
-        return Ok(Stores::These(vec![store::choose(cli, env, err)?]));
+        return Ok(Stores::These(vec![store::choose(cli, context, err)?]));
     }
-    let mut stores = all_for_operator(env, &cli.cni_conf_dir)?;
+    let stores = all_for_operator(context.drivers, context.env, &cli.cni_conf_dir);
+    let mut stores = stores.map_err(|error| context.explain(&error))?;
     for chosen in &stores {
         for problem in &chosen.unreadable {
             _ = writeln!(err, "warning: skipped {problem}");
@@ -40,7 +41,7 @@ pub(super) fn choose(cli: &Cli, args: &Gc, env: &Environment<'_>, err: &mut dyn 
         }
     }
     if args.local_stores {
-        stores.retain(|chosen| !matches!(chosen.location, Location::Etcd(_)));
+        stores.retain(|chosen| !chosen.location.is_shared());
     }
     Ok(match stores.is_empty() {
         true => Stores::None("all stores are clusters'; margay-gc.timer goes through them".to_owned()),

@@ -10,11 +10,12 @@ mod runtime;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use datastore::{CalicoNetwork, ConfigError, Environment, calico_networks};
+use datastore::{CalicoNetwork, ConfigError, calico_networks};
 
 use crate::answer::Answer;
 use crate::args::{Cli, Install};
 use crate::error::{Failure, Result};
+use crate::store::Context;
 use place::{Installed, Others, Place};
 pub(crate) use program::Program;
 use report::{Change, Report};
@@ -34,7 +35,7 @@ const KEEP: &str = "kubectl -n kube-system set env daemonset/calico-node -c inst
 pub(crate) fn run(
     cli: &Cli,
     args: &Install,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<()> {
@@ -45,7 +46,7 @@ pub(crate) fn run(
     } else if args.undo {
         undo(role, args, &path)?
     } else {
-        install(role, cli, args, &path, env, err)?
+        install(role, cli, args, &path, context, err)?
     };
     answer.print(cli.output, out, err)
 }
@@ -55,10 +56,10 @@ fn install(
     cli: &Cli,
     args: &Install,
     path: &PluginPath,
-    env: &Environment<'_>,
+    context: Context<'_>,
     err: &mut dyn Write,
 ) -> Result<Answer> {
-    let networks = networks(role, &cli.cni_conf_dir, err)?;
+    let networks = networks(role, context, &cli.cni_conf_dir, err)?;
     let place = find_place(role, args, path)?;
     let plugin = match role {
         Role::Ipam => find_plugin(args, path)?,
@@ -77,7 +78,7 @@ fn install(
     // Before the stores, because a user without this right often cannot use a store either; running as root solves both.
     place.check_writable()?;
     for network in &networks {
-        program::check_store(&plugin, role, network, &path.listed(), env)?;
+        program::check_store(&plugin, role, network, &path.listed(), context.env)?;
     }
     let change = Change::install(&place, &plugin, &version);
     if args.dry_run {
@@ -179,8 +180,8 @@ fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Itera
 }
 
 /// Calico's networks that use the plugin of a role. A network on the Kubernetes API is refused.
-fn networks(role: Role, folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
-    let (mut networks, unreadable) = calico_networks(folder);
+fn networks(role: Role, context: Context<'_>, folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
+    let (mut networks, unreadable) = calico_networks(context.drivers, folder);
     for problem in &unreadable {
         _ = writeln!(err, "warning: skipped {problem}");
     }

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use conformance::{Harness, Options, Run};
-use datastore::{Environment, Location, for_operator};
+use datastore::{Location, Place};
 
 use self::plan::Plan;
 use self::progress::Progress;
@@ -17,13 +17,13 @@ use self::report::{Summary, reporter};
 use crate::args::{Cli, Conformance, ReportFormat};
 use crate::error::{Failure, Result};
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::store::config_file;
+use crate::store::Context;
 
 /// Judges a store and returns the exit code: 0 if nothing failed.
 pub(crate) fn run(
     cli: &Cli,
     args: &Conformance,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<u8> {
@@ -31,7 +31,7 @@ pub(crate) fn run(
         return Err(Failure::new("the store to judge is named without --store")
             .hint("write it as: margay conformance sled:///path"));
     }
-    let location = locate(cli, args, env)?;
+    let location = locate(cli, args, context)?;
     check_filter(args)?;
     let runtime = crate::runtime()?;
     let interrupt = Interrupt::listen()?;
@@ -55,11 +55,11 @@ pub(crate) fn run(
     }
 }
 
-fn locate(cli: &Cli, args: &Conformance, env: &Environment<'_>) -> Result<Location> {
-    match args.url.parse() {
-        Ok(Location::Memory) => Ok(Location::Memory),
-        Ok(_) => Ok(for_operator(Some(&args.url), config_file(cli), env, &cli.cni_conf_dir)?.location),
-        Err(error) => Err(error.into()),
+fn locate(cli: &Cli, args: &Conformance, context: Context<'_>) -> Result<Location> {
+    let location = context.drivers.parse(&args.url).map_err(|error| context.explain(&error))?;
+    match location.place() {
+        Place::Memory => Ok(location),
+        _ => Ok(context.locate(cli, Some(&args.url))?.location),
     }
 }
 
@@ -116,7 +116,9 @@ mod tests {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let options = Options::new().with_filter("T0");
-        let code = judge(broken.around(NewStores::Memory), &options, format, &mut out, &mut err).unwrap();
+        let code =
+            judge(broken.around(NewStores::Memory(stores::drivers().memory())), &options, format, &mut out, &mut err)
+                .unwrap();
         (code, String::from_utf8(out).unwrap())
     }
 

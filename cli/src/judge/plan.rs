@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::{Beside, BoxError, Fixture, Found, Harness, InPlace};
-use datastore::Location;
+use datastore::{Location, Place};
 use kv::{Content, ErrorKind, Range, RangeRequest};
 
 use super::site::{AtUrl, Folder, NewStores};
@@ -40,8 +40,8 @@ impl Plan {
         if let Some(typed) = erase {
             check_host(typed, host.as_deref(), location)?;
         }
-        if *location == Location::Memory {
-            return Ok(Self::New(Arc::new(NewStores::Memory)));
+        if *location.place() == Place::Memory {
+            return Ok(Self::New(Arc::new(NewStores::Memory(location.clone()))));
         }
         let site = AtUrl(location.clone());
         let in_place = |found| Arc::new(InPlace::new(site.clone(), found));
@@ -83,7 +83,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New(stores) => match &**stores {
-                NewStores::Memory => f.write_str("each case gets a new store"),
+                NewStores::Memory(_) => f.write_str("each case gets a new store"),
                 NewStores::Below(_) => {
                     f.write_str("there is no store yet: each case gets a new one there, and all are removed")
                 }
@@ -162,11 +162,10 @@ fn make(location: &Location) -> Result<Option<Folder>> {
 
 /// The name of the store that a person has to type: hosts and ports, or the path.
 fn host(location: &Location) -> Option<String> {
-    let url = location.to_string();
-    match location {
-        Location::Etcd(etcd) if etcd.endpoints.is_empty() => Some(etcd.discovery_srv.clone()),
-        Location::Etcd(_) => url.split_once("://").map(|(_, hosts)| hosts.to_owned()),
-        _ => location.path().map(|path| path.display().to_string()),
+    match location.cluster() {
+        Some(cluster) if cluster.endpoints.is_empty() => Some(cluster.discovery_srv.clone()),
+        Some(cluster) => cluster.to_string().split_once("://").map(|(_, hosts)| hosts.to_owned()),
+        None => location.path().map(|path| path.display().to_string()),
     }
 }
 
@@ -188,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_host_is_typed_out_in_full() {
-        let host = |url: &str| host(&url.parse().unwrap());
+        let host = |url: &str| host(&stores::at(url).unwrap());
         assert_eq!(host("etcd://10.0.0.1:2379").as_deref(), Some("10.0.0.1:2379"));
         assert_eq!(host("etcd+https://a:1,[fd00::1]:2").as_deref(), Some("a:1,[fd00::1]:2"));
         assert_eq!(host("redb:///srv/x").as_deref(), Some("/srv/x"));

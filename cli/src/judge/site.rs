@@ -10,7 +10,7 @@ use std::{fs, io, thread};
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
-use datastore::{Create, Location, OpenStore};
+use datastore::{Create, Drivers, Location, OpenStore};
 use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
@@ -45,7 +45,7 @@ impl Harness for AtUrl {
 /// New stores: in memory, or in a folder that was not there before, one for each case.
 #[derive(Debug)]
 pub(super) enum NewStores {
-    Memory,
+    Memory(Location),
     Below(Folder),
 }
 
@@ -53,7 +53,8 @@ pub(super) enum NewStores {
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    store_at: fn(PathBuf) -> Location,
+    /// The store that is judged, which is not there.
+    location: Location,
     /// True if the run made the folder; an empty folder that was there before stays.
     ours: bool,
     made: AtomicU64,
@@ -62,17 +63,13 @@ pub(super) struct Folder {
 impl Folder {
     /// Makes the folder unless it exists.
     pub(super) fn make(location: &Location) -> io::Result<Option<Self>> {
-        let (path, store_at): (&Path, fn(PathBuf) -> Location) = match location {
-            Location::Sled(path) => (path, Location::Sled),
-            Location::Redb(path) => (path, Location::Redb),
-            _ => return Ok(None),
-        };
+        let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(error),
         };
-        Ok(Some(Self { path: path.to_owned(), store_at, ours, made: AtomicU64::new(0) }))
+        Ok(Some(Self { path: path.to_owned(), location: location.clone(), ours, made: AtomicU64::new(0) }))
     }
 
     fn place(&self, number: u64) -> PathBuf {
@@ -96,7 +93,7 @@ impl NewStores {
     /// Removes all stores of the run.
     pub(super) fn clear_up(&self) -> io::Result<()> {
         match self {
-            Self::Memory => Ok(()),
+            Self::Memory(_) => Ok(()),
             Self::Below(folder) => folder.remove(),
         }
     }
@@ -126,7 +123,7 @@ fn remove_store(path: &Path) -> io::Result<()> {
 impl Harness for NewStores {
     fn abilities(&self) -> &[Ability] {
         match self {
-            Self::Memory => &[Ability::New, Ability::Close, Ability::Progress],
+            Self::Memory(_) => &[Ability::New, Ability::Close, Ability::Progress],
             Self::Below(_) => {
                 use Ability::{Close, Embedded, Folder, Measure, New, Processes, Progress, Reopen};
                 &[New, Reopen, Close, Measure, Processes, Embedded, Folder, Progress]
@@ -136,10 +133,10 @@ impl Harness for NewStores {
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let location = match self {
-            Self::Memory => Location::Memory,
+            Self::Memory(location) => location.clone(),
             Self::Below(folder) => {
                 let number = folder.made.fetch_add(1, Ordering::SeqCst);
-                (folder.store_at)(folder.place(number))
+                folder.location.moved_to(folder.place(number))
             }
         };
         let opened = Opened::new(location, Create::IfMissing, WAIT).await?;
@@ -147,20 +144,24 @@ impl Harness for NewStores {
     }
 
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
-        Joining.join(address, wait).await
+        let location = match self {
+            Self::Memory(location) => location,
+            Self::Below(below) => &below.location,
+        };
+        Joining(location.drivers().clone()).join(address, wait).await
     }
 
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         match self {
-            Self::Memory => Err("a store in memory has no address".into()),
-            Self::Below(below) => address(&(below.store_at)(folder.join("store"))),
+            Self::Memory(_) => Err("a store in memory has no address".into()),
+            Self::Below(below) => address(&below.location.moved_to(folder.join("store"))),
         }
     }
 }
 
 /// Opens the store at an address, for a process of a case; the store is made if it does not exist.
 #[derive(Debug)]
-pub(crate) struct Joining;
+pub(crate) struct Joining(pub(crate) Drivers);
 
 #[async_trait]
 impl Harness for Joining {
@@ -173,23 +174,20 @@ impl Harness for Joining {
     }
 
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
-        let location = match address.split_once(':') {
-            Some(("sled", path)) => Location::Sled(path.into()),
-            Some(("redb", path)) => Location::Redb(path.into()),
-            _ => return Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())),
-        };
+        let location = address.split_once(':').and_then(|(engine, path)| {
+            let driver = self.0.local().find(|driver| driver.facts().name == engine)?;
+            Some(self.0.at_folder(driver, path))
+        });
+        let unknown = || kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned());
+        let location = location.ok_or_else(unknown)?;
         Ok(Box::new(Opened::new(location, Create::IfMissing, wait).await?))
     }
 }
 
 /// The address that [`Joining`] opens: the engine and the path, which may be relative, unlike the path of a URL.
 fn address(location: &Location) -> Result<String, BoxError> {
-    let (engine, path) = match location {
-        Location::Sled(path) => ("sled", path),
-        Location::Redb(path) => ("redb", path),
-        _ => return Err("only a store in a folder has an address".into()),
-    };
-    Ok(format!("{engine}:{}", path.to_str().ok_or("a path that is no text")?))
+    let path = location.path().ok_or("only a store in a folder has an address")?;
+    Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
 }
 
 /// An open store, and other handles on it.
@@ -204,7 +202,7 @@ pub(super) struct Opened {
 
 impl Opened {
     async fn new(location: Location, create: Create, wait: Duration) -> kv::Result<Self> {
-        let open = datastore::open(&location, create, wait).await?;
+        let open = datastore::open(&location, &create.with_wait(wait)).await?;
         Ok(Self { location, store: open.store(), open: Some(open), others: Mutex::default() })
     }
 
@@ -227,10 +225,10 @@ impl Fixture for Opened {
     }
 
     async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
-        if !matches!(self.location, Location::Etcd(_)) {
+        if !self.location.is_shared() {
             return Ok(self.store());
         }
-        let other = datastore::open(&self.location, Create::Never, WAIT).await?;
+        let other = datastore::open(&self.location, &Create::Never.with_wait(WAIT)).await?;
         let store = other.store();
         self.others.lock().await.push(other);
         Ok(store)
@@ -238,7 +236,7 @@ impl Fixture for Opened {
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
         self.shut().await?;
-        let open = datastore::open(&self.location, Create::Never, WAIT).await?;
+        let open = datastore::open(&self.location, &Create::Never.with_wait(WAIT)).await?;
         self.store = open.store();
         self.open = Some(open);
         Ok(())

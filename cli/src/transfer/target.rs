@@ -18,11 +18,8 @@ use crate::store::{self, Use, explain, somebody_waits, wait};
 const TXN_BYTES: usize = 1_000_000;
 /// The most keys that one transaction writes: each may have a guard, and the mark has one, too.
 const TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// The number of transactions that are under way at once. An embedded store makes one commit of all that wait; for
-/// large commits sled takes gigabytes of memory.
-const IN_FLIGHT: usize = 32;
-const IN_FLIGHT_AT_SLED: usize = 8;
-const IN_FLIGHT_AT_REDB: usize = 128;
+/// The number of transactions whose keys are removed together.
+const REMOVED_TOGETHER: usize = 32;
 
 /// The number of parts that are read back at once; each of them is in memory.
 const PARTS_AT_ONCE: usize = 4;
@@ -58,7 +55,7 @@ impl<'l> Target<'l> {
 
     /// Opens a store if there is one.
     pub(crate) async fn inspect(location: &'l Location) -> Result<Self> {
-        let open = match datastore::open(location, Create::Never, wait()).await {
+        let open = match datastore::open(location, &Create::Never.with_wait(wait())).await {
             Ok(open) => Some(open),
             Err(error) if *error.kind() == ErrorKind::Missing && location.path().is_some() => None,
             Err(error) => return Err(explain(location, error)),
@@ -175,11 +172,7 @@ impl<'l> Target<'l> {
 
     /// Writes the changes to one part, which ascend. The guards of each transaction are the mark and the former values.
     pub(super) async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
-        let in_flight = match self.location {
-            Location::Redb(_) => IN_FLIGHT_AT_REDB,
-            Location::Etcd(_) => IN_FLIGHT,
-            _ => IN_FLIGHT_AT_SLED,
-        };
+        let in_flight = self.location.facts().writes_in_flight;
         let txns: Vec<Txn> =
             batches(changes).into_iter().map(|batch| self.txn_of(batch, before)).collect::<Result<_>>()?;
         let mut answers =
@@ -211,7 +204,7 @@ impl<'l> Target<'l> {
     /// Deletions of the first keys of a range that were written since a revision, and the last key that was checked.
     async fn ours(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
-        let most = i64::try_from(TXN_KEYS * IN_FLIGHT).unwrap_or(i64::MAX);
+        let most = i64::try_from(TXN_KEYS * REMOVED_TOGETHER).unwrap_or(i64::MAX);
         let request = RangeRequest::new(range).with_limit(most).with_content(Content::KeysOnly);
         let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
         let last = found.kvs.last().map(|kv| kv.key.clone());
@@ -362,7 +355,7 @@ mod tests {
     async fn what_is_read_back_is_all_that_was_written_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         for engine in ["redb", "sled"] {
-            let location = format!("{engine}://{}", folder.path().join(engine).display()).parse().unwrap();
+            let location = stores::of_engine(engine, folder.path().join(engine)).unwrap();
             let mut target = Target::make(&location).await.unwrap();
             let mark = Mark {
                 way: ipam_operator::moving::MoveKind::Migrate,

@@ -230,8 +230,5 @@ async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {
 
 /// The nodes that a store accepts: in the store of a single host, the host need not be registered.
 pub(crate) fn nodes(location: &Location) -> Nodes {
-    match location {
-        Location::Etcd(_) => Nodes::Registered,
-        _ => Nodes::FirstSeen,
-    }
+    if location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
 }

@@ -28,7 +28,7 @@ pub(super) async fn follow(
     work: impl Future<Output = Result<Answer>>,
 ) -> Result<Answer> {
     // In a cluster Felix makes the rules, and a dry run changes nothing.
-    if run == Run::Dry || matches!(location, Location::Etcd(_)) {
+    if run == Run::Dry || location.is_shared() {
         return work.await;
     }
     let before = Networks::read(ipam, deadline).await;

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 /// Does something with a store, which is opened for it, and made if it is not there.
 fn with_store<T>(location: &Location, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let open = datastore::open(location, Create::IfMissing, PATIENCE).await.unwrap();
+        let open = datastore::open(location, &Create::IfMissing.with_wait(PATIENCE)).await.unwrap();
         let done = work(&open).await;
         open.close().await.unwrap();
         done

@@ -98,8 +98,8 @@ fn pools_fill_as_they_did_on_disk() {
             })
         };
         let options = OpenOptions::default().with_create(Create::IfMissing).with_clock(clock);
-        let open: fn(&Path, &OpenOptions) -> kv::Result<kv_mvcc::MvccStore> = match lab.location {
-            Location::Sled(_) => backend_sled::open_blocking,
+        let open: fn(&Path, &OpenOptions) -> kv::Result<kv_mvcc::MvccStore> = match lab.location.facts().name {
+            "sled" => backend_sled::open_blocking,
             _ => backend_redb::open_blocking,
         };
         let store = Arc::new(open(lab.location.path().unwrap(), &options).unwrap());
@@ -114,10 +114,10 @@ fn pools_fill_as_they_did_on_disk() {
 #[test]
 fn pools_fill_as_they_did_on_etcd() {
     let etcd = Etcd::start().unwrap();
-    let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
+    let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(&location, datastore::Create::Never, PATIENCE).await.unwrap();
+        let open = datastore::open(&location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
         fill(open.store(), &Arc::new(AtomicI64::new(2 * DAY))).await;
         open.close().await.unwrap();
     });

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::Etcd;
-use datastore::{Create, Location};
+use datastore::Create;
 use ipam_core::assign::{HandleRequest, Wanted};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, Node, Owner};
@@ -32,10 +32,10 @@ fn json(url: &str, args: &[&str]) -> Value {
 
 /// Works on the store as a node of the cluster does.
 fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
-    let location: Location = url.parse().unwrap();
+    let location = stores::at(url).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        let open = datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
         let done = work(&Ipam::new(open.store(), Nodes::Registered)).await;
         open.close().await.unwrap();
         done

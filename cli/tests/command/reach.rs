@@ -44,13 +44,13 @@ impl Cluster {
     }
 
     fn location(&self) -> Location {
-        self.etcd.url().replace("http:", "etcd:").parse().unwrap()
+        stores::at(&self.etcd.url().replace("http:", "etcd:")).unwrap()
     }
 
     fn with_ipam<T>(&self, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let open = datastore::open(&self.location(), Create::Never, PATIENCE).await.unwrap();
+            let open = datastore::open(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
             let done = work(&Ipam::new(open.store(), Nodes::Registered)).await;
             open.close().await.unwrap();
             done

@@ -260,11 +260,7 @@ fn calicos_own_data_is_counted_as_calico_counts_it() {
 #[test]
 fn the_conflist_leads_to_the_store() {
     for lab in Lab::each() {
-        let (engine, path) = match &lab.location {
-            datastore::Location::Sled(path) => ("sled", path),
-            datastore::Location::Redb(path) => ("redb", path),
-            other => panic!("{other}"),
-        };
+        let (engine, path) = (lab.location.facts().name, lab.location.path().unwrap());
         let conf_dir = lab.folder().join("net.d");
         fs::create_dir(&conf_dir).unwrap();
         let conf = json!({"name": "lab", "cniVersion": "1.0.0", "plugins": [
@@ -321,7 +317,8 @@ fn an_answer_that_cannot_be_written() {
             (io::ErrorKind::StorageFull, 1, "error: cannot write the answer: no storage space\n"),
         ] {
             let mut err = Vec::new();
-            let done = cli::run(args.iter().map(Into::into), &|_| None, &mut Broken(kind), &mut err);
+            let done =
+                cli::run(&stores::drivers(), args.iter().map(Into::into), &|_| None, &mut Broken(kind), &mut err);
             assert_eq!((done, String::from_utf8(err).unwrap().as_str()), (code, said));
         }
     }

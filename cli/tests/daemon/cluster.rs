@@ -38,7 +38,7 @@ impl Cluster {
     }
 
     fn location(&self) -> Location {
-        self.url().parse().unwrap()
+        stores::at(&self.url()).unwrap()
     }
 
     fn url(&self) -> String {
@@ -84,7 +84,7 @@ impl Cluster {
 
     fn held(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
-            let open = datastore::open(&self.location(), Create::Never, PATIENCE).await.unwrap();
+            let open = datastore::open(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
             let held = held_in(&open).await;
             open.close().await.unwrap();
             held

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use datastore::{Create, Location, OpenStore, care, served};
+use datastore::{Create, Location, OpenStore, Purpose, care, served};
 use ipam_core::model::{Block, Document, keys};
 use ipam_core::sticky::waits_until;
 use ipam_core::{Ipam, Nodes};
@@ -63,10 +63,7 @@ impl Lab {
 
     /// A store of the same engine elsewhere.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
-        match self.engine {
-            "sled" => Location::Sled(folder.to_owned()),
-            _ => Location::Redb(folder.to_owned()),
-        }
+        stores::of_engine(self.engine, folder).unwrap()
     }
 
     pub(crate) fn url(&self) -> String {
@@ -116,7 +113,8 @@ impl Lab {
     pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
         block_on(async {
             // A full disk has room for that.
-            let open = datastore::open_to_release(&self.location(), PATIENCE).await.unwrap();
+            let to_release = Create::Never.with_wait(PATIENCE).with_purpose(Purpose::Release);
+            let open = datastore::open(&self.location(), &to_release).await.unwrap();
             let done = work(&open).await;
             open.close().await.unwrap();
             done
@@ -131,7 +129,7 @@ impl Lab {
     /// The same through the daemon: to open and close the files of sled takes room on the disk.
     pub(crate) fn held_there(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
-            let reached = datastore::reach(&self.location(), Create::Never, PATIENCE).await.unwrap();
+            let reached = datastore::reach(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
             assert!(reached.served().is_some(), "no daemon has the store");
             held_in(&reached).await
         })

@@ -36,7 +36,7 @@ const ALL: [Last; 4] = [Last::Takes, Last::CarriesOut, Last::AnswersByHalf, Last
 /// Carries out a request on the store's files.
 fn carry_out(location: &Location, call: &Verb) -> Answer {
     block_on(async {
-        let open = datastore::open(location, Create::Never, PATIENCE).await.unwrap();
+        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
         let ipam = ipam_on(open.store(), location, None);
         let answer = call.carry_out(&ipam, location, Deadline::after(PATIENCE)).await;
         open.close().await.unwrap();

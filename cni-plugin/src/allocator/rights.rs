@@ -58,7 +58,9 @@ fn unix_now() -> u64 {
 impl Rights {
     /// The rights of a node of a cluster in a network; `None` for any other store.
     pub(crate) fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
-        let Location::Etcd(_) = location else { return None };
+        if !location.is_shared() {
+            return None;
+        }
         let whose = Whose { access: instance(location)?, network: network.to_owned(), node: node.to_owned() };
         Some(Self { folder: HINTS_FOLDER.into(), whose })
     }
@@ -127,6 +129,8 @@ impl Rights {
 
 #[cfg(test)]
 mod tests {
+    use datastore::{Access, ConfigError, Login};
+
     use super::*;
 
     fn rights(folder: &tempfile::TempDir, network: &str) -> Rights {
@@ -169,12 +173,13 @@ mod tests {
     #[test]
     fn a_login_of_its_own_has_its_own_results() {
         let etcd = |user: &str| {
-            let mut etcd = datastore::Etcd { endpoints: vec!["http://h:1".into()], ..Default::default() };
-            etcd.access.login = Some(datastore::Login { user: user.into(), password: "p".into() });
-            Rights::of(&Location::Etcd(etcd), "net", "n").unwrap()
+            let login = Some(Login { user: user.into(), password: "p".into() });
+            let location = stores::at("etcd://h:1").unwrap();
+            let location = location.with_access(|access| Ok::<_, ConfigError>(Access { login, ..access })).unwrap();
+            Rights::of(&location, "net", "n").unwrap()
         };
         assert_eq!(etcd("a").whose, etcd("a").whose);
         assert_ne!(etcd("a").whose, etcd("b").whose);
-        assert!(Rights::of(&Location::Memory, "net", "n").is_none());
+        assert!(Rights::of(&stores::at("memory:").unwrap(), "net", "n").is_none());
     }
 }

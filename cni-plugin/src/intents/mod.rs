@@ -22,9 +22,10 @@ mod tests;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use datastore::EtcdStore;
+use datastore::ClusterStore;
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::{IntentId, Intents, Pending};
 use kv::Txn;
@@ -60,7 +61,7 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
 pub struct FileIntents {
     folder: PathBuf,
     store: String,
-    etcd: Option<EtcdStore>,
+    cluster: Option<Arc<dyn ClusterStore>>,
 }
 
 /// A pending commit that was found.
@@ -75,12 +76,12 @@ impl FileIntents {
     /// Pending commits in this folder, on the store at this address. They are never sent to another store. The folder
     /// is made when the first one is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
-        Self { folder: folder.into(), store: store.into(), etcd: None }
+        Self { folder: folder.into(), store: store.into(), cluster: None }
     }
 
     /// The same about a cluster, whatever the address at which it is reached.
-    pub(crate) fn on(mut self, etcd: Option<EtcdStore>) -> Self {
-        self.etcd = etcd;
+    pub(crate) fn on(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
+        self.cluster = cluster;
         self
     }
 
@@ -99,7 +100,7 @@ impl FileIntents {
 
     /// The name of the store in a pending commit: its address, and the id of the cluster if it has answered.
     fn name_of_store(&self) -> String {
-        match self.etcd.as_ref().and_then(EtcdStore::cluster_id) {
+        match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
             Some(id) => format!("{}{CLUSTER}{id:x}", self.store),
             None => self.store.clone(),
         }
@@ -108,12 +109,12 @@ impl FileIntents {
     /// True if a pending commit is on this store. A cluster that has not answered yet is queried for its id if the
     /// pending commit has another address.
     async fn is_here(&self, id: &IntentId, store: &str) -> io::Result<bool> {
-        let (address, cluster) = address_and_cluster(store);
-        let is_here = match (cluster, &self.etcd) {
-            (Some(noted), Some(etcd)) => match etcd.cluster_id() {
+        let (address, noted) = address_and_cluster(store);
+        let is_here = match (noted, &self.cluster) {
+            (Some(noted), Some(cluster)) => match cluster.cluster_id() {
                 Some(id) => noted == id,
                 None if address == self.store => true,
-                None => noted == Box::pin(etcd.about()).await.map_err(io::Error::other)?.cluster,
+                None => noted == cluster.about().await.map_err(io::Error::other)?.cluster,
             },
             _ => address == self.store,
         };

@@ -6,7 +6,7 @@ mod client;
 
 use std::sync::Arc;
 
-use datastore::{EtcdStore, Location};
+use datastore::{ClusterStore, Location};
 use ipam_core::Ipam;
 use kv::Store;
 
@@ -16,6 +16,6 @@ pub use client::Served;
 pub use crate::host_lock::HostLock;
 
 /// The allocator as the daemon has it: like the plugin's, but it does not scan the machine.
-pub fn ipam_on(store: Arc<dyn Store>, location: &Location, etcd: Option<&EtcdStore>) -> Ipam {
-    crate::allocator::ipam_on(store, location, etcd)
+pub fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
+    crate::allocator::ipam_on(store, location, cluster)
 }

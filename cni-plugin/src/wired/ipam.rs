@@ -113,8 +113,8 @@ fn in_process(name: Name, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Ans
     for (variable, value) in call.all_variables() {
         environment.set(variable, value);
     }
-    let host = call.invocation.host.clone();
-    let invocation = Invocation { name, environment, host, logging: Logging::Untouched };
+    let (drivers, host) = (call.invocation.drivers.clone(), call.invocation.host.clone());
+    let invocation = Invocation { drivers, name, environment, host, logging: Logging::Untouched };
     let outcome = crate::run::run(&invocation, &mut &call.stdin[..], allocator);
     let status = if outcome.exit == 0 { Status::Done } else { Status::Failed(format!("exit status {}", outcome.exit)) };
     Answer { status, stdout: outcome.stdout.into_bytes(), stderr: Vec::new() }

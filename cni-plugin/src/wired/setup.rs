@@ -67,9 +67,9 @@ impl<'a> Setup<'a> {
             logging::install(&conf.net);
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
-        let location = datastore::for_netconf(&conf.net.store, &lookup);
+        let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
         // On a store of one machine no agent of Calico's runs, so nothing writes that file.
-        if !matches!(location, Ok(Location::Sled(_) | Location::Redb(_) | Location::Memory)) {
+        if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
         let is_add = call.verb == Verb::Add;
@@ -219,7 +219,7 @@ impl<'a> Setup<'a> {
 
     /// True if the store is one machine's: no agent of Calico's runs beside.
     pub(super) fn is_alone(&self) -> bool {
-        !matches!(self.store.location, Location::Etcd(_))
+        !self.store.location.is_shared()
     }
 
     /// Checks that plugins may work, without a read of any endpoint.
@@ -245,7 +245,7 @@ impl<'a> Setup<'a> {
         match before.ready {
             Some(Ready::Yes) => {}
             Some(Ready::No) => return Err(CniError::internal("Calico is currently not ready to process requests")),
-            None if matches!(self.store.location, Location::Etcd(_)) => return Err(no_cluster_information()),
+            None if self.store.location.is_shared() => return Err(no_cluster_information()),
             None => {}
         }
         Ok((pending, before))

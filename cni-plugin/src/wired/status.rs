@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use datastore::Location;
 use ipam_core::model::keys;
 
 use super::ipam::IpamPlugin;
@@ -26,7 +25,7 @@ pub(super) fn status(setup: &Setup<'_>) -> Result<String> {
 }
 
 fn ready(setup: &Setup<'_>) -> Result<String> {
-    if let Location::Etcd(_) = setup.store.location {
+    if setup.store.location.is_shared() {
         let mut at = setup.store.clone();
         at.patience = at.patience.min(PATIENCE);
         let session = Session::open(&at, Purpose::Assign)?;

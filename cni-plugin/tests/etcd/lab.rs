@@ -62,7 +62,7 @@ impl Lab {
     /// The location of the store.
     pub(crate) fn location(&self) -> Location {
         let hosts: Vec<_> = self.etcds.iter().map(|etcd| etcd.address().to_string()).collect();
-        format!("etcd://{}", hosts.join(",")).parse().unwrap()
+        stores::at(&format!("etcd://{}", hosts.join(","))).unwrap()
     }
 
     /// The file that is this host's lock.

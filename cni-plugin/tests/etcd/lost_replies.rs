@@ -83,7 +83,9 @@ fn a_commit_that_is_never_answered_is_told_and_found_again() {
 
 fn revision(lab: &Lab) -> i64 {
     runtime().block_on(async {
-        let open = datastore::open(&lab.location(), datastore::Create::Never, Duration::from_secs(10)).await.unwrap();
+        let open = datastore::open(&lab.location(), &datastore::Create::Never.with_wait(Duration::from_secs(10)))
+            .await
+            .unwrap();
         let found = open.store().list(Range::Prefix("/calico/".into())).await.unwrap();
         found.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap()
     })

@@ -98,8 +98,8 @@ fn a_hint_that_is_no_good_costs_one_question() {
     {
         let container = format!("bad-{number}");
         fs::write(&hint, bad).unwrap();
-        // The block, its affinity and three ranges of keys of blocks around it, at once.
-        assert_eq!(asks(&lab, &Call::new("ADD", &container, &conf)), (2, 5), "{bad:.100}");
+        // The block, its affinity and a range of keys of blocks around it, at once.
+        assert_eq!(asks(&lab, &Call::new("ADD", &container, &conf)), (2, 3), "{bad:.100}");
         assert!(fs::read_to_string(&hint).unwrap().contains(&block), "it was not mended: {bad:.100}");
         fs::write(&hint, bad).unwrap();
         assert_eq!(asks(&lab, &Call::new("DEL", &container, &conf)), (2, 1), "{bad:.100}");

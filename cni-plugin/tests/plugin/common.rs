@@ -87,7 +87,8 @@ pub(crate) fn host() -> Host {
 /// Calls the program as a function.
 pub(crate) fn call(name: Name, env: &BTreeMap<String, String>, stdin: &[u8], allocator: &dyn Allocator) -> Outcome {
     let environment: Environment = env.iter().collect();
-    let invocation = Invocation { name, environment, host: host(), logging: Logging::Untouched };
+    let invocation =
+        Invocation { drivers: stores::drivers(), name, environment, host: host(), logging: Logging::Untouched };
     run(&invocation, &mut &*stdin, allocator)
 }
 

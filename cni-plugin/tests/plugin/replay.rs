@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cni_plugin::{Name, Outcome, StoreAllocator};
-use datastore::{Create, Location};
+use datastore::Create;
 use ipnet::IpNet;
 use kv::{Store, StoreExt};
 use serde_json::Value;
@@ -108,9 +108,9 @@ fn in_memory() {
 fn on_engine(engine: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ipam");
-    let location: Location = format!("{engine}://{}", path.display()).parse().unwrap();
+    let location = stores::of_engine(engine, &path).unwrap();
     runtime().block_on(async {
-        let open = datastore::open(&location, Create::IfMissing, Duration::from_secs(10)).await.unwrap();
+        let open = datastore::open(&location, &Create::IfMissing.with_wait(Duration::from_secs(10))).await.unwrap();
         load(&open.store()).await;
         open.close().await.unwrap();
     });
@@ -118,7 +118,7 @@ fn on_engine(engine: &str) {
 
     // No address is assigned twice, and the addresses that the record assigned are there.
     let held = runtime().block_on(async {
-        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        let open = datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
         let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)
             .utilization(kv::Deadline::after(Duration::from_secs(60)))
             .await
@@ -148,10 +148,10 @@ fn on_etcd() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("calico-ipam");
     symlink(env!("CARGO_BIN_EXE_margay-ipam"), &program).unwrap();
-    let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
+    let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        let open = datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
         load(&open.store()).await;
         open.close().await.unwrap();
     });
@@ -163,7 +163,7 @@ fn on_etcd() {
     });
     assert!(folder.path().join("run/ipam.lock").is_file(), "the lock of the configuration is taken");
     let used = runtime.block_on(async {
-        let open = datastore::open(&location, Create::Never, Duration::from_secs(10)).await.unwrap();
+        let open = datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
         ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)
             .utilization(kv::Deadline::after(Duration::from_secs(60)))
             .await

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use crate::common::{Scripted, call, environment, error_of};
 use cni_plugin::{Assigned, Checked, CniError, Code, Gateway, Name, Network};
-use datastore::Location;
 use ipam_core::{CheckResult, Standing};
 
 fn ip(text: &str) -> IpAddr {
@@ -53,7 +52,7 @@ fn add_on_a_bridge() {
     );
     let requests = allocator.added.borrow();
     let request = &requests[0];
-    assert_eq!(request.store.location, Location::Sled("/var/lib/margay/ipam.sled".into()));
+    assert_eq!(request.store.location, stores::at("sled:///var/lib/margay/ipam.sled").unwrap());
     assert_eq!(request.store.lock_file.to_str(), Some("/var/run/calico/ipam.lock"));
     assert_eq!(request.attachment.handle(), "net1.c1");
     assert_eq!((request.attachment.node.as_str(), request.attachment.boot.as_deref()), ("host-1", Some("191b29e2")));

@@ -208,7 +208,7 @@ fn left(engine: Engine, image: &Image) -> Vec<State> {
     let lab = Lab { store: disk.join("store"), ..lab };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(&lab.location(), Create::Never, PATIENCE).await.unwrap();
+        let open = datastore::open(&lab.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
         let store = open.embedded().unwrap();
         store.verify().await.unwrap();
         let leases: Vec<i64> = store.leases().await.unwrap().into_iter().map(|lease| lease.id.get()).collect();
@@ -244,7 +244,7 @@ pub(crate) fn rounds(engine: Engine) {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(image, Syncs::Kept);
         let mounted = disk.mount(folder.path()).unwrap();
-        let location = format!("{}://{}", engine.name(), folder.path().join("store").display()).parse().unwrap();
+        let location = stores::of_engine(engine.name(), folder.path().join("store")).unwrap();
         // The cut comes while the store is opened, or while there are requests.
         let later = match random.below(5) {
             0 => {

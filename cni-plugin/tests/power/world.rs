@@ -106,7 +106,7 @@ impl World {
         let store = folder.path().join("store");
         let mut conf = conf_at(self.engine, &store, "bridge", network());
         conf["log_level"] = "debug".into();
-        let location = format!("{}://{}", self.engine.name(), store.display()).parse().unwrap();
+        let location = stores::of_engine(self.engine.name(), &store).unwrap();
         let last = match plan.moment {
             Moment::Operation(operations) => {
                 disk.cut_after(operations);

@@ -36,7 +36,7 @@ impl Lab {
     pub(crate) fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let open = datastore::open(&self.location(), create, WAIT).await.unwrap();
+            let open = datastore::open(&self.location(), &create.with_wait(WAIT)).await.unwrap();
             let done = work(&Ipam::new(open.store(), Nodes::FirstSeen), Deadline::after(WAIT)).await;
             open.close().await.unwrap();
             done

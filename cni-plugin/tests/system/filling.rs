@@ -20,7 +20,7 @@ fn put(lab: &Lab, mark: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let wait = std::time::Duration::from_secs(30);
-        let open = datastore::open(&lab.location(), Create::Never, wait).await.unwrap();
+        let open = datastore::open(&lab.location(), &Create::Never.with_wait(wait)).await.unwrap();
         if mark {
             open.store().put(MARK.0, MARK.1).await.unwrap();
         } else {

@@ -61,10 +61,11 @@ impl Lab {
 
     /// Where the store is.
     pub(crate) fn location(&self) -> Location {
-        match self.engine {
-            Engine::Sled => Location::Sled(self.store.clone()),
-            Engine::Redb => Location::Redb(self.store.clone()),
-        }
+        let engine = match self.engine {
+            Engine::Sled => "sled",
+            Engine::Redb => "redb",
+        };
+        stores::of_engine(engine, &self.store).unwrap()
     }
 
     /// The configuration of a network of this type on the store, in CNI 1.0.0.

@@ -196,7 +196,8 @@ fn a_disk_that_became_read_only() {
         // A store that is open already, as in a daemon, is checked as well.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let open = datastore::open(&lab.location(), Create::Never, Duration::from_secs(10)).await.unwrap();
+            let open =
+                datastore::open(&lab.location(), &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
             open.check_room().await.unwrap();
             let over = Mount::read_only(&disk);
             let error = open.check_room().await.unwrap_err();

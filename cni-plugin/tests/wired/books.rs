@@ -35,7 +35,7 @@ impl Lent {
         let new = || Etcd::start_with("http", &["--unsafe-no-fsync".to_owned()]);
         let etcd = idle.unwrap_or_else(|| new().expect("etcd does not start: scripts/setup test installs it"));
         let lent = Self(Some(etcd));
-        let location = lent.0.as_ref().unwrap().url().replace("http:", "etcd:").parse().unwrap();
+        let location = stores::at(&lent.0.as_ref().unwrap().url().replace("http:", "etcd:")).unwrap();
         Books::at(location).change(async |store| {
             store.delete(Range::All).await.unwrap();
         });
@@ -80,9 +80,10 @@ impl Books {
             Kind::Etcd => format!("etcd://{ETCD}"),
             Kind::Sled | Kind::Redb => format!("{}://{}", kind.name(), folder.join("store").display()),
         };
-        let mut books = Self::at(location.parse().unwrap());
+        let mut books = Self::at(stores::at(&location).unwrap());
         if kind == Kind::Etcd {
-            let open = datastore::open(&books.location, Create::Never, PATIENCE);
+            let options = Create::Never.with_wait(PATIENCE);
+            let open = datastore::open(&books.location, &options);
             books.open = Some(books.runtime.block_on(open).unwrap());
         }
         books
@@ -93,7 +94,7 @@ impl Books {
             if let Some(open) = &self.open {
                 return work(open.store()).await;
             }
-            let open = datastore::open(&self.location, Create::IfMissing, PATIENCE).await.unwrap();
+            let open = datastore::open(&self.location, &Create::IfMissing.with_wait(PATIENCE)).await.unwrap();
             let done = work(open.store()).await;
             open.close().await.unwrap();
             done

@@ -304,7 +304,11 @@ mod tests {
     use crate::runner::{Options, Report, Verdict, run};
 
     fn failures(harness: impl Harness, filter: &str) -> Vec<Report> {
-        let limits = (Duration::from_secs(1), Duration::from_secs(20));
+        failures_within(Duration::from_secs(1), harness, filter)
+    }
+
+    fn failures_within(patience: Duration, harness: impl Harness, filter: &str) -> Vec<Report> {
+        let limits = (patience, 20 * patience);
         let options = Options::new().with_filter(filter).with_patience(limits.0).with_case_limit(limits.1);
         let reports = run(harness, &options).unwrap();
         assert!(!reports.is_empty(), "no case is called {filter}");
@@ -324,8 +328,13 @@ mod tests {
     #[test]
     fn every_broken_store_fails_its_case_by_its_rule() {
         for broken in broken() {
-            let failed = failures(broken.around(References), broken.case());
-            if names(&failed) != [(broken.case(), Some(broken.rule()))] {
+            let expected = [(broken.case(), Some(broken.rule()))];
+            let mut failed = failures(broken.around(References), broken.case());
+            if names(&failed) != expected {
+                // On a busy machine a second may be too short for what the store still does right.
+                failed = failures_within(Duration::from_secs(10), broken.around(References), broken.case());
+            }
+            if names(&failed) != expected {
                 let all = failures(broken.around(References), "");
                 panic!("a store that {} fails {failed:#?}; by all cases: {:?}", broken.name(), names(&all));
             }

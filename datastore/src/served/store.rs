@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use driver::Location;
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
@@ -19,7 +20,6 @@ use wire::keys::{Answer, Asked, Purpose, Request};
 use wire::{FROZEN_AFTER, Frame, Hello, Identity, Kind, MAX_ANSWER, malformed, peer};
 
 use super::{is_meant, is_trusted, socket};
-use crate::location::Location;
 
 /// How often a connection is tried again while the backlog of a busy daemon is full.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
@@ -135,12 +135,7 @@ impl ServedStore {
 
     /// The name of the engine: what the store itself says in the errors about a request that no store takes.
     fn engine(&self) -> &'static str {
-        match self.shared.location {
-            Location::Sled(_) => "sled",
-            Location::Redb(_) => "redb",
-            Location::Etcd(_) => "etcd",
-            Location::Memory => "memory",
-        }
+        self.shared.location.facts().name
     }
 
     fn error(&self, kind: ErrorKind, operation: Operation) -> Error {

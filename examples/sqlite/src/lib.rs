@@ -10,6 +10,7 @@ mod table;
 
 use std::path::Path;
 
+use driver::LocalDriver;
 use kv::Result;
 use kv_local::{Engine, Log, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
@@ -26,11 +27,11 @@ impl Engine for Sqlite {
     }
 
     fn entry(&self) -> &'static str {
-        "db.sqlite"
+        "sqlite"
     }
 
     fn files(&self) -> &'static [&'static str] {
-        &["db.sqlite"]
+        &["sqlite/db"]
     }
 
     fn log(&self) -> Log {
@@ -41,6 +42,9 @@ impl Engine for Sqlite {
         Ok(Box::new(SqliteTable::open(entry, store)?))
     }
 }
+
+/// SQLite as Margay's programs see it: the line that plugs it in.
+pub static DRIVER: LocalDriver<Sqlite> = LocalDriver::new(Sqlite);
 
 /// Opens the store in the folder `path`.
 ///

@@ -1,8 +1,9 @@
 //! Ordered rows in one table of SQLite.
 
-use std::fs::OpenOptions;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
 use std::ops::ControlFlow;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +12,9 @@ use kv_mvcc::{Table, View, Visit, Write};
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::from_sqlite;
+
+/// The file. SQLite keeps its log beside it, so an engine on SQLite has a folder.
+const FILE: &str = "db";
 
 /// `FULL` syncs SQLite's log in each commit, before anything of it can be read. The exclusive lock keeps other programs
 /// out at once; among processes of this store the queue of [`kv_local`] decides. Blobs are ordered by unsigned
@@ -23,7 +27,7 @@ const SETUP: &str = "
     CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A SQLite file with one connection, which views and commits use in turn: so a view is a snapshot, and no view sees
+/// A folder with a SQLite file and its log, with one connection, which views and commits use in turn: so a view is a snapshot, and no view sees
 /// what a commit has not finished.
 #[derive(Debug)]
 pub struct SqliteTable {
@@ -34,7 +38,7 @@ pub struct SqliteTable {
 }
 
 impl SqliteTable {
-    /// Opens the file, or makes it; `store` names it in errors.
+    /// Opens the folder, or makes it; `store` names it in errors.
     ///
     /// # Errors
     /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
@@ -53,9 +57,14 @@ impl SqliteTable {
     }
 }
 
-fn connect(path: &Path, store: &str) -> Result<Connection> {
+fn connect(folder: &Path, store: &str) -> Result<Connection> {
+    let path = &folder.join(FILE);
     // SQLite gives its log the mode that the file has when it is opened.
-    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
+    let file = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
+    let made = match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => file(),
+    };
     made.map_err(|error| Error::new(ErrorKind::Io, Operation::Open, store.to_owned()).with_source(error))?;
     let connect = || {
         let connection = Connection::open(path)?;
@@ -178,8 +187,9 @@ mod tests {
     fn another_file_is_not_touched() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("db");
-        std::fs::write(&path, "this is no database of SQLite's").unwrap();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join(FILE), "this is no database of SQLite's").unwrap();
         assert_eq!(*SqliteTable::open(&path, "test").unwrap_err().kind(), ErrorKind::Corrupt);
-        assert_eq!(std::fs::read(&path).unwrap(), b"this is no database of SQLite's");
+        assert_eq!(std::fs::read(path.join(FILE)).unwrap(), b"this is no database of SQLite's");
     }
 }

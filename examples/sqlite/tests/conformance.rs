@@ -1,5 +1,6 @@
 //! The store on SQLite, judged by all cases.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,16 +71,21 @@ impl Fixture for OneStore {
     }
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
-        let mut bytes = 0;
-        for file in self.path.read_dir()? {
-            bytes += file?.metadata()?.len();
-        }
-        Ok(bytes)
+        Ok(bytes_below(&self.path)?)
     }
 
     fn address(&self) -> Result<String, BoxError> {
         Ok(self.path.display().to_string())
     }
+}
+
+/// The bytes of all files in and below a folder.
+fn bytes_below(path: &Path) -> io::Result<u64> {
+    let metadata = path.symlink_metadata()?;
+    if !metadata.is_dir() {
+        return Ok(metadata.len());
+    }
+    path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
 /// The cases that this environment cannot run, beside those that need servers.

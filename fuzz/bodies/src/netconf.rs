@@ -33,7 +33,7 @@ pub fn netconf(data: &[u8]) {
         nodename_file: "/nowhere/nodename".into(),
         own_netns: "/nowhere/own".into(),
     };
-    let invocation = Invocation { name, environment, host, logging: Logging::Untouched };
+    let invocation = Invocation { drivers: stores::drivers(), name, environment, host, logging: Logging::Untouched };
     let outcome = run(&invocation, &mut &text[..], &Pretend);
     let shown = || format!("{verb}: {}", String::from_utf8_lossy(text));
     match (outcome.exit, outcome.stdout.as_str()) {

@@ -18,6 +18,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("a_store_stays_the_same_one", a_store_stays_the_same_one),
     ("only_one_has_the_store_at_a_time", only_one_has_the_store_at_a_time),
     ("the_store_of_another_engine_is_named", the_store_of_another_engine_is_named),
+    ("a_strangers_file_does_not_hide_a_store", a_strangers_file_does_not_hide_a_store),
     ("somebodys_folder_is_left_alone", somebodys_folder_is_left_alone),
     ("an_empty_folder_becomes_a_store", an_empty_folder_becomes_a_store),
     ("a_file_in_the_way_is_named", a_file_in_the_way_is_named),
@@ -118,25 +119,30 @@ fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
 }
 
 fn the_store_of_another_engine_is_named(engine: &dyn Engine) {
-    let identity = |other: &str| format!("engine {other}\nformat 1\nid {}\n", uuid());
-    let named = [("strange", None, Some(identity("strange")))];
-    let found = engine.others().iter().map(|&(other, entry)| (other, Some(entry), None));
-    for (other, entry, identity) in found.chain(named) {
+    let identity = format!("engine strange\nformat 1\nid {}\n", uuid());
+    for (file, content, said) in [
+        ("store.id", identity.as_str(), "set datastore_type to strange"),
+        ("strange.db", "x", "holds strange.db and no store"),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store");
         fs::create_dir(&path).unwrap();
         fs::write(path.join("queue"), "").unwrap();
-        if let Some(entry) = entry {
-            fs::write(path.join(entry), "x").unwrap();
-        }
-        if let Some(identity) = identity {
-            fs::write(path.join("store.id"), identity).unwrap();
-        }
+        fs::write(path.join(file), content).unwrap();
         let error = refusal(engine, &path);
         assert_eq!(*error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains(&format!("set datastore_type to {other}")), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
         assert!(!path.join(engine.entry()).exists());
     }
+}
+
+/// A file that somebody has put into the folder does not hide a store that has lost its `store.id`.
+fn a_strangers_file_does_not_hide_a_store(engine: &dyn Engine) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    small_store(engine, &path);
+    fs::rename(path.join("store.id"), path.join("store.id.bak")).unwrap();
+    assert_whole(engine, &path);
 }
 
 fn uuid() -> &'static str {

@@ -50,7 +50,9 @@ pub(crate) async fn offer(
 ) -> Result<String, Refused> {
     let Some(first) = options.listen.first() else { return Ok(String::new()) };
     if location.path().is_none() {
-        let why = "the store is an etcd already, or gone with its process; --listen is for a store on sled or redb";
+        let local = location.drivers().local_names("", "");
+        let why =
+            &format!("the store is an etcd already, or gone with its process; --listen is for a store on {local}");
         return Err(Refused::at(first, why));
     }
     let mut tls = None;

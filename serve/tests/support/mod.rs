@@ -42,15 +42,12 @@ impl Folder {
 
     /// Makes the store.
     pub(crate) async fn make(&self) -> kv::Result<()> {
-        datastore::open(&self.location(), Create::IfMissing, Duration::from_secs(10)).await?.close().await
+        datastore::open(&self.location(), &Create::IfMissing.with_wait(Duration::from_secs(10))).await?.close().await
     }
 
     /// Where the store is.
     pub(crate) fn location(&self) -> Location {
-        match self.engine {
-            "sled" => Location::Sled(self.path.clone()),
-            _ => Location::Redb(self.path.clone()),
-        }
+        stores::of_engine(self.engine, &self.path).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The store's folder.

@@ -34,7 +34,7 @@ pub(super) async fn overlapping(
     inspection: &Inspection,
     conf_dir: &Path,
 ) -> (Vec<Finding>, Vec<String>) {
-    let (networks, mut notes) = datastore::networks(conf_dir);
+    let (networks, mut notes) = datastore::networks(location.drivers(), conf_dir);
     let of_store = |store: &str, pools: &[(String, IpNet)]| -> Vec<Place> {
         let place =
             |(name, net): &(String, IpNet)| Place { store: store.to_owned(), net: *net, by: format!("pool {name}") };
@@ -64,7 +64,7 @@ fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = 
 
 /// The pools of a store; empty if there is no store.
 async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
-    let open = match datastore::reach(location, Create::Never, PATIENCE).await {
+    let open = match datastore::reach(location, &Create::Never.with_wait(PATIENCE)).await {
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };

@@ -106,7 +106,7 @@ pub(super) async fn apply(
         if due.is_empty() {
             break;
         }
-        if matches!(location, Location::Etcd(_)) {
+        if location.is_shared() {
             tokio::time::sleep(SETTLED).await;
         }
         let mut some = Vec::new();

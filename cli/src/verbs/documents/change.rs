@@ -70,7 +70,7 @@ impl Change {
             }
         }
         let answer = tally.answer()?;
-        let alone = !matches!(location, Location::Etcd(_));
+        let alone = !location.is_shared();
         Ok(if first_node && alone {
             answer.note(
                 "from now on this store gives addresses to registered nodes only; see them with: margay get nodes",

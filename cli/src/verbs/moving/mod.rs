@@ -10,23 +10,23 @@ mod whereabouts;
 
 use std::io::Write;
 
-use datastore::{Environment, Location, for_operator};
+use datastore::Location;
 
 use crate::args::{Cli, Import, Moving, TakeOver};
 use crate::error::{Failure, Result};
 use crate::output::patiently;
-use crate::store;
+use crate::store::Context;
 
 /// Runs a verb.
 pub(crate) fn run(
     cli: &Cli,
     verb: &Moving,
-    env: &Environment<'_>,
+    context: Context<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<()> {
     match verb {
-        Moving::Export(args) => crate::execute(cli, env, out, err, async |at| export::run(at, args).await),
+        Moving::Export(args) => crate::execute(cli, context, out, err, async |at| export::run(at, args).await),
         Moving::Import(Import { of: Some(what), .. }) => {
             let (leases, terms) = match what {
                 TakeOver::HostLocal { folder, terms } => (host_local::read(folder)?, terms),
@@ -36,22 +36,18 @@ pub(crate) fn run(
             let verb = async |at: &Location| {
                 patiently(&format!("taking over into {at}"), take_over::run(at, leases, terms)).await
             };
-            crate::execute(cli, env, out, err, verb)
+            crate::execute(cli, context, out, err, verb)
         }
-        Moving::Import(args) => crate::execute(cli, env, out, err, async |at| import::run(at, args).await),
+        Moving::Import(args) => crate::execute(cli, context, out, err, async |at| import::run(at, args).await),
         Moving::Migrate(args) => {
             if cli.store.is_some() {
                 return Err(Failure::new("migrate takes both stores as arguments")
                     .hint("leave --store out: margay migrate FROM TO"));
             }
-            let (from, to) = (location(cli, env, &args.from)?, location(cli, env, &args.to)?);
+            let (from, to) =
+                (context.locate(cli, Some(&args.from))?.location, context.locate(cli, Some(&args.to))?.location);
             let answer = crate::runtime()?.block_on(migrate::run(&from, &to, args))?;
             answer.print(cli.output, out, err)
         }
     }
-}
-
-/// A store by its URL, with the credentials for it.
-fn location(cli: &Cli, env: &Environment<'_>, url: &str) -> Result<Location> {
-    Ok(for_operator(Some(url), store::config_file(cli), env, &cli.cni_conf_dir)?.location)
 }

@@ -35,7 +35,7 @@ Containers can be started and stopped meanwhile: the store is released while ano
 The file is JSON lines with a checksum, and only its owner can read it.
 Of an etcd the keys below /calico/ and /margay/ are written.")]
     Backup(Backup),
-    /// Make a store from a backup, on sled or redb, whatever the backup was made from
+    /// Make a store from a backup, whatever the backup was made from
     #[command(after_help = "\
 Examples:
   margay store restore /var/backups/margay.jsonl
@@ -62,7 +62,7 @@ Examples:
 A version of margay that does not know the newest format cannot open the store any more, and there is no way back but
 a backup. So the command refuses while a plugin of such a version is in a folder for CNI plugins.")]
     Upgrade(Upgrade),
-    /// Make an empty store on sled or redb
+    /// Make an empty store
     #[command(after_help = "\
 Examples:
   margay store create --store redb:///var/lib/margay/ipam.redb

@@ -21,10 +21,7 @@ struct Json {
 pub(super) async fn run(location: &Location, args: &Backup) -> Result<Answer> {
     let (path, overwrite) = (args.file.clone(), if args.force { Overwrite::Allowed } else { Overwrite::Never });
     let writer = aside(move || Writer::create(&path, overwrite)).await?;
-    let ranges = match location {
-        Location::Etcd(_) => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
-        _ => vec![Range::All],
-    };
+    let ranges = if location.is_shared() { CLUSTER_PREFIXES.map(Range::prefix).to_vec() } else { vec![Range::All] };
     let Copied { revision, keys, bytes } = copy(location, ranges, writer, |_| Ok(())).await?;
     let file = args.file.display().to_string();
     let text = format!(

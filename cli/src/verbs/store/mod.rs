@@ -32,8 +32,8 @@ pub(crate) async fn run(verb: &StoreVerb, location: &Location) -> Result<Answer>
 
 /// Refuses a cluster, which has its own tool for that: `instead` names it.
 fn refuse_cluster(location: &Location, what: &str, instead: &str) -> Result<()> {
-    match location {
-        Location::Etcd(_) => Err(Failure::new(format!("{what} is not for etcd")).hint(instead)),
-        _ => Ok(()),
+    if location.is_shared() {
+        return Err(Failure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
     }
+    Ok(())
 }

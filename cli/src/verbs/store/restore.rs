@@ -37,8 +37,10 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
     super::refuse_cluster(
         location,
         "restore",
-        "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to sled or \
-         redb",
+        &format!(
+            "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to {}",
+            location.drivers().local_names("", "")
+        ),
     )?;
     let file = args.file.clone();
     // The whole file is checked before anything is written.
@@ -53,7 +55,7 @@ pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
         refuse_older_plugins()?;
     }
     let staging = Staging::begin(location).await.map_err(failed)?;
-    let (staging, held) = staging.hold(location, wait()).await.map_err(failed)?;
+    let (staging, held) = staging.hold(wait()).await.map_err(failed)?;
     if let (Some(seen), Some(held)) = (seen, &held)
         && held.newest_revision().map_err(failed)? > seen
     {
@@ -102,7 +104,7 @@ fn answer(location: &Location, args: &Restore, done: Restored) -> Result<Answer>
 
 /// The newest revision of a store without keys; 1 if there is no store. Refuses a store with keys.
 async fn newest_of_empty(location: &Location) -> Result<u64> {
-    let open = match datastore::open(location, Create::Never, wait()).await {
+    let open = match datastore::open(location, &Create::Never.with_wait(wait())).await {
         Ok(open) => open,
         // A creation that was interrupted may have left the first revision.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),

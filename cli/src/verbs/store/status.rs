@@ -21,12 +21,12 @@ use crate::times::both;
 const WAIT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(location: &Location) -> Result<Answer> {
-    if let Location::Etcd(_) = location {
+    if location.is_shared() {
         return of_cluster(location).await;
     }
     let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
     let mut report = Report::outside(location, glance);
-    let failure = match datastore::open(location, Create::Never, WAIT.min(wait())).await {
+    let failure = match datastore::open(location, &Create::Never.with_wait(WAIT.min(wait()))).await {
         Ok(open) => report.inspect(location, open).await.err(),
         Err(error) => Some(explain(location, error)),
     };
@@ -241,20 +241,20 @@ struct Cluster {
 
 async fn of_cluster(location: &Location) -> Result<Answer> {
     let failed = |error| explain(location, error);
-    let open = datastore::open(location, Create::Never, WAIT).await.map_err(failed)?;
-    let Some(etcd) = open.etcd() else {
-        return Err(Failure::new(format!("{location} is no etcd")));
+    let open = datastore::open(location, &Create::Never.with_wait(WAIT)).await.map_err(failed)?;
+    let Some(reporter) = open.cluster() else {
+        return Err(Failure::new(format!("{location} is no cluster")));
     };
     let About { cluster, endpoints, version, revision, db_bytes, db_bytes_in_use, db_quota_bytes, problems, .. } =
-        etcd.about().await.map_err(failed)?;
+        reporter.about().await.map_err(failed)?;
     let mut keys = 0;
     for prefix in crate::backup::CLUSTER_PREFIXES {
-        keys += etcd.count(Range::prefix(prefix)).await.map_err(failed)?;
+        keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
     }
     open.close().await.map_err(failed)?;
     let cluster = Cluster {
         store: location.to_string(),
-        engine: "etcd",
+        engine: location.facts().name,
         id: format!("{cluster:x}"),
         endpoints,
         version,
@@ -268,7 +268,7 @@ async fn of_cluster(location: &Location) -> Result<Answer> {
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
     line("Store", cluster.store.clone());
-    line("Engine", format!("etcd {}", cluster.version));
+    line("Engine", format!("{} {}", cluster.engine, cluster.version));
     line("Cluster", cluster.id.clone());
     line("Endpoints", cluster.endpoints.join(", "));
     let quota = cluster.quota_bytes.map_or_else(String::new, |quota| format!(", quota {}", HumanBytes(quota)));

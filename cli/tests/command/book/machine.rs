@@ -105,8 +105,9 @@ impl Machine {
         let (begun, has_begun) = channel();
         let holder = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            let open =
-                runtime.block_on(datastore::open(&store, Create::Never, std::time::Duration::from_secs(30))).unwrap();
+            let open = runtime
+                .block_on(datastore::open(&store, &Create::Never.with_wait(std::time::Duration::from_secs(30))))
+                .unwrap();
             begun.send(()).unwrap();
             let _ = ended.recv();
             runtime.block_on(open.close()).unwrap();

@@ -1,7 +1,7 @@
 //! The state in which a page, or a part of it, begins.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, Bridge, Gateway, Wanted};
@@ -147,15 +147,15 @@ spec:
 "#;
 
 fn sled() -> Location {
-    Location::Sled(PathBuf::from(SLED))
+    stores::of_engine("sled", SLED).unwrap()
 }
 
 pub(super) fn cluster() -> Location {
-    "etcd://10.0.0.1:2379".parse().unwrap()
+    stores::at("etcd://10.0.0.1:2379").unwrap()
 }
 
 fn redb() -> Location {
-    Location::Redb(PathBuf::from(REDB))
+    stores::of_engine("redb", REDB).unwrap()
 }
 
 /// An empty machine whose store is on redb.
@@ -243,7 +243,7 @@ impl Container {
 fn on<T>(store: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(store, Create::Never, PATIENCE).await.unwrap();
+        let open = datastore::open(store, &Create::Never.with_wait(PATIENCE)).await.unwrap();
         let done = work(&Ipam::new(open.store(), Nodes::FirstSeen)).await;
         open.close().await.unwrap();
         done

@@ -5,7 +5,7 @@ pub(crate) mod endpoint;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use datastore::{Create, Location};
@@ -71,7 +71,7 @@ impl Run {
     /// Runs it.
     pub(crate) fn run(self) -> Done {
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let code = cli::run(self.args, &|name| self.env.get(name).cloned(), &mut out, &mut err);
+        let code = cli::run(&stores::drivers(), self.args, &|name| self.env.get(name).cloned(), &mut out, &mut err);
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Done { code, out: text(out), err: text(err) }
     }
@@ -94,12 +94,11 @@ pub(crate) struct Lab {
 impl Lab {
     /// One for each engine.
     pub(crate) fn each() -> [Self; 2] {
-        let with = |locate: fn(PathBuf) -> Location| {
+        ["sled", "redb"].map(|engine| {
             let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
-            let location = locate(folder.path().join("some/store"));
+            let location = stores::of_engine(engine, folder.path().join("some/store")).unwrap();
             Self { folder, location }
-        };
-        [with(Location::Sled), with(Location::Redb)]
+        })
     }
 
     /// True if anything was made on disk.
@@ -135,7 +134,7 @@ impl Lab {
     pub(crate) fn with_ipam<T>(&self, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         runtime.unwrap_or_else(|error| panic!("{error}")).block_on(async {
-            let open = datastore::open(&self.location, Create::Never, PATIENCE).await;
+            let open = datastore::open(&self.location, &Create::Never.with_wait(PATIENCE)).await;
             let open = open.unwrap_or_else(|error| panic!("{error}"));
             let done = work(&Ipam::new(open.store(), Nodes::FirstSeen)).await;
             open.close().await.unwrap_or_else(|error| panic!("{error}"));

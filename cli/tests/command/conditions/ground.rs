@@ -102,11 +102,7 @@ impl Ground {
 
     /// A place beside the store, for one of the same engine.
     pub(crate) fn beside(&self, name: &str) -> Location {
-        let path = self.path(name);
-        match self.lab.location {
-            Location::Redb(_) => Location::Redb(path),
-            _ => Location::Sled(path),
-        }
+        self.lab.location.moved_to(self.path(name))
     }
 
     /// The folder of the store.
@@ -180,7 +176,7 @@ pub(crate) fn for_each(commands: &[Command], work: impl Fn(usize, &Command) + Sy
 pub(crate) fn content(location: &Location) -> (i64, BTreeMap<String, String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(location, Create::Never, PATIENCE).await.unwrap();
+        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
         let all = open.store().list(Range::All).await.unwrap();
         open.close().await.unwrap();
         let kvs = all.kvs.iter().map(|kv| (kv.key.to_string(), stripped(kv.value.as_bytes())));

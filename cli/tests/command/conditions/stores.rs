@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use datastore::{Create, Location};
+use datastore::Create;
 
 use crate::common::{Done, PATIENCE};
 use crate::conditions::commands::{COMMANDS, Command, Kind};
@@ -62,7 +62,7 @@ fn a_store_that_another_process_has() {
     for ground in Ground::each() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let store = &ground.lab.location;
-        let held = runtime.block_on(datastore::open(store, Create::Never, PATIENCE)).unwrap();
+        let held = runtime.block_on(datastore::open(store, &Create::Never.with_wait(PATIENCE))).unwrap();
         for_each(COMMANDS, |at, command| {
             let mut args = ground.args(command, store, at);
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
@@ -79,7 +79,7 @@ fn a_store_that_another_process_has() {
 #[test]
 fn a_cluster_that_cannot_be_reached() {
     let [ground, _] = Ground::each();
-    let store: Location = "etcd://127.0.0.1:1".parse().unwrap();
+    let store = stores::at("etcd://127.0.0.1:1").unwrap();
     for_each(COMMANDS, |at, command| {
         let done = run(&ground.args(command, &store, at));
         if !is_refused(&done) {

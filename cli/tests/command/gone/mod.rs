@@ -29,7 +29,7 @@ struct Cluster {
 impl Cluster {
     fn of_calicos() -> Self {
         let etcd = Etcd::start().unwrap();
-        let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
+        let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/calico/cluster.json");
         let documents: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         on(&location, async |ipam| {
@@ -55,7 +55,7 @@ fn run(location: &Location, args: &str) -> Done {
 fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(location, Create::Never, PATIENCE).await.unwrap();
+        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
         let nodes = if location.path().is_some() { Nodes::FirstSeen } else { Nodes::Registered };
         let done = work(&Ipam::new(open.store(), nodes)).await;
         open.close().await.unwrap();

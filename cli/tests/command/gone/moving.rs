@@ -80,6 +80,6 @@ fn what_cannot_be_a_node_is_refused() {
     }
     assert!(lab.margay("gc --move-to new").failure().contains("--node"));
     assert!(lab.margay("gc --node old --move-to new --free").failure().contains("cannot be used with"));
-    let said = run(&"redb:///nowhere/at/all".parse().unwrap(), "gc --node old --move-to new").failure();
+    let said = run(&stores::at("redb:///nowhere/at/all").unwrap(), "gc --node old --move-to new").failure();
     assert!(said.contains("there is no store at"), "{said}");
 }

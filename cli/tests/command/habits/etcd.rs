@@ -82,11 +82,12 @@ fn a_cluster_is_set_up_used_and_taken_down() {
             "uid": null, "creationTimestamp": null}, "spec": {}, "status": {}})
     );
 
-    let location: datastore::Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
+    let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let soon = || kv::Deadline::after(crate::common::PATIENCE);
     runtime.block_on(async {
-        let open = datastore::open(&location, datastore::Create::Never, crate::common::PATIENCE).await.unwrap();
+        let open =
+            datastore::open(&location, &datastore::Create::Never.with_wait(crate::common::PATIENCE)).await.unwrap();
         let ipam = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered);
         let owner = ipam_core::model::Owner::host("node1");
         let request = ipam_core::assign::HandleRequest::new("h", owner, ipam_core::assign::Wanted::any(1, 0));

@@ -33,15 +33,15 @@ impl Places {
     }
 
     pub(crate) fn sled(&self, name: &str) -> Location {
-        Location::Sled(self.path(name))
+        stores::of_engine("sled", self.path(name)).unwrap()
     }
 
     pub(crate) fn redb(&self, name: &str) -> Location {
-        Location::Redb(self.path(name))
+        stores::of_engine("redb", self.path(name)).unwrap()
     }
 
     pub(crate) fn etcd(&self) -> Location {
-        self.etcd.as_ref().unwrap().url().replace("http:", "etcd:").parse().unwrap()
+        stores::at(&self.etcd.as_ref().unwrap().url().replace("http:", "etcd:")).unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {

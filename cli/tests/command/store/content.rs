@@ -16,7 +16,7 @@ pub(crate) type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 pub(crate) fn with_store<T>(location: &Location, create: Create, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(location, create, PATIENCE).await.unwrap();
+        let open = datastore::open(location, &create.with_wait(PATIENCE)).await.unwrap();
         let done = work(&open).await;
         open.close().await.unwrap();
         done
@@ -82,10 +82,8 @@ pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
 /// A store of the other engine in a folder of the same lab.
 pub(crate) fn other(lab: &Lab) -> Location {
     let path = lab.folder().join("other/store");
-    match lab.location {
-        Location::Redb(_) => Location::Sled(path),
-        _ => Location::Redb(path),
-    }
+    let engine = if lab.location.facts().name == "redb" { "sled" } else { "redb" };
+    stores::of_engine(engine, path).unwrap()
 }
 
 /// The folder of a lab's store.

@@ -4,8 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use datastore::Location;
-
 use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, write};
 
@@ -58,7 +56,8 @@ fn a_restore_on_a_full_disk_leaves_nothing() {
         lab.margay(&format!("store backup {}", file.display())).answer();
         let disk = lab.folder().join("disk");
         let _mount = Mount::tmpfs(&disk, "4m");
-        for target in [Location::Sled(disk.join("store")), Location::Redb(disk.join("store"))] {
+        for engine in ["sled", "redb"] {
+            let target = stores::of_engine(engine, disk.join("store")).unwrap();
             let run = || margay(["--store", &target.to_string(), "store", "restore", file.to_str().unwrap()]);
             let error = run().failure();
             assert!(error.contains("space"), "{error}");
@@ -76,10 +75,7 @@ fn a_file_system_that_is_read_only_is_named() {
         lab.margay(&format!("store backup {}", file.display())).answer();
         let disk = lab.folder().join("disk");
         let mount = Mount::tmpfs(&disk, "32m");
-        let target = match lab.location {
-            Location::Redb(_) => Location::Redb(disk.join("store")),
-            _ => Location::Sled(disk.join("store")),
-        };
+        let target = lab.location.moved_to(disk.join("store"));
         write(&target, blocks(3));
         run("mount", &["-o", "remount,ro", mount.0.to_str().unwrap()]);
         let url = target.to_string();

@@ -118,9 +118,7 @@ fn a_replacement_that_is_killed_leaves_one_store_or_the_other() {
             if found == new {
                 replaced += 1;
                 let aside = folder(&target).with_extension("replaced-1");
-                let aside =
-                    if matches!(target, Location::Redb(_)) { Location::Redb(aside) } else { Location::Sled(aside) };
-                assert_eq!(content(&aside), old, "what was there is never lost");
+                assert_eq!(content(&target.moved_to(aside)), old, "what was there is never lost");
             }
         }
         assert!(killed > ROUNDS / 4, "only {killed} of {ROUNDS} were killed in time, {replaced} replaced");

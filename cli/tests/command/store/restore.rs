@@ -66,8 +66,7 @@ fn a_store_with_keys_is_only_replaced_when_told() {
             assert_eq!(content(&lab.location), before);
         }
         let first = folder(&lab.location).with_extension("replaced-1");
-        let first =
-            if matches!(lab.location, Location::Redb(_)) { Location::Redb(first) } else { Location::Sled(first) };
+        let first = lab.location.moved_to(first);
         assert_eq!((content(&first), id(&first)), (old, old_id), "the old store is as it was");
     }
 }
@@ -103,13 +102,13 @@ fn an_empty_store_or_folder_gets_the_backup() {
         assert_eq!(restore(&empty, &file, &[]).code, 0);
         assert_eq!(content(&empty), before);
 
-        let bare = Location::Redb(lab.folder().join("bare"));
+        let bare = stores::of_engine("redb", lab.folder().join("bare")).unwrap();
         fs::create_dir(folder(&bare)).unwrap();
         assert_eq!(restore(&bare, &file, &[]).code, 0);
         assert_eq!(content(&bare), before);
 
         // Somebody has been killed while he made the store.
-        let unfinished = Location::Sled(lab.folder().join("unfinished"));
+        let unfinished = stores::of_engine("sled", lab.folder().join("unfinished")).unwrap();
         fs::create_dir(folder(&unfinished)).unwrap();
         for name in ["queue", "creating"] {
             fs::write(folder(&unfinished).join(name), "").unwrap();
@@ -129,13 +128,13 @@ fn a_folder_that_is_no_store_is_left_alone() {
     fs::create_dir(&precious).unwrap();
     fs::write(precious.join("letter"), "dear").unwrap();
     for more in [&[][..], &["--replace"]] {
-        let refused = restore(&Location::Redb(precious.clone()), &file, more).failure();
+        let refused = restore(&stores::of_engine("redb", &precious).unwrap(), &file, more).failure();
         assert!(refused.contains("holds letter and no store"), "{refused}");
         assert_eq!(fs::read_to_string(precious.join("letter")).unwrap(), "dear");
     }
     let names: Vec<_> = fs::read_dir(lab.folder()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
-    let refused = restore(&Location::Redb(file.clone()), &file, &[]).failure();
+    let refused = restore(&stores::of_engine("redb", &file).unwrap(), &file, &[]).failure();
     assert!(refused.contains("is in the way"), "{refused}");
 }
 
@@ -147,11 +146,7 @@ fn a_link_to_a_store_stays_a_link() {
         lab.margay(&format!("store backup {}", file.display())).answer();
         let link = lab.folder().join("link");
         symlink(folder(&lab.location), &link).unwrap();
-        let linked = if matches!(lab.location, Location::Redb(_)) {
-            Location::Redb(link.clone())
-        } else {
-            Location::Sled(link.clone())
-        };
+        let linked = lab.location.moved_to(&link);
         assert_eq!(restore(&linked, &file, &["--replace"]).code, 0);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(beside(&lab.location).len(), 1);

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use datastore::{Create, Location};
+use datastore::Create;
 use serde_json::json;
 
 use crate::common::{Lab, margay};
@@ -19,7 +19,7 @@ fn the_status_of_a_store_that_nobody_uses() {
         thread::sleep(Duration::from_millis(1100));
         let status = lab.margay("store status -o json").json();
         assert!(status["history"]["age_seconds"].as_u64().unwrap() >= 1, "of the first change: {status}");
-        let engine = if matches!(lab.location, Location::Redb(_)) { "redb" } else { "sled" };
+        let engine = lab.location.facts().name;
         assert_eq!((&status["engine"], &status["format"]), (&json!(engine), &json!(1)));
         assert_eq!((&status["id"], &status["store"]), (&json!(id(&lab.location)), &json!(lab.location.to_string())));
         assert_eq!((&status["keys"], &status["revision"]), (&json!(2), &json!(3)));

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cni_plugin::{FileIntents, INTENTS_FOLDER};
-use datastore::{Create, Location};
+use datastore::Create;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::Pending;
@@ -54,7 +54,7 @@ impl<'a> Host<'a> {
         let count = lab.etcds.len();
         let order: Vec<usize> = (0..count).map(|step| (first + step) % count).collect();
         let hosts: Vec<_> = order.iter().map(|place| lab.etcds[*place].address().to_string()).collect();
-        let store: Location = format!("etcd://{}", hosts.join(",")).parse().unwrap();
+        let store = stores::at(&format!("etcd://{}", hosts.join(","))).unwrap();
         Self { lab, order, notes: FileIntents::new(INTENTS_FOLDER, store.to_string()), locks }
     }
 
@@ -114,9 +114,9 @@ impl<'a> Host<'a> {
 
     /// Does something through one member.
     fn through<T>(&self, member: &Etcd, work: impl AsyncFnOnce(&Ipam) -> Option<T>) -> Option<T> {
-        let location: Location = format!("etcd://{}", member.address()).parse().unwrap();
+        let location = stores::at(&format!("etcd://{}", member.address())).unwrap();
         runtime().block_on(async {
-            let open = datastore::open(&location, Create::Never, WAIT).await.unwrap();
+            let open = datastore::open(&location, &Create::Never.with_wait(WAIT)).await.unwrap();
             let done = work(&Ipam::new(open.store(), Nodes::Registered)).await;
             open.close().await.unwrap();
             done

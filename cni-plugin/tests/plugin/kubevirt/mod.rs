@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use datastore::{Create, Location};
+use datastore::Create;
 use kv::{Store, StoreExt};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -65,8 +65,9 @@ impl Stage {
         let folder = tempfile::tempdir().unwrap();
         symlink(env!("CARGO_BIN_EXE_margay-ipam"), folder.path().join("calico-ipam")).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let location: Location = etcd.url().replace("http:", "etcd:").parse().unwrap();
-        let open = runtime.block_on(datastore::open(&location, Create::Never, Duration::from_secs(10))).unwrap();
+        let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
+        let open =
+            runtime.block_on(datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10)))).unwrap();
         let api = Api::start();
         write_kubeconfig(folder.path(), &api.url);
         let address = etcd.address().to_string();

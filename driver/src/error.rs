@@ -2,23 +2,21 @@
 
 use std::path::PathBuf;
 
-use crate::location::Location;
-
-/// A result of the half that decides.
+/// A result of reading configuration.
 pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
 /// A store that a file of the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The store.
-    pub location: Location,
+    /// The URL of the store, or its description.
+    pub store: String,
     /// The first file that names it.
     pub file: PathBuf,
 }
 
 /// Why configuration does not lead to a store. Nothing that may be a secret is kept in it.
 ///
-/// [`Display`](std::fmt::Display) says what is wrong, with Calico's words where Calico has any; [`advice`](Self::advice)
+/// [`Display`](std::fmt::Display) says what is wrong, with Calico's words where Calico has any; [`Drivers::advice`](crate::Drivers::advice)
 /// says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -109,7 +107,7 @@ pub enum ConfigError {
     #[error("a store in memory is gone when the command ends")]
     MemoryStore,
     /// The CNI configuration names several stores.
-    #[error("the CNI configuration names several stores:{}", .0.iter().map(|found| format!("\n  {} (in {})", found.location, found.file.display())).collect::<String>())]
+    #[error("the CNI configuration names several stores:{}", .0.iter().map(|found| format!("\n  {} (in {})", found.store, found.file.display())).collect::<String>())]
     SeveralStores(Vec<Candidate>),
     /// No store is named, and some of the CNI configuration could not be read.
     #[error("cannot tell which store is meant: {}", .0.join("; "))]
@@ -126,63 +124,4 @@ pub enum ConfigError {
         #[source]
         error: Box<ConfigError>,
     },
-}
-
-impl ConfigError {
-    /// The advice: one or two sentences.
-    pub fn advice(&self) -> String {
-        match self {
-            Self::UnknownType(_) => "set datastore_type to sled, redb or etcdv3".into(),
-            Self::NoEndpoints => {
-                "for an etcd cluster set etcd_endpoints (or ETCD_ENDPOINTS); for a store on this host \
-                                  set \"datastore_type\" to \"sled\" or \"redb\""
-                    .into()
-            }
-            Self::EndpointsAndDiscovery => "remove one of the two".into(),
-            Self::KeyWithoutCertificate => "set etcd_cert_file (or ETCD_CERT_FILE) as well".into(),
-            Self::CertificateWithoutKey => "set etcd_key_file (or ETCD_KEY_FILE) as well".into(),
-            Self::InlineAndFiles => {
-                "give all of them as text (etcdKey, etcdCert, etcdCACert), or all of them as files".into()
-            }
-            Self::HalfInline => {
-                "set both etcdCert and etcdKey; an authority alone has to be a file (etcdCACertFile)".into()
-            }
-            Self::UnreadableConfigFile { .. } => "name a file that is there with --config, or say --store URL".into(),
-            Self::ConfigFileSyntax { .. } | Self::ConfigFileVersion(_) | Self::ConfigFileKind(_) => {
-                "write it as Calico's calicoctl.cfg, name another file with --config, or say --store URL".into()
-            }
-            Self::Kubernetes => {
-                "keep the addresses in etcd (datastore_type etcdv3) or on this host (datastore_type sled or redb)"
-                    .into()
-            }
-            Self::Contradiction { .. } => {
-                "remove DATASTORE_TYPE from the environment, or set datastore_type in the network configuration".into()
-            }
-            Self::PathWithoutEmbedded => "set the datastore type to sled or redb, or remove the path".into(),
-            Self::RelativePath { .. } => "give a path that begins with /".into(),
-            Self::SecretInAddress => {
-                "remove user and password from the address; an address shows up in logs and process lists".into()
-            }
-            Self::NotAUrl { path: Some(path) } => format!("did you mean sled://{path} or redb://{path}?"),
-            Self::NotAUrl { path: None } | Self::UnknownScheme(_) => {
-                "store URLs are sled:///path, redb:///path, etcd://host:port and, with TLS, etcd+https://host:port"
-                    .into()
-            }
-            Self::UrlPath(scheme) if scheme.starts_with("etcd") => {
-                format!("write it with three slashes: {scheme}:///run/etcd/etcd.sock")
-            }
-            Self::UrlPath(scheme) => format!("write it with three slashes: {scheme}:///var/lib/margay/ipam.{scheme}"),
-            Self::UrlOptions(_) => "a store URL ends with the path and has no ? or # in it".into(),
-            Self::EtcdUrl => "write it as etcd://host:port[,host:port]".into(),
-            Self::MemoryStore => "name a store that stays, such as sled:///var/lib/margay/ipam.sled".into(),
-            Self::SeveralStores(candidates) => match candidates.first() {
-                Some(first) => format!("say which one is meant, such as --store {}", first.location),
-                None => "say which one is meant with --store URL".into(),
-            },
-            Self::UnreadableConfiguration(_) => "repair the file, or say which store is meant with --store URL".into(),
-            Self::InFile { error, .. } | Self::InEnvironment(error) => {
-                format!("{}; or say which store is meant with --store URL", error.advice())
-            }
-        }
-    }
 }

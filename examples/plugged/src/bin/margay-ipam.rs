@@ -1,0 +1,7 @@
+//! Both plugins with the plugged stores.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cni_plugin::main(plugged::drivers())
+}

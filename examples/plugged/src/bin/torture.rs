@@ -1,0 +1,7 @@
+//! `torture` with the plugged stores.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    torture::main(&plugged::drivers())
+}

@@ -1,0 +1,8 @@
+#![doc = include_str!("../README.md")]
+
+use driver::Drivers;
+
+/// The stores of Margay's programs, and the plugged ones.
+pub fn drivers() -> Drivers {
+    stores::drivers().with(&sqlite_store::DRIVER)
+}

@@ -1,0 +1,254 @@
+//! Margay's programs on SQLite, which their registry has one line for.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "../../../backend-etcd/tests/support/server.rs"]
+mod server;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+/// The programs under the names of Margay's own, and room for stores.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, program) in [
+            ("margay", env!("CARGO_BIN_EXE_plugged-margay")),
+            ("margay-ipam", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
+            ("margay-cni", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
+            ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
+        ] {
+            symlink(program, folder.path().join(name)).unwrap();
+        }
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn url(&self, engine: &str, name: &str) -> String {
+        format!("{engine}://{}", self.path(name).display())
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.path(program));
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+    }
+
+    /// Runs `margay` on a store; it must succeed. Returns its standard output.
+    #[track_caller]
+    fn margay(&self, store: &str, args: &[&str]) -> String {
+        said(&self.command("margay").args(["--store", store]).args(args).output().unwrap())
+    }
+
+    /// Calls the IPAM plugin on the SQLite store of this name.
+    #[track_caller]
+    fn plugin(&self, verb: &str, container: &str, name: &str) -> String {
+        let conf = json!({
+            "cniVersion": "1.0.0", "name": "lab", "type": "bridge", "nodename": "one", "log_level": "error",
+            "datastore_type": "sqlite", "datastore_path": self.path(name), "ipam": {"type": "margay-ipam"},
+        });
+        let mut child = self
+            .command("margay-ipam")
+            .envs([("CNI_COMMAND", verb), ("CNI_CONTAINERID", container), ("CNI_IFNAME", "eth0")])
+            .envs([("CNI_NETNS", "/proc/1/ns/net"), ("CNI_PATH", "/nowhere")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
+        said(&child.wait_with_output().unwrap())
+    }
+
+    /// A pool with some addresses in use.
+    fn fill(&self, name: &str) -> String {
+        let store = self.url("sqlite", name);
+        self.margay(&store, &["pool", "create", "lab", "10.88.0.0/16"]);
+        for container in ["a", "b", "c"] {
+            let added: Value = serde_json::from_str(&self.plugin("ADD", container, name)).unwrap();
+            assert!(added["ips"][0]["address"].as_str().unwrap().starts_with("10.88."), "{added}");
+        }
+        self.plugin("DEL", "b", name);
+        store
+    }
+
+    /// The addresses in use.
+    fn in_use(&self, store: &str) -> Value {
+        let shown: Value = serde_json::from_str(&self.margay(store, &["ipam", "show", "-o", "json"])).unwrap();
+        shown["pools"][0]["in_use"].clone()
+    }
+}
+
+#[track_caller]
+fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(output.status.success(), "{:?}: {out}{err}", output.status);
+    out
+}
+
+/// A daemon, which ends with this value.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn help_and_errors_list_it() {
+    let place = Place::new();
+    let refused = place.command("margay").args(["--store", "mysql:///a", "pool", "list"]).output().unwrap();
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("sled:///path, redb:///path,") && text.contains("sqlite:///path"), "{text}");
+    let missing = place.command("margay").args(["--store", "/srv/x", "pool", "list"]).output().unwrap();
+    let text = String::from_utf8(missing.stderr).unwrap();
+    assert!(text.contains("did you mean sled:///srv/x, redb:///srv/x or sqlite:///srv/x?"), "{text}");
+}
+
+#[test]
+fn the_lab_works_on_it() {
+    let place = Place::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for daemon in ["0", "1"] {
+        let lab = Command::new("scripts/lab")
+            .arg("sqlite")
+            .current_dir(&root)
+            .env("PROGRAMS", place.folder.path())
+            .env("SERVE", daemon)
+            .output()
+            .unwrap();
+        let out = said(&lab);
+        assert!(out.contains("lab: done, everything worked (bridge, sqlite)"), "{out}");
+    }
+}
+
+#[test]
+fn stores_move_to_it_and_from_it() {
+    let place = Place::new();
+    let etcd = server::Etcd::start().unwrap();
+    let first = place.fill("first");
+    let kept = place.in_use(&first);
+    assert_eq!(kept, "2");
+    let etcd = etcd.url().replace("http:", "etcd:");
+    let [sled, redb, last] = [place.url("sled", "s"), place.url("redb", "r"), place.url("sqlite", "last")];
+    for pair in [&first, &sled, &redb, &etcd, &last].windows(2) {
+        for how in [&[][..], &["--finish"]] {
+            let done = place.command("margay").args(["migrate", pair[0], pair[1]]).args(how).output().unwrap();
+            let done = said(&done);
+            assert!(done.contains("Successfully"), "{done}");
+        }
+        assert_eq!(place.in_use(pair[1]), kept, "{}", pair[1]);
+    }
+    place.margay(&last, &["ipam", "check"]);
+    place.plugin("DEL", "a", "last");
+    assert_eq!(place.in_use(&last), "1");
+}
+
+#[test]
+fn a_backup_is_restored_to_it_and_to_the_others() {
+    let place = Place::new();
+    let store = place.fill("store");
+    let file = place.path("backup");
+    let file = file.to_str().unwrap();
+    place.margay(&store, &["store", "backup", file]);
+    assert!(fs::read_to_string(file).unwrap().starts_with(r#"{"margay_backup":"#));
+    for engine in ["sqlite", "sled", "redb"] {
+        let restored = place.url(engine, &format!("restored-{engine}"));
+        place.margay(&restored, &["store", "restore", file]);
+        assert_eq!(place.in_use(&restored), place.in_use(&store), "{engine}");
+        place.margay(&restored, &["store", "verify"]);
+        place.margay(&restored, &["store", "compact"]);
+    }
+    let status: Value = serde_json::from_str(&place.margay(&store, &["store", "status", "-o", "json"])).unwrap();
+    assert_eq!(status["engine"], "sqlite");
+}
+
+/// The address on which a daemon says that it offers something, from its first line.
+fn offered(line: &str, after: &str) -> String {
+    let at = line.find(after).unwrap_or_else(|| panic!("no {after:?} in {line:?}")) + after.len();
+    line[at..].split([',', ' ', '/']).next().unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_daemon_offers_its_page_and_etcds_api() {
+    let place = Place::new();
+    let store = place.url("sqlite", "served");
+    place.margay(&store, &["store", "create", "--format", "2"]);
+    place.margay(&store, &["pool", "create", "lab", "10.88.0.0/16"]);
+    let api = server::dead_address().unwrap();
+    let mut child = place
+        .command("margay")
+        .args(["--store", &store, "serve", "--http", "127.0.0.1:0", "--insecure-loopback"])
+        .args(["--listen", &format!("http://{api}")])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let daemon = Daemon(child);
+    let line = lines.by_ref().map(Result::unwrap).find(|line| line.contains("page at")).unwrap();
+    std::thread::spawn(move || lines.for_each(drop));
+    let page: SocketAddr = offered(&line, "page at http://").parse().unwrap();
+    let mut stream = TcpStream::connect(page).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let numbers = std::io::read_to_string(stream).unwrap();
+    assert!(numbers.contains("margay_"), "{numbers}");
+    for container in ["a", "b"] {
+        place.plugin("ADD", container, "served");
+    }
+    assert_eq!(place.in_use(&format!("etcd://{api}")), "2", "as etcd's clients see it");
+    let judged =
+        place.command("margay").args(["conformance", &format!("etcd://{api}"), "--case", "T0"]).output().unwrap();
+    assert!(said(&judged).contains("0 failed"));
+    drop(daemon);
+}
+
+#[test]
+fn it_passes_the_conformance_suite_by_its_url() {
+    let place = Place::new();
+    let begun = Instant::now();
+    let judged = place.command("margay").args(["conformance", &place.url("sqlite", "judged")]).output().unwrap();
+    let out = said(&judged);
+    assert!(out.contains("0 failed"), "{out}");
+    println!("judged within {:?}", begun.elapsed());
+}
+
+#[test]
+fn torture_finds_nothing() {
+    let place = Place::new();
+    for mode in [&["--mode", "in-process", "--ops", "2000"][..], &["--mode", "processes", "--ops", "300"]] {
+        let run = place.command("torture").args(["run", "--store", "sqlite"]).args(mode).output().unwrap();
+        let out = said(&run);
+        assert!(out.contains("0 violations"), "{out}");
+    }
+}
+
+/// A store of an engine that a program is made without is named, and nothing is made beside it.
+#[test]
+fn the_files_of_another_engine_are_left_alone() {
+    let place = Place::new();
+    let store = place.fill("store");
+    fs::remove_file(place.path("store").join("store.id")).unwrap();
+    let as_sled = store.replace("sqlite:", "sled:");
+    let refused = place.command("margay").args(["--store", &as_sled, "pool", "list"]).output().unwrap();
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("holds a sqlite store: set datastore_type to sqlite"), "{text}");
+    assert!(!place.path("store").join("sled").exists());
+    assert_eq!(place.in_use(&store), "2", "it is there as before");
+}
