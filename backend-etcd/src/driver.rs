@@ -40,12 +40,12 @@ impl Driver for EtcdDriver {
     }
 
     fn place_of_settings(&self, settings: &Settings) -> Result<Place, ConfigError> {
-        ClusterAddress::of_settings(NAME, settings).map(Place::Cluster)
+        ClusterAddress::of_settings(settings).map(Place::Cluster)
     }
 
     fn url(&self, place: &Place) -> String {
         match place {
-            Place::Cluster(address) => address.to_string(),
+            Place::Cluster(address) => address.url(NAME),
             _ => format!("no cluster of {NAME}"),
         }
     }
@@ -109,7 +109,10 @@ fn options(address: &ClusterAddress) -> Options {
     }
     if address.access.names_certificates() {
         if address.all_without_tls() {
-            tracing::warn!(store = %address, "etcd is reached without TLS, though certificates are configured");
+            tracing::warn!(
+                store = %address.url(NAME),
+                "etcd is reached without TLS, though certificates are configured"
+            );
         } else {
             options = options.with_tls(tls(&address.access));
         }

@@ -113,16 +113,15 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
         format!("Offer etcd's API in front of a store on {local}: https://HOST:PORT, http://HOST:PORT or unix:PATH");
     let restore = format!("Make a store from a backup, on {local}, whatever the backup was made from");
     let create = format!("Make an empty store on {local}");
-    let with = |help: &str| {
-        let help = help.to_owned();
-        move |name: &str, arg: Arg| if arg.get_id() == name { arg.help(help) } else { arg }
+    let with_help = |arg: Arg, name: &str, help: &str| {
+        if arg.get_id() == name { arg.help(help.to_owned()) } else { arg }
     };
-    // These leave what they change in its place: `mut_arg` makes it the last.
-    let command = Cli::command().mut_args(|arg| with(&urls)("store", arg));
+    // `mut_args` leaves an argument in its place; `mut_arg` moves it to the end.
+    let command = Cli::command().mut_args(|arg| with_help(arg, "store", &urls));
     command.mut_subcommands(|command| match command.get_name() {
-        "migrate" => command.mut_args(|arg| with(&from)("from", arg)),
-        "conformance" => command.mut_args(|arg| with(&judged)("url", arg)),
-        "serve" => command.mut_args(|arg| with(&listen)("listen", arg)),
+        "migrate" => command.mut_args(|arg| with_help(arg, "from", &from)),
+        "conformance" => command.mut_args(|arg| with_help(arg, "url", &judged)),
+        "serve" => command.mut_args(|arg| with_help(arg, "listen", &listen)),
         "store" => command.mut_subcommands(|verb| match verb.get_name() {
             "restore" => verb.about(restore.clone()),
             "create" => verb.about(create.clone()),

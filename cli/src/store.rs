@@ -81,26 +81,23 @@ pub(crate) enum Use {
 
 /// Reaches the store, through its daemon if there is one. A store that does not exist yet has no daemon.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
-    let opened = match what_for {
-        Use::Existing => datastore::reach(location, &Create::Never.with_wait(wait())).await,
-        Use::Make => datastore::reach(location, &Create::IfMissing.with_wait(wait())).await,
-        Use::Release => datastore::reach(location, &to_release()).await,
-    };
+    let opened = datastore::reach(location, &options(what_for)).await;
     opened.map_err(|error| explain(location, error))
 }
 
 /// Opens the store's own files; its daemon hands the store over for that.
 pub(crate) async fn open_files(location: &Location, what_for: Use) -> Result<OpenStore> {
-    let opened = match what_for {
-        Use::Existing => datastore::open(location, &Create::Never.with_wait(wait())).await,
-        Use::Make => datastore::open(location, &Create::IfMissing.with_wait(wait())).await,
-        Use::Release => datastore::open(location, &to_release()).await,
-    };
+    let opened = datastore::open(location, &options(what_for)).await;
     opened.map_err(|error| explain(location, error))
 }
 
-fn to_release() -> OpenOptions {
-    Create::Never.with_wait(wait()).with_purpose(Purpose::Release)
+/// The options with which a store is opened for a use.
+fn options(what_for: Use) -> OpenOptions {
+    match what_for {
+        Use::Existing => Create::Never.with_wait(wait()),
+        Use::Make => Create::IfMissing.with_wait(wait()),
+        Use::Release => Create::Never.with_wait(wait()).with_purpose(Purpose::Release),
+    }
 }
 
 /// True if another process waits for the store lock.
@@ -133,7 +130,7 @@ pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
     Failure::from(error).hint(hint)
 }
 
-/// The same folder as a store of the engine whose files are there, else of any other engine.
+/// The folder of a location as the store of another engine: of the engine whose files are there, else of any other.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;

@@ -120,12 +120,11 @@ pub(crate) fn explained(location: &Location, error: Error) -> Error {
             let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
             error.with_detail(detail)
         }
-        // Where `store.id` is there, the engine knows whose store it is.
-        (ErrorKind::Unsupported, _) if !folder.join("store.id").exists() => {
-            let names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
-            match names.into_iter().find(|name| *name != location.facts().name) {
-                Some(other) => error
-                    .with_detail(format!("{} holds a {other} store: set datastore_type to {other}", folder.display())),
+        // An engine reads in `store.id` whose store it is; without that file the drivers know.
+        (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
+            let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
+            match names.find(|name| *name != location.facts().name) {
+                Some(other) => error.with_detail(kv_local::store_of(folder, other)),
                 None => error,
             }
         }

@@ -122,9 +122,8 @@ pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Pat
         };
     }
     let mut unreadable = found.unreadable;
-    let mut stores = Vec::new();
+    let (mut stores, settings) = (Vec::new(), environment::settings(env));
     for candidate in found.candidates {
-        let settings = environment::settings(env);
         let location = candidate.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
         let unreadable = std::mem::take(&mut unreadable);
         stores.push(Chosen { location, source: Source::File(candidate.file), unreadable });
@@ -229,7 +228,7 @@ mod tests {
             assert_eq!(etcd.endpoints, [endpoint]);
             assert_eq!(etcd.access.authority, Some(Pem::File(authority.into())), "{endpoint}");
             assert_eq!(etcd.access.login.is_some(), !env.is_empty(), "{endpoint}");
-            let shown = format!("{etcd:?} {etcd}");
+            let shown = format!("{etcd:?} {}", etcd.url("etcd"));
             assert!(!shown.contains("hidden"), "{shown}");
         }
         let login = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];

@@ -1,7 +1,5 @@
 //! The address of a cluster.
 
-use std::fmt;
-
 use crate::access::Access;
 use crate::error::{ConfigError, Result};
 use crate::path::absolute;
@@ -9,12 +7,10 @@ use crate::settings::Settings;
 
 /// How to reach a cluster: endpoints, or a domain to look them up in; exactly one of the two is not empty.
 ///
-/// Secrets are in `access` alone, which neither `Display` nor `Debug` shows: an endpoint with a user or a password in it
+/// Secrets are in `access` alone, which neither [`url`](Self::url) nor `Debug` shows: an endpoint with a user or a password in it
 /// is never taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterAddress {
-    /// The name of the driver, with which URLs begin.
-    pub driver: &'static str,
     /// The members, as `http://host:port`, `https://host:port` or `unix:///path`.
     pub endpoints: Vec<String>,
     /// The domain whose SRV records name the members.
@@ -28,21 +24,21 @@ impl ClusterAddress {
     ///
     /// # Errors
     /// The fault of the URL. No error repeats what may be a secret.
-    pub fn of_url(driver: &'static str, scheme: &str, rest: &str) -> Result<Self> {
+    pub fn of_url(driver: &str, scheme: &str, rest: &str) -> Result<Self> {
         let endpoints = match scheme.strip_prefix(driver) {
             Some("") => members(rest, "http://")?,
             Some("+https") => members(rest, "https://")?,
             Some("+unix") => vec![format!("unix://{}", absolute(scheme, rest)?.display())],
             _ => return Err(ConfigError::UnknownScheme(scheme.to_owned())),
         };
-        Ok(Self { driver, endpoints, ..Self::default() })
+        Ok(Self { endpoints, ..Self::default() })
     }
 
     /// The address in settings: Calico's, about etcd.
     ///
     /// # Errors
     /// The fault of the settings.
-    pub fn of_settings(driver: &'static str, settings: &Settings) -> Result<Self> {
+    pub fn of_settings(settings: &Settings) -> Result<Self> {
         if !settings.path.is_empty() {
             return Err(ConfigError::PathWithoutEmbedded);
         }
@@ -51,7 +47,7 @@ impl ClusterAddress {
             (list, domain) if list.is_empty() => (Vec::new(), domain.clone()),
             _ => return Err(ConfigError::EndpointsAndDiscovery),
         };
-        Ok(Self { driver, endpoints, discovery_srv, access: settings.access()? })
+        Ok(Self { endpoints, discovery_srv, access: settings.access()? })
     }
 
     /// True if it says of each member that it is without TLS.
@@ -68,25 +64,23 @@ impl ClusterAddress {
         ordered.endpoints.dedup();
         ordered
     }
-}
 
-impl fmt::Display for ClusterAddress {
-    /// The store URL; a list that mixes plain text and TLS, or an SRV domain, has none and is described instead.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let driver = self.driver;
+    /// The URL, which begins with the driver's name. An SRV domain, and a list that mixes plain text and TLS, have no URL and are
+    /// described instead.
+    pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
-            return write!(f, "{driver} members in the SRV records of {}", self.discovery_srv);
+            return format!("{driver} members in the SRV records of {}", self.discovery_srv);
         }
         if let [endpoint] = &self.endpoints[..]
             && endpoint.starts_with("unix:///")
         {
-            return write!(f, "{driver}+{endpoint}");
+            return format!("{driver}+{endpoint}");
         }
         let all = |prefix| self.endpoints.iter().map(|e| e.strip_prefix(prefix)).collect::<Option<Vec<_>>>();
         match (all("http://"), all("https://")) {
-            (Some(hosts), _) => write!(f, "{driver}://{}", hosts.join(",")),
-            (_, Some(hosts)) => write!(f, "{driver}+https://{}", hosts.join(",")),
-            _ => write!(f, "{driver} at {}", self.endpoints.join(",")),
+            (Some(hosts), _) => format!("{driver}://{}", hosts.join(",")),
+            (_, Some(hosts)) => format!("{driver}+https://{}", hosts.join(",")),
+            _ => format!("{driver} at {}", self.endpoints.join(",")),
         }
     }
 }
@@ -136,13 +130,10 @@ mod tests {
 
     #[test]
     fn an_address_without_a_url_is_described() {
-        let mixed = ClusterAddress {
-            driver: "etcd",
-            endpoints: vec!["http://a:1".into(), "https://b:2".into()],
-            ..ClusterAddress::default()
-        };
-        assert_eq!(mixed.to_string(), "etcd at http://a:1,https://b:2");
-        let srv = ClusterAddress { driver: "etcd", discovery_srv: "example.org".into(), ..ClusterAddress::default() };
-        assert_eq!(srv.to_string(), "etcd members in the SRV records of example.org");
+        let mixed =
+            ClusterAddress { endpoints: vec!["http://a:1".into(), "https://b:2".into()], ..ClusterAddress::default() };
+        assert_eq!(mixed.url("etcd"), "etcd at http://a:1,https://b:2");
+        let srv = ClusterAddress { discovery_srv: "example.org".into(), ..ClusterAddress::default() };
+        assert_eq!(srv.url("etcd"), "etcd members in the SRV records of example.org");
     }
 }

@@ -169,7 +169,7 @@ pub trait ClusterStore: Debug + Send + Sync {
     /// The report of a member about itself and its cluster; one small request.
     ///
     /// # Errors
-    /// Those of any call.
+    /// Any error of a call.
     async fn about(&self) -> Result<About>;
 }
 

@@ -13,9 +13,6 @@ use crate::settings::Settings;
 /// The name of the driver whose store is meant when nothing is configured at all.
 pub const DEFAULT_ENGINE: &str = "sled";
 
-/// The file in the folder of a store that names its engine.
-const IDENTITY: &str = "store.id";
-
 /// The `datastore_type` that leaves it to us which engine keeps a store on this machine.
 const LOCAL: &str = "local";
 
@@ -50,6 +47,10 @@ impl Drivers {
         self.iter().filter(|driver| driver.facts().scope == Scope::Machine)
     }
 
+    fn local_named(&self, name: &str) -> Option<&'static dyn Driver> {
+        self.local().find(|driver| driver.facts().name == name)
+    }
+
     /// The driver of a `datastore_type` that configuration may name.
     pub fn of_type(&self, datastore_type: &str) -> Option<&'static dyn Driver> {
         if datastore_type == LOCAL {
@@ -72,7 +73,7 @@ impl Drivers {
     /// The store that settings of this driver's type name.
     ///
     /// # Errors
-    /// Those of [`Driver::place_of_settings`].
+    /// Every error of [`Driver::place_of_settings`].
     pub fn of_settings(&self, driver: &'static dyn Driver, settings: &Settings) -> Result<Location> {
         Ok(self.at(driver, driver.place_of_settings(settings)?))
     }
@@ -100,9 +101,8 @@ impl Drivers {
     /// The driver of the store that is in a folder: of the engine that its file `store.id` names, which may be none of these; without
     /// that file of the engine whose files are there.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
-        let identity = fs::read_to_string(folder.join(IDENTITY)).unwrap_or_default();
-        match identity.lines().find_map(|line| line.strip_prefix("engine ")) {
-            Some(engine) => self.local().find(|driver| driver.facts().name == engine.trim()),
+        match kv_local::engine_in(folder) {
+            Some(engine) => self.local_named(&engine),
             None => self.with_files_in(folder).next(),
         }
     }
@@ -133,8 +133,7 @@ impl Drivers {
     /// # Errors
     /// `UnknownType` for a name that no driver of stores in folders has.
     pub fn of_engine(&self, name: &str, folder: impl Into<PathBuf>) -> Result<Location> {
-        let driver = self.local().find(|driver| driver.facts().name == name);
-        let driver = driver.ok_or_else(|| ConfigError::UnknownType(name.to_owned()))?;
+        let driver = self.local_named(name).ok_or_else(|| ConfigError::UnknownType(name.to_owned()))?;
         Ok(self.at_folder(driver, folder))
     }
 
@@ -146,7 +145,7 @@ impl Drivers {
     /// The store that is meant when nothing is configured at all.
     ///
     /// # Errors
-    /// Those of [`default_driver`](Self::default_driver).
+    /// Every error of [`default_driver`](Self::default_driver).
     pub fn default_location(&self) -> Result<Location> {
         self.of_settings(self.default_driver()?, &Settings::default())
     }

@@ -21,27 +21,27 @@ const DEFAULT_FOLDER: &str = "/var/lib/margay";
 #[derive(Clone, Copy, Debug)]
 pub struct LocalDriver<E> {
     engine: E,
-    writes_in_flight: Option<usize>,
-    keys_in_a_turn: Option<usize>,
+    /// Without the name, which only the engine knows.
+    facts: Facts,
 }
 
 impl<E> LocalDriver<E> {
     /// The driver of an engine.
     pub const fn new(engine: E) -> Self {
-        Self { engine, writes_in_flight: None, keys_in_a_turn: None }
+        Self { engine, facts: Facts::new("", Scope::Machine) }
     }
 
     /// With this number of large transactions that are worth having under way at once: one commit is made of all that wait.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
-        self.writes_in_flight = Some(writes);
+        self.facts = self.facts.with_writes_in_flight(writes);
         self
     }
 
     /// With this bound on the keys that a long reader reads in one opening; more for an engine that takes long to open.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
-        self.keys_in_a_turn = Some(keys);
+        self.facts = self.facts.with_keys_in_a_turn(keys);
         self
     }
 }
@@ -49,9 +49,8 @@ impl<E> LocalDriver<E> {
 #[async_trait]
 impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     fn facts(&self) -> Facts {
-        let facts = Facts::new(self.engine.name(), Scope::Machine);
-        let facts = self.writes_in_flight.map_or(facts, |writes| facts.with_writes_in_flight(writes));
-        self.keys_in_a_turn.map_or(facts, |keys| facts.with_keys_in_a_turn(keys))
+        let name = self.engine.name();
+        Facts { name, datastore_type: name, ..self.facts }
     }
 
     fn url_form(&self) -> Option<String> {

@@ -70,14 +70,15 @@ impl Location {
         Self { place: Place::Folder(path.into()), ..self.clone() }
     }
 
-    /// The same cluster with these credentials, from which `change` makes new ones; any other store as it is.
+    /// The location with the credentials of its cluster replaced by what `change` makes of them. A location that is no cluster
+    /// stays as it is.
     ///
     /// # Errors
-    /// Those of `change`.
+    /// The error of `change`.
     pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
         let place = match self.place {
-            Place::Cluster(ClusterAddress { access, driver, endpoints, discovery_srv }) => {
-                Place::Cluster(ClusterAddress { driver, endpoints, discovery_srv, access: change(access)? })
+            Place::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
+                Place::Cluster(ClusterAddress { endpoints, discovery_srv, access: change(access)? })
             }
             place => place,
         };
@@ -96,7 +97,8 @@ impl Location {
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (Place::Cluster(one), Place::Cluster(two)) => {
-                one.driver == two.driver && one.endpoints == two.endpoints && one.discovery_srv == two.discovery_srv
+                let is_same_driver = self.facts().name == other.facts().name;
+                is_same_driver && one.endpoints == two.endpoints && one.discovery_srv == two.discovery_srv
             }
             _ => self == other,
         }

@@ -105,14 +105,10 @@ impl<'t> Workset<'t> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
         unread.extend(blocks.iter().flat_map(|cidr| owners.iter().filter_map(|owner| keys::affinity(owner, *cidr))));
-        if let [cidr] = blocks
-            && !owners.is_empty()
-            && !is_of_prefixes(*cidr)
-        {
-            self.around = Some((*cidr, overlaps_of_addresses(*cidr)));
-        } else {
-            self.around = None;
-        }
+        self.around = match blocks {
+            [cidr] if !owners.is_empty() && !is_of_prefixes(*cidr) => Some((*cidr, overlaps_of_addresses(*cidr))),
+            _ => None,
+        };
         let around = self.around.iter().flat_map(|(_, ranges)| ranges.iter().cloned());
         Ok(self.tx.prefetch(unread, around.map(TxnRange::keys_of).collect()).await?)
     }

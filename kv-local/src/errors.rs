@@ -75,8 +75,7 @@ impl Place {
 
     /// The folder holds the store of another engine.
     pub(crate) fn other_engine(&self, engine: &str) -> Error {
-        let detail = format!("{} holds a {engine} store: set datastore_type to {engine}", self.folder.display());
-        self.error(ErrorKind::Unsupported, detail)
+        self.error(ErrorKind::Unsupported, store_of(&self.folder, engine))
     }
 
     /// The folder is on a file system that other machines may have mounted, too.
@@ -112,6 +111,11 @@ impl Place {
     pub(crate) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }
+}
+
+/// The detail of an error about a folder with the store of another engine.
+pub fn store_of(folder: &Path, engine: &str) -> String {
+    format!("{} holds a {engine} store: set datastore_type to {engine}", folder.display())
 }
 
 /// There only where SELinux is on.

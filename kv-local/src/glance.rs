@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::head;
 use super::holder;
-use super::identity::{Identity, is_known};
+use super::identity::{IDENTITY, Identity, is_known};
 use super::open::Engine;
 use super::queue;
-use super::store_folder::{HEAD, IDENTITY, QUEUE, StoreFolder};
+use super::store_folder::{HEAD, QUEUE, StoreFolder};
 
 /// A look at a store from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]

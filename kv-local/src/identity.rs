@@ -4,8 +4,13 @@
 //! opens empty beside it has lost its rows.
 
 use std::fmt;
+use std::fs;
+use std::path::Path;
 
 use uuid::Uuid;
+
+/// The file.
+pub(crate) const IDENTITY: &str = "store.id";
 
 /// The layout that a new folder gets, and the newest that is read.
 pub(crate) const FORMAT: u32 = 1;
@@ -54,6 +59,12 @@ impl Identity {
         }
         Some(Self { engine, format, id: id? })
     }
+}
+
+/// The engine that the file `store.id` in a folder names, also if the rest of that file is damaged; `None` if it names no engine.
+pub fn engine_in(folder: &Path) -> Option<String> {
+    let text = fs::read_to_string(folder.join(IDENTITY)).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("engine ")).map(|engine| engine.trim().to_owned())
 }
 
 impl fmt::Display for Identity {

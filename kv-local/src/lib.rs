@@ -35,6 +35,8 @@ mod store_folder;
 pub mod testing;
 
 pub use care::{Upgraded, could_be_made, create_blocking, shrink_blocking, upgrade_blocking, would_upgrade_blocking};
+pub use errors::store_of;
 pub use glance::{Glance, Holder, Queued, glance, newest, waiting};
+pub use identity::engine_in;
 pub use open::{Create, Engine, Log, OpenOptions, Room, open, open_blocking};
 pub use replace::{Replacement, Staging};

@@ -13,14 +13,13 @@ use super::errors::Place;
 use super::filesystem;
 use super::folder;
 use super::head::Head;
-use super::identity::{FORMAT, Identity, OLDEST_FORMAT};
+use super::identity::{FORMAT, IDENTITY, Identity, OLDEST_FORMAT};
 use super::journal_file::JournalFile;
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{LockError, StoreLock};
 use kv_mvcc::journal::{JOURNAL_BYTES, Noted};
 
 pub(crate) const QUEUE: &str = "queue";
-pub(crate) const IDENTITY: &str = "store.id";
 const IDENTITY_DRAFT: &str = "store.new";
 const MARKER: &str = "creating";
 pub(crate) const HEAD: &str = "head";
@@ -124,7 +123,7 @@ impl StoreFolder {
         check_disk(there, bytes).map_err(|(kind, advice)| self.place.error(kind, advice))
     }
 
-    /// Refuses a folder with somebody else's files. One that is not there has none.
+    /// Refuses a folder that has files of another program. A folder that is not there has no files.
     fn may_become_a_store(&self) -> Result<()> {
         let entries = match fs::read_dir(&self.place.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -17,7 +17,7 @@ pub fn drivers() -> Drivers {
 /// The store at a URL, in the care of one of these drivers.
 ///
 /// # Errors
-/// Those of [`Drivers::parse`].
+/// Every error of [`Drivers::parse`].
 pub fn at(url: &str) -> Result<Location> {
     drivers().parse(url)
 }
@@ -25,7 +25,7 @@ pub fn at(url: &str) -> Result<Location> {
 /// The store of an engine in a folder.
 ///
 /// # Errors
-/// Those of [`Drivers::of_engine`].
+/// Every error of [`Drivers::of_engine`].
 pub fn of_engine(engine: &str, folder: impl Into<PathBuf>) -> Result<Location> {
     drivers().of_engine(engine, folder)
 }

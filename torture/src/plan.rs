@@ -54,7 +54,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// So many operations on a store of this name, by three workers on each of four nodes.
+    /// A plan for `ops` operations on a store of this name, by three workers on each of four nodes.
     ///
     /// # Errors
     /// A name that none of these drivers has.

@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn only_blocks_and_affinities_keep_a_quiet_watch_where_it_is() {
         let folder = tempfile::tempdir().unwrap();
-        let location = stores::at(&format!("redb://{}", folder.path().join("store").display())).unwrap();
+        let location = stores::of_engine("redb", folder.path().join("store")).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open = datastore::open(&location, &Create::IfMissing.with_wait(WAITS[1])).await.unwrap();

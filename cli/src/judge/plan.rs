@@ -164,7 +164,7 @@ fn make(location: &Location) -> Result<Option<Folder>> {
 fn host(location: &Location) -> Option<String> {
     match location.cluster() {
         Some(cluster) if cluster.endpoints.is_empty() => Some(cluster.discovery_srv.clone()),
-        Some(cluster) => cluster.to_string().split_once("://").map(|(_, hosts)| hosts.to_owned()),
+        Some(_) => location.to_string().split_once("://").map(|(_, hosts)| hosts.to_owned()),
         None => location.path().map(|path| path.display().to_string()),
     }
 }

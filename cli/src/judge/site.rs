@@ -174,10 +174,7 @@ impl Harness for Joining {
     }
 
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
-        let location = address.split_once(':').and_then(|(engine, path)| {
-            let driver = self.0.local().find(|driver| driver.facts().name == engine)?;
-            Some(self.0.at_folder(driver, path))
-        });
+        let location = address.split_once(':').and_then(|(engine, path)| self.0.of_engine(engine, path).ok());
         let unknown = || kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned());
         let location = location.ok_or_else(unknown)?;
         Ok(Box::new(Opened::new(location, Create::IfMissing, wait).await?))

@@ -29,13 +29,8 @@ impl Workset<'_> {
     /// `Overlap` if there is such a block, or too many other blocks are around to guard against them; any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
-        if let Some(obstacle) = self.obstacle(cidr).await? {
-            return Err(obstacle.into());
-        }
-        for (place, cover) in covers_of_overlaps(cidr, Precision::Coarse).into_iter().enumerate() {
-            for range in self.guardable(cidr, place, cover).await?.unwrap_or_default() {
-                self.tx.guard_creation(&range).await?;
-            }
+        for range in self.ranges_to_guard(cidr).await?? {
+            self.tx.guard_creation(&range).await?;
         }
         self.tx.get(&keys::block(cidr)).await?;
         self.blocks.insert(cidr, Some(block));
@@ -46,23 +41,30 @@ impl Workset<'_> {
     /// The reason why a block that is not stored cannot be made: another one overlaps with it, or too many other blocks
     /// are around. Costs one request, or none after [`Self::probe_along`].
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
+        Ok(self.ranges_to_guard(cidr).await?.err())
+    }
+
+    /// The ranges in which no key may be created while a block is made, or the reason why it cannot be made.
+    async fn ranges_to_guard(&mut self, cidr: IpNet) -> Result<std::result::Result<Vec<Range>, OverlapError>> {
         let covers = covers_of_overlaps(cidr, Precision::Coarse);
         self.tx.peek_ranges(&coarse(&covers)).await?;
         let leaving: Vec<IpNet> = self.changed.iter().copied().filter(|other| self.is_leaving(*other)).collect();
         let is_other = |other: &IpNet| *other != cidr && overlap(*other, cidr) && !leaving.contains(other);
         if let Some(other) = self.changed.iter().copied().find(is_other) {
-            return Ok(Some(OverlapError::Block { block: cidr, other }));
+            return Ok(Err(OverlapError::Block { block: cidr, other }));
         }
+        let mut guarded = Vec::new();
         for (place, cover) in covers.into_iter().enumerate() {
             let Some(ranges) = self.guardable(cidr, place, cover).await? else {
-                return Ok(Some(OverlapError::TooManyAround { block: cidr }));
+                return Ok(Err(OverlapError::TooManyAround { block: cidr }));
             };
             let stored = self.tx.peek_ranges(&ranges).await?.concat();
             if let Some(other) = stored.iter().filter_map(keys::parse_block).find(is_other) {
-                return Ok(Some(OverlapError::Block { block: cidr, other }));
+                return Ok(Err(OverlapError::Block { block: cidr, other }));
             }
+            guarded.extend(ranges);
         }
-        Ok(None)
+        Ok(Ok(guarded))
     }
 
     /// True for a block that the commit will delete.

@@ -136,7 +136,7 @@ fn the_store_of_another_engine_is_named(engine: &dyn Engine) {
     }
 }
 
-/// A file that somebody has put into the folder does not hide a store that has lost its `store.id`.
+/// A store that has lost its `store.id` opens, although the folder has a file of another program.
 fn a_strangers_file_does_not_hide_a_store(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
