@@ -67,7 +67,7 @@ ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
 	@cargo build --quiet --profile ci -p cni-plugin
 	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
-		--test system -- --nocapture --exact crash::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
+		--test system -- --nocapture --exact crashes::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
 else ifeq ($(MODE),power)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=power takes STORE=sled or STORE=redb" >&2; exit 2)
 	@scripts/setup install

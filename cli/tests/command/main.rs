@@ -28,5 +28,6 @@ mod reach;
 mod store;
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod support;
+mod tested;
 mod usage;
 mod verbs;

@@ -49,6 +49,8 @@ mod status;
 mod sticky;
 #[path = "../system/sticky_kills.rs"]
 mod sticky_kills;
+#[path = "../support/tested.rs"]
+mod tested;
 #[path = "../system/under_quota.rs"]
 mod under_quota;
 #[path = "../system/victim.rs"]

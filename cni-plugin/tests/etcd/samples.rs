@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::lab::Lab;
-use crate::process::{Call, program};
+use crate::process::Call;
+use crate::tested::plugin;
 
 #[test]
 fn the_sample_network_of_a_cluster_can_serve_an_add() {
@@ -35,7 +36,7 @@ fn the_sample_network_of_a_cluster_can_serve_an_add() {
     members.extend(own.as_object().unwrap().clone());
     let bin = lab.folder.path();
     for name in ["calico", "calico-ipam"] {
-        symlink(program(), bin.join(name)).unwrap();
+        symlink(plugin(), bin.join(name)).unwrap();
     }
     let status = || Call::new("STATUS", "", &conf).with("CNI_PATH", bin.to_str().unwrap()).by(bin.join("calico"));
     status().ok();

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::faults::{free, full};
 use crate::lab::{Lab, runtime};
-use crate::process::{Call, Outcome, program};
+use crate::process::{Call, Outcome};
+use crate::tested::plugin;
 
 /// The code of every STATUS that fails.
 const UNAVAILABLE: u64 = 50;
@@ -200,7 +201,7 @@ fn the_main_plugin_tries_the_rights_to_endpoints_too() {
     guard(&lab, &[("ipam", ipam_alone), ("all", all)]);
     let bin = lab.folder.path();
     for name in ["calico", "calico-ipam"] {
-        symlink(program(), bin.join(name)).unwrap();
+        symlink(plugin(), bin.join(name)).unwrap();
     }
     let status = |user| {
         let call = call(&lab, Some(user), "STATUS", "").with("CNI_PATH", bin.to_str().unwrap());

@@ -17,11 +17,11 @@ use etcd_client::{Client, Error, LeaseGrantOptions, PutOptions, Txn, TxnOp};
 use kv::{LeaseId, Range, StoreExt};
 use tokio::time::{sleep, timeout};
 
+use crate::cuts::{SEED, Tally, count};
 use crate::lab::{Engine, Lab};
 use crate::random::{Random, setting};
 use crate::served::Daemon;
-use crate::world::command;
-use crate::{SEED, Tally, count};
+use crate::tested::command;
 
 const ROUNDS: u64 = 60;
 const CLIENTS: usize = 3;
@@ -244,7 +244,7 @@ pub(crate) fn rounds(engine: Engine) {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(image, Syncs::Kept);
         let mounted = disk.mount(folder.path()).unwrap();
-        let location = stores::of_engine(engine.name(), folder.path().join("store")).unwrap();
+        let location = engine.at(&folder.path().join("store"));
         // The cut comes while the store is opened, or while there are requests.
         let later = match random.below(5) {
             0 => {

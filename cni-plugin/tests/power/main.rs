@@ -19,6 +19,7 @@ mod api;
 #[allow(dead_code, reason = "shared with the tests on a disk that has power")]
 mod books;
 mod callers;
+mod cuts;
 #[path = "../system/lab.rs"]
 #[allow(dead_code, reason = "shared with the tests on a disk that has power")]
 mod lab;
@@ -30,38 +31,26 @@ mod process;
 mod random;
 mod served;
 mod sweep;
+#[path = "../support/tested.rs"]
+mod tested;
 mod world;
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use ::power::{Folders, Syncs};
+use cuts::{SEED, Tally};
 use lab::{ENGINES, Engine};
-use random::{Random, setting};
+use random::Random;
 use world::{Plan, World};
 
 const ROUNDS: u64 = 60;
-const SEED: u64 = 20_261_123;
 /// A disk that lies must be found out within so many cuts.
 const LIES: u64 = 10;
-/// Of so many rounds two are on a disk that was empty at first.
-const KINDS: u64 = 5;
-
-/// After so many rounds of a long run it is said how far it is.
-const PROGRESS: u64 = 250;
-
-/// How often each thing happened.
-type Tally = BTreeMap<String, u64>;
-
-fn count(tally: &mut Tally, what: impl Into<String>) {
-    *tally.entry(what.into()).or_default() += 1;
-}
-
 /// A test: its name and what it does on a store of this engine.
 type Test = (&'static str, fn(Engine));
 
 const TESTS: [Test; 6] = [
-    ("power_cuts_lose_nothing", rounds),
+    ("power_cuts_lose_nothing", |engine| cuts::rounds(engine, ROUNDS)),
     ("power_cuts_lose_nothing_by_the_api", api::rounds),
     ("a_kill_while_the_store_is_made_and_then_a_power_cut", sweep::while_it_is_made),
     ("a_kill_in_a_commit_and_then_a_power_cut", sweep::in_a_commit),
@@ -74,42 +63,6 @@ fn main() -> ExitCode {
         (format!("{name}_on_{}", engine.name()), Box::new(move || test(engine)))
     };
     ::power::main(TESTS.into_iter().flat_map(|named| ENGINES.map(|engine| test(named, engine))).collect())
-}
-
-/// An old store and young ones lose power by turns.
-fn rounds(engine: Engine) {
-    let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", ROUNDS));
-    println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
-    let (mut old, mut young) = (World::with_full_log(engine, Syncs::Kept), World::empty(engine, Syncs::Kept));
-    let mut tally = Tally::new();
-    for round in 0..rounds {
-        if round > 0 && round % PROGRESS == 0 {
-            println!("{engine:?}: {round} cuts so far");
-        }
-        let mut random = Random::new(seed, round);
-        if round % KINDS == 3 {
-            young = World::empty(engine, Syncs::Kept);
-        }
-        let world = if round % KINDS < 3 { &mut old } else { &mut young };
-        let plan = Plan::draw(&mut random, world);
-        if let Err(what) = world.round(&plan, &mut random, &mut tally) {
-            panic!("{engine:?}, seed {seed}, round {round}, {plan:?}: {what}\nwhat was left: {}", world.keep());
-        }
-    }
-    println!("{engine:?}: {rounds} cuts");
-    for (what, count) in &tally {
-        println!("{count:>8}  {what}");
-    }
-    // Fewer rounds need not have met everything.
-    if rounds >= ROUNDS {
-        let engine = match engine {
-            Engine::Sled => "not synced: /store/sled/db",
-            Engine::Redb => "not synced: /store/db.redb",
-        };
-        for what in [engine, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {
-            assert!(tally.get(what).is_some_and(|count| *count > 0), "no {what} in {rounds} rounds");
-        }
-    }
 }
 
 /// The cuts that it takes to find out that a disk lies. `None`: too many.

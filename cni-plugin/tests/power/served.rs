@@ -10,7 +10,7 @@ use conformance::patient;
 use datastore::Location;
 use datastore::served::socket;
 
-use crate::world::command;
+use crate::tested::command;
 
 /// How long the daemon may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);

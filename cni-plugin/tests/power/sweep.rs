@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::power::{Cut, Disk, Folders, Syncs};
 use serde_json::Value;
 
-use crate::Tally;
+use crate::cuts::Tally;
 use crate::lab::{Engine, conf_at};
 use crate::process::Call;
 use crate::world::{World, network};

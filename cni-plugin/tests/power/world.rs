@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +14,13 @@ use kv::StoreExt;
 use serde_json::{Value, json};
 
 use crate::callers::Work;
+use crate::cuts::{Tally, count};
 use crate::lab::{Engine, Lab, conf_at};
 use crate::ledger::Ledger;
 use crate::process::Call;
 use crate::random::Random;
 use crate::served::Daemon;
-use crate::{Tally, count};
+use crate::tested::command;
 
 /// How many revisions a store keeps.
 const FULL_LOG: usize = 10_000;
@@ -106,7 +107,7 @@ impl World {
         let store = folder.path().join("store");
         let mut conf = conf_at(self.engine, &store, "bridge", network());
         conf["log_level"] = "debug".into();
-        let location = stores::of_engine(self.engine.name(), &store).unwrap();
+        let location = self.engine.at(&store);
         let last = match plan.moment {
             Moment::Operation(operations) => {
                 disk.cut_after(operations);
@@ -217,9 +218,4 @@ fn check(left: &Lab) -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("margay ipam check: {output:?}")),
     }
-}
-
-/// The operator's command, which is built into the same folder.
-pub(crate) fn command() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay")
 }

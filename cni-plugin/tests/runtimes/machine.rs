@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
-use crate::process::program;
+use crate::tested::{command, plugin};
 
 /// The number of tries for something that takes a moment, with [`PAUSE`] in between.
 const TRIES: u32 = 600;
@@ -175,11 +175,11 @@ fn install(to: &Path) {
     for plugin in ["bridge", "portmap", "loopback"] {
         copy_program(standard.join(plugin), &to.join(plugin));
     }
-    copy_program(program(), &to.join("margay-ipam"));
+    copy_program(plugin(), &to.join("margay-ipam"));
     for name in ["calico", "calico-ipam"] {
         symlink("margay-ipam", to.join(name)).unwrap();
     }
-    let margay = Path::new(env!("CARGO_BIN_EXE_margay-ipam")).with_file_name("margay");
+    let margay = command();
     assert!(margay.exists(), "{} is missing: cargo build --profile ci -p cli builds it", margay.display());
     copy_program(margay, &to.join("margay"));
 }

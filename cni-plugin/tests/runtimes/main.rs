@@ -21,6 +21,8 @@ mod podman;
 #[allow(dead_code, reason = "shared with the tests of the plugin alone")]
 mod process;
 mod remains;
+#[path = "../support/tested.rs"]
+mod tested;
 
 use std::process::{Command, ExitCode};
 

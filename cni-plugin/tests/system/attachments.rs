@@ -280,7 +280,7 @@ fn host_locals_words_in_short() {
 /// These keys mean nothing on a network of Calico's.
 #[test]
 fn bridged_keys_are_refused_on_calicos_networks() {
-    let lab = Lab::with_pool(Engine::Redb, "10.2.0.0/24");
+    let lab = Lab::with_pool(Engine::REDB, "10.2.0.0/24");
     let keys = [("mask", json!("pool")), ("gateway", json!("first")), ("routes", json!([]))];
     for (key, value) in keys {
         let conf = lab.conf_with("calico", json!({ key: value }));

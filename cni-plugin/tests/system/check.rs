@@ -6,7 +6,8 @@ use std::os::unix::process::CommandExt;
 
 use crate::copy::copy_program;
 use crate::lab::{ENGINES, Lab, after};
-use crate::process::{Call, program};
+use crate::process::Call;
+use crate::tested::plugin;
 
 #[test]
 fn only_what_is_free_or_anothers_fails() {
@@ -35,7 +36,7 @@ fn a_store_that_cannot_be_reached_is_asked_again_later() {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");
         let own = lab.add("c1").ok().address();
         let program_copy = lab.root.path().join("plugin");
-        copy_program(program(), &program_copy);
+        copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let conf = after(&lab.conf("bridge"), &[format!("{own}/24")]);

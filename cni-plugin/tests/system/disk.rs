@@ -191,13 +191,13 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
 /// Giving up history makes room within redb's file, so that the ballast lasts.
 #[test]
 fn a_crowd_can_leave_a_full_disk_on_redb() {
-    crowd(Engine::Redb, 200, 200);
+    crowd(Engine::REDB, 200, 200);
 }
 
 /// sled writes whenever it is opened, and its log grows with each release; so the ballast lasts for some.
 #[test]
 fn some_can_leave_a_full_disk_on_sled() {
-    crowd(Engine::Sled, 60, 5);
+    crowd(Engine::SLED, 60, 5);
 }
 
 /// A store that was made where there was no room for a ballast, or by an earlier version, works without it.

@@ -1,5 +1,6 @@
 //! A store in a temporary folder, and configurations that name it.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,31 +9,45 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::process::Call;
+use crate::tested::drivers;
 
-/// The engines that a store can be on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Engine {
-    Sled,
-    Redb,
+/// An engine that a store can be on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Engine {
+    name: &'static str,
+    /// The file that its rows are in, below the store's folder.
+    pub(crate) file: &'static str,
 }
 
-pub(crate) const ENGINES: [Engine; 2] = [Engine::Sled, Engine::Redb];
+pub(crate) const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 
 impl Engine {
-    /// Its name in configurations.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Sled => "sled",
-            Self::Redb => "redb",
-        }
+    pub(crate) const SLED: Self = Self::new("sled", "sled/db");
+    pub(crate) const REDB: Self = Self::new("redb", "db.redb");
+
+    pub(crate) const fn new(name: &'static str, file: &'static str) -> Self {
+        Self { name, file }
     }
 
-    /// The other one.
+    /// Its name in configurations.
+    pub(crate) fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Another one.
     pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Sled => Self::Redb,
-            Self::Redb => Self::Sled,
-        }
+        ENGINES.into_iter().find(|engine| *engine != self).unwrap()
+    }
+
+    /// The location of a store in this folder.
+    pub(crate) fn at(self, folder: &Path) -> Location {
+        drivers().of_engine(self.name, folder).unwrap()
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
     }
 }
 
@@ -61,11 +76,7 @@ impl Lab {
 
     /// Where the store is.
     pub(crate) fn location(&self) -> Location {
-        let engine = match self.engine {
-            Engine::Sled => "sled",
-            Engine::Redb => "redb",
-        };
-        stores::of_engine(engine, &self.store).unwrap()
+        self.engine.at(&self.store)
     }
 
     /// The configuration of a network of this type on the store, in CNI 1.0.0.

@@ -12,6 +12,7 @@ mod check;
 mod clocks;
 mod copy;
 mod crash;
+mod crashes;
 mod damage;
 mod disk;
 mod fallback;
@@ -33,6 +34,9 @@ mod status;
 mod stdout;
 mod sticky;
 mod sticky_kills;
+#[path = "../support/tested.rs"]
+#[allow(dead_code, reason = "shared with the other test programs")]
+mod tested;
 mod torture;
 mod under_quota;
 mod victim;

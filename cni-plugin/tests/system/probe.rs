@@ -185,7 +185,7 @@ fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
 
 #[test]
 fn a_network_without_a_wire_and_one_of_calicos() {
-    let lab = Lab::with_pool(Engine::Redb, "10.251.7.0/24");
+    let lab = Lab::with_pool(Engine::REDB, "10.251.7.0/24");
     let probing = |plugin: &str| Call::new("ADD", "c1", &lab.conf_with(plugin, json!({"probe": true}))).run().refusal();
     let refusal = probing("ptp");
     assert_eq!(refusal.says(&["ipam.probe", "ipam.probe.interface"]).code, 7);

@@ -15,19 +15,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::tested::plugin;
+
 /// How long a call may take on a quiet machine, also in a crowd. Nothing here needs more than a small part of it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The texts that a panic leaves behind, which no user should ever see.
 const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
-
-/// The program under test.
-pub(crate) fn program() -> PathBuf {
-    match std::env::var_os("MARGAY_RELEASE_PLUGIN") {
-        Some(path) => path.into(),
-        None => env!("CARGO_BIN_EXE_margay-ipam").into(),
-    }
-}
 
 /// One call of the plugin: an environment and a configuration.
 #[derive(Clone, Debug)]
@@ -48,7 +42,7 @@ impl Call {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { program: program(), environment, conf: conf.to_string() }
+        Self { program: plugin(), environment, conf: conf.to_string() }
     }
 
     /// With a variable set, or set to something else.

@@ -9,7 +9,8 @@ use serde_json::json;
 
 use crate::copy::copy_program;
 use crate::lab::{ENGINES, Engine, Lab, Mount, conf_at};
-use crate::process::{Call, Outcome, program};
+use crate::process::{Call, Outcome};
+use crate::tested::plugin;
 
 const SUBNET: &str = "10.3.0.0/24";
 /// The user `nobody`.
@@ -74,7 +75,7 @@ fn a_store_of_somebody_else() {
         let held = lab.add("c1").ok().address();
         // Another user has to get at the program and at the folder, but not at the store.
         let program_copy = lab.root.path().join("plugin");
-        copy_program(program(), &program_copy);
+        copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();
@@ -256,7 +257,7 @@ fn a_store_without_its_queue() {
 
 #[test]
 fn a_type_that_nobody_knows() {
-    let lab = Lab::new(Engine::Sled);
+    let lab = Lab::new(Engine::SLED);
     let mut conf = lab.conf("bridge");
     conf["datastore_type"] = "rocksdb".into();
     let refusal = Call::new("ADD", "c1", &conf).run().refusal();

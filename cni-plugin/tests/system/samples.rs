@@ -8,7 +8,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::lab::{Engine, Lab};
-use crate::process::{Call, program};
+use crate::process::Call;
+use crate::tested::plugin;
 
 /// Runs the words that follow on a machine of its own with the network namespace of a container, `c1`; both are gone
 /// with it.
@@ -60,7 +61,7 @@ fn every_sample_network_gives_addresses_on_a_machine_that_has_no_store_yet() {
         let mut conf = main_plugin(name);
         assert_eq!(conf["type"], main, "{name}");
         assert_eq!(conf["datastore_type"], "sled", "{name}: the store is named, whatever the runtime's environment");
-        let lab = Lab::new(Engine::Sled);
+        let lab = Lab::new(Engine::SLED);
         conf["datastore_path"] = lab.store.to_str().into();
 
         let added = Call::new("ADD", "c1", &conf).ok();
@@ -85,11 +86,11 @@ fn network_of(cidr: &str) -> String {
 fn the_routed_sample_network_wires_a_container_once_its_pools_are_made() {
     let mut conf = main_plugin("routed");
     assert_eq!((&conf["type"], &conf["datastore_type"]), (&"margay-cni".into(), &"sled".into()));
-    let lab = Lab::new(Engine::Sled);
+    let lab = Lab::new(Engine::SLED);
     conf["datastore_path"] = lab.store.to_str().into();
     let bin = lab.root.path();
     for name in ["margay-cni", "margay-ipam"] {
-        symlink(program(), bin.join(name)).unwrap();
+        symlink(plugin(), bin.join(name)).unwrap();
     }
     let call = |verb: &str| {
         let call = Call::new(verb, "c1", &conf).with("CNI_NETNS", "/run/netns/c1").by(bin.join("margay-cni"));

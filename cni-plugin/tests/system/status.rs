@@ -232,7 +232,7 @@ fn a_store_that_cannot_be_used() {
         fs::write(lab.store.join("store.id"), "?").unwrap();
         unavailable(&lab.conf("bridge"), &["the store is damaged", "restore"]);
     }
-    let mut etcd = Lab::new(Engine::Redb).conf("bridge");
+    let mut etcd = Lab::new(Engine::REDB).conf("bridge");
     etcd["datastore_type"] = "etcdv3".into();
     etcd["etcd_endpoints"] = "http://127.0.0.1:1".into();
     etcd.as_object_mut().unwrap().remove("datastore_path");

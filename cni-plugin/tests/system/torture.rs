@@ -309,29 +309,29 @@ fn killers(engine: Engine) {
 
 #[test]
 fn a_crowd_on_sled() {
-    crowd(Engine::Sled);
+    crowd(Engine::SLED);
 }
 
 #[test]
 fn a_crowd_on_redb() {
-    crowd(Engine::Redb);
+    crowd(Engine::REDB);
 }
 
 #[test]
 fn callers_that_are_killed_on_sled() {
-    killers(Engine::Sled);
+    killers(Engine::SLED);
 }
 
 #[test]
 fn callers_that_are_killed_on_redb() {
-    killers(Engine::Redb);
+    killers(Engine::REDB);
 }
 
 #[test]
 fn a_crowd_makes_one_store() {
     let _alone = alone();
     for round in 0..12 {
-        first_adds(Engine::Sled, round);
-        first_adds(Engine::Redb, round);
+        first_adds(Engine::SLED, round);
+        first_adds(Engine::REDB, round);
     }
 }

@@ -10,6 +10,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::process::{Call, Outcome};
+use crate::tested::drivers;
 
 /// How far a process had come when it was stopped, by its open files and its traces on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,7 +97,7 @@ impl Victim {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
         let has = |name: &str| open.iter().any(|path| path.starts_with(self.store.join(name)));
-        let engine = has("sled") || has("db.redb");
+        let engine = drivers().local().filter_map(|driver| driver.engine()).any(|engine| has(engine.entry()));
         let committed = head(&self.store) != self.head;
         match () {
             () if open.is_empty() => Phase::Ended,

@@ -13,6 +13,9 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::sethostname;
 
+use crate::book::engine;
+use crate::tested::programs;
+
 /// Where a page works: nothing is there at first. The files of /etc that other programs need stay.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
@@ -69,7 +72,7 @@ impl Machine {
 
     /// Runs a line as a shell does; returns its exit code and what a terminal would show.
     pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
-        let programs = Path::new(env!("CARGO_BIN_EXE_margay")).parent().unwrap();
+        let (programs, line) = (programs(), engine::command(line));
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("exec 2>&1; {line}")]).current_dir("/root").stdin(Stdio::null()).env_clear();
         shell.env("PATH", format!("{}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", programs.display()));

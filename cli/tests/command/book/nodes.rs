@@ -6,7 +6,8 @@ use std::path::Path;
 
 use crate::book::machine::Machine;
 use crate::book::scenes::{NODE, cluster, put};
-use crate::install::tree::{Tree, plugin};
+use crate::install::tree::Tree;
+use crate::tested::plugin;
 
 /// A node that has got its addresses from Calico so far, and the plugin to be installed there.
 pub(super) fn beside_calico(heading: &str, machine: &mut Machine) {

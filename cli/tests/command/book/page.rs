@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::book::engine;
+
 /// The beginning of a line with a command, and the programs in sessions. Other lines that begin so are output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
@@ -72,8 +74,9 @@ fn command(line: &str) -> Option<&str> {
 }
 
 impl Page {
+    /// Reads it, with the engine that is under test.
     pub(crate) fn read(file: PathBuf) -> Self {
-        let text = fs::read_to_string(&file).unwrap();
+        let text = engine::text(&fs::read_to_string(&file).unwrap());
         let name = file.file_name().unwrap().to_str().unwrap().to_owned();
         let mut parts = Vec::new();
         let mut lines = text.lines().enumerate();

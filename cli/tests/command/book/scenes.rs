@@ -9,12 +9,13 @@ use ipam_core::attachment::Attachment;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
 
+use crate::book::engine;
 use crate::book::machine::Machine;
 use crate::book::nodes::{
     beside_calico, beside_calicos_network, calico_plugin_replaced, call_main_plugin, with_main_plugin,
 };
 use crate::common::endpoint::Endpoint;
-use crate::install::tree::plugin;
+use crate::tested::{drivers, plugin};
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
@@ -147,15 +148,15 @@ spec:
 "#;
 
 fn sled() -> Location {
-    stores::of_engine("sled", SLED).unwrap()
+    engine::location("sled", SLED)
 }
 
 pub(super) fn cluster() -> Location {
-    stores::at("etcd://10.0.0.1:2379").unwrap()
+    drivers().parse("etcd://10.0.0.1:2379").unwrap()
 }
 
 fn redb() -> Location {
-    stores::of_engine("redb", REDB).unwrap()
+    engine::location("redb", REDB)
 }
 
 /// An empty machine whose store is on redb.

@@ -14,6 +14,8 @@ use ipam_core::attachment::Attachment;
 use ipam_core::{Ipam, Nodes};
 use kv::Deadline;
 
+use crate::tested::drivers;
+
 /// Longer than anything takes, shorter than a test run that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -71,7 +73,7 @@ impl Run {
     /// Runs it.
     pub(crate) fn run(self) -> Done {
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let code = cli::run(&stores::drivers(), self.args, &|name| self.env.get(name).cloned(), &mut out, &mut err);
+        let code = cli::run(&drivers(), self.args, &|name| self.env.get(name).cloned(), &mut out, &mut err);
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Done { code, out: text(out), err: text(err) }
     }
@@ -96,7 +98,7 @@ impl Lab {
     pub(crate) fn each() -> [Self; 2] {
         ["sled", "redb"].map(|engine| {
             let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
-            let location = stores::of_engine(engine, folder.path().join("some/store")).unwrap();
+            let location = drivers().of_engine(engine, folder.path().join("some/store")).unwrap();
             Self { folder, location }
         })
     }

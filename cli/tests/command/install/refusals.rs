@@ -7,7 +7,8 @@ use std::os::unix::process::CommandExt;
 use serde_json::json;
 
 use crate::copy::copy_program;
-use crate::install::tree::{Done, Tree, files, plugin};
+use crate::install::tree::{Done, Tree, files};
+use crate::tested::plugin;
 
 /// That an installation is refused with these words, shows no secret and changes nothing.
 #[track_caller]

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::Etcd;
+use crate::tested::{command, plugin};
 
 pub(crate) const NODE: &str = "node-1";
 
@@ -66,13 +67,6 @@ impl From<Output> for Done {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Self { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
     }
-}
-
-/// The plugin that was built beside the command.
-pub(crate) fn plugin() -> PathBuf {
-    let file = Path::new(env!("CARGO_BIN_EXE_margay")).with_file_name("margay-ipam");
-    assert!(file.is_file(), "{} is missing: cargo build --profile ci -p cni-plugin", file.display());
-    file
 }
 
 /// Each file below a folder with what makes it that very file: inode, mode, size, time, content.
@@ -221,7 +215,7 @@ impl Tree {
 
     /// The same, to be changed before it runs.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+        let mut command = Command::new(command());
         command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(args);
         command
     }

@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use crate::install::tree::{Tree, files, plugin};
+use crate::install::tree::{Tree, files};
+use crate::tested::plugin;
 
 const OURS: &str = concat!("margay-ipam ", env!("CARGO_PKG_VERSION"));
 

@@ -1,36 +1,31 @@
-//! Margay's programs on SQLite, which their registry has one line for.
+//! Margay's programs on a plugged store, which their registry has one line for.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../backend-etcd/tests/support/server.rs"]
 mod server;
+#[path = "support/tested.rs"]
+#[allow(dead_code, reason = "shared with the other test programs")]
+mod tested;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-/// The programs under the names of Margay's own, and room for stores.
+use tested::{plugged_store, programs};
+
+/// Room for stores, and the programs.
 struct Place {
     folder: tempfile::TempDir,
 }
 
 impl Place {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, program) in [
-            ("margay", env!("CARGO_BIN_EXE_plugged-margay")),
-            ("margay-ipam", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
-            ("margay-cni", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
-            ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
-        ] {
-            symlink(program, folder.path().join(name)).unwrap();
-        }
-        Self { folder }
+        Self { folder: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -42,7 +37,7 @@ impl Place {
     }
 
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.path(program));
+        let mut command = Command::new(programs().join(program));
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command
     }
@@ -53,12 +48,12 @@ impl Place {
         said(&self.command("margay").args(["--store", store]).args(args).output().unwrap())
     }
 
-    /// Calls the IPAM plugin on the SQLite store of this name.
+    /// Calls the IPAM plugin on the store of this name.
     #[track_caller]
     fn plugin(&self, verb: &str, container: &str, name: &str) -> String {
         let conf = json!({
             "cniVersion": "1.0.0", "name": "lab", "type": "bridge", "nodename": "one", "log_level": "error",
-            "datastore_type": "sqlite", "datastore_path": self.path(name), "ipam": {"type": "margay-ipam"},
+            "datastore_type": engine(), "datastore_path": self.path(name), "ipam": {"type": "margay-ipam"},
         });
         let mut child = self
             .command("margay-ipam")
@@ -75,7 +70,7 @@ impl Place {
 
     /// A pool with some addresses in use.
     fn fill(&self, name: &str) -> String {
-        let store = self.url("sqlite", name);
+        let store = self.url(engine(), name);
         self.margay(&store, &["pool", "create", "lab", "10.88.0.0/16"]);
         for container in ["a", "b", "c"] {
             let added: Value = serde_json::from_str(&self.plugin("ADD", container, name)).unwrap();
@@ -90,6 +85,11 @@ impl Place {
         let shown: Value = serde_json::from_str(&self.margay(store, &["ipam", "show", "-o", "json"])).unwrap();
         shown["pools"][0]["in_use"].clone()
     }
+}
+
+/// The engine of the plugged store.
+fn engine() -> &'static str {
+    plugged_store().0
 }
 
 #[track_caller]
@@ -114,26 +114,26 @@ fn help_and_errors_list_it() {
     let place = Place::new();
     let refused = place.command("margay").args(["--store", "mysql:///a", "pool", "list"]).output().unwrap();
     let text = String::from_utf8(refused.stderr).unwrap();
-    assert!(text.contains("sled:///path, redb:///path,") && text.contains("sqlite:///path"), "{text}");
+    assert!(text.contains("sled:///path, redb:///path,") && text.contains(&format!("{}:///path", engine())), "{text}");
     let missing = place.command("margay").args(["--store", "/srv/x", "pool", "list"]).output().unwrap();
     let text = String::from_utf8(missing.stderr).unwrap();
-    assert!(text.contains("did you mean sled:///srv/x, redb:///srv/x or sqlite:///srv/x?"), "{text}");
+    assert!(text.contains("did you mean sled:///srv/x, redb:///srv/x"), "{text}");
+    assert!(text.contains(&format!("{}:///srv/x", engine())), "{text}");
 }
 
 #[test]
 fn the_lab_works_on_it() {
-    let place = Place::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for daemon in ["0", "1"] {
         let lab = Command::new("scripts/lab")
-            .arg("sqlite")
+            .arg(engine())
             .current_dir(&root)
-            .env("PROGRAMS", place.folder.path())
+            .env("PROGRAMS", programs())
             .env("SERVE", daemon)
             .output()
             .unwrap();
         let out = said(&lab);
-        assert!(out.contains("lab: done, everything worked (bridge, sqlite)"), "{out}");
+        assert!(out.contains(&format!("lab: done, everything worked (bridge, {})", engine())), "{out}");
     }
 }
 
@@ -145,7 +145,7 @@ fn stores_move_to_it_and_from_it() {
     let kept = place.in_use(&first);
     assert_eq!(kept, "2");
     let etcd = etcd.url().replace("http:", "etcd:");
-    let [sled, redb, last] = [place.url("sled", "s"), place.url("redb", "r"), place.url("sqlite", "last")];
+    let [sled, redb, last] = [place.url("sled", "s"), place.url("redb", "r"), place.url(engine(), "last")];
     for pair in [&first, &sled, &redb, &etcd, &last].windows(2) {
         for how in [&[][..], &["--finish"]] {
             let done = place.command("margay").args(["migrate", pair[0], pair[1]]).args(how).output().unwrap();
@@ -167,7 +167,7 @@ fn a_backup_is_restored_to_it_and_to_the_others() {
     let file = file.to_str().unwrap();
     place.margay(&store, &["store", "backup", file]);
     assert!(fs::read_to_string(file).unwrap().starts_with(r#"{"margay_backup":"#));
-    for engine in ["sqlite", "sled", "redb"] {
+    for engine in [engine(), "sled", "redb"] {
         let restored = place.url(engine, &format!("restored-{engine}"));
         place.margay(&restored, &["store", "restore", file]);
         assert_eq!(place.in_use(&restored), place.in_use(&store), "{engine}");
@@ -175,7 +175,7 @@ fn a_backup_is_restored_to_it_and_to_the_others() {
         place.margay(&restored, &["store", "compact"]);
     }
     let status: Value = serde_json::from_str(&place.margay(&store, &["store", "status", "-o", "json"])).unwrap();
-    assert_eq!(status["engine"], "sqlite");
+    assert_eq!(status["engine"], engine());
 }
 
 /// The address on which a daemon says that it offers something, from its first line.
@@ -187,7 +187,7 @@ fn offered(line: &str, after: &str) -> String {
 #[test]
 fn a_daemon_offers_its_page_and_etcds_api() {
     let place = Place::new();
-    let store = place.url("sqlite", "served");
+    let store = place.url(engine(), "served");
     place.margay(&store, &["store", "create", "--format", "2"]);
     place.margay(&store, &["pool", "create", "lab", "10.88.0.0/16"]);
     let api = server::dead_address().unwrap();
@@ -221,7 +221,7 @@ fn a_daemon_offers_its_page_and_etcds_api() {
 #[test]
 fn it_passes_the_conformance_suite_by_its_url() {
     let place = Place::new();
-    let judged = place.command("margay").args(["conformance", &place.url("sqlite", "judged")]).output().unwrap();
+    let judged = place.command("margay").args(["conformance", &place.url(engine(), "judged")]).output().unwrap();
     let out = said(&judged);
     assert!(out.contains("0 failed"), "{out}");
 }
@@ -229,8 +229,9 @@ fn it_passes_the_conformance_suite_by_its_url() {
 #[test]
 fn torture_finds_nothing() {
     let place = Place::new();
-    for mode in [&["--mode", "in-process", "--ops", "2000"][..], &["--mode", "processes", "--ops", "300"]] {
-        let run = place.command("torture").args(["run", "--store", "sqlite"]).args(mode).output().unwrap();
+    let ops = std::env::var("MARGAY_TORTURE_OPS").unwrap_or_else(|_| "2000".to_owned());
+    for mode in [["--mode", "in-process", "--ops", &ops], ["--mode", "processes", "--ops", "300"]] {
+        let run = place.command("torture").args(["run", "--store", engine()]).args(mode).output().unwrap();
         let out = said(&run);
         assert!(out.contains("0 violations"), "{out}");
     }
@@ -242,10 +243,10 @@ fn the_files_of_another_engine_are_left_alone() {
     let place = Place::new();
     let store = place.fill("store");
     fs::remove_file(place.path("store").join("store.id")).unwrap();
-    let as_sled = store.replace("sqlite:", "sled:");
+    let as_sled = store.replace(&format!("{}:", engine()), "sled:");
     let refused = place.command("margay").args(["--store", &as_sled, "pool", "list"]).output().unwrap();
     let text = String::from_utf8(refused.stderr).unwrap();
-    assert!(text.contains("holds a sqlite store: set datastore_type to sqlite"), "{text}");
+    assert!(text.contains(&format!("holds a {0} store: set datastore_type to {0}", engine())), "{text}");
     assert!(!place.path("store").join("sled").exists());
     assert_eq!(place.in_use(&store), "2", "it is there as before");
 }

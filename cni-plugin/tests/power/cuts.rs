@@ -1,0 +1,56 @@
+//! Power cuts under the plugin, round by round.
+
+use std::collections::BTreeMap;
+
+use power::Syncs;
+
+use crate::lab::Engine;
+use crate::random::{Random, setting};
+use crate::world::{Plan, World};
+
+pub(crate) const SEED: u64 = 20_261_123;
+/// Of so many rounds two are on a disk that was empty at first.
+const KINDS: u64 = 5;
+/// After so many rounds of a long run it is said how far it is.
+const PROGRESS: u64 = 250;
+
+/// How often each thing happened.
+pub(crate) type Tally = BTreeMap<String, u64>;
+
+pub(crate) fn count(tally: &mut Tally, what: impl Into<String>) {
+    *tally.entry(what.into()).or_default() += 1;
+}
+
+/// An old store and young ones lose power by turns: so many times, which must meet all that can happen, or as often as the
+/// setting says.
+pub(crate) fn rounds(engine: Engine, usual: u64) {
+    let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
+    println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
+    let (mut old, mut young) = (World::with_full_log(engine, Syncs::Kept), World::empty(engine, Syncs::Kept));
+    let mut tally = Tally::new();
+    for round in 0..rounds {
+        if round > 0 && round % PROGRESS == 0 {
+            println!("{engine:?}: {round} cuts so far");
+        }
+        let mut random = Random::new(seed, round);
+        if round % KINDS == 3 {
+            young = World::empty(engine, Syncs::Kept);
+        }
+        let world = if round % KINDS < 3 { &mut old } else { &mut young };
+        let plan = Plan::draw(&mut random, world);
+        if let Err(what) = world.round(&plan, &mut random, &mut tally) {
+            panic!("{engine:?}, seed {seed}, round {round}, {plan:?}: {what}\nwhat was left: {}", world.keep());
+        }
+    }
+    println!("{engine:?}: {rounds} cuts");
+    for (what, count) in &tally {
+        println!("{count:>8}  {what}");
+    }
+    // Fewer rounds need not have met everything.
+    if rounds >= usual {
+        let rows = &format!("not synced: /store/{}", engine.file);
+        for what in [rows, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {
+            assert!(tally.get(what).is_some_and(|count| *count > 0), "no {what} in {rounds} rounds");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! SIGKILL at random moments, on each engine, and proofs that what it may break is found out.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use conformance::patient;
+
+use crate::crash::{SEED, World, rounds};
+use crate::lab::Engine;
+use crate::random::Random;
+use crate::victim::head;
+
+const ROUNDS: u64 = 40;
+
+#[test]
+fn whoever_is_killed_leaves_all_or_nothing_on_sled() {
+    rounds(Engine::SLED, ROUNDS);
+}
+
+#[test]
+fn whoever_is_killed_leaves_all_or_nothing_on_redb() {
+    rounds(Engine::REDB, ROUNDS);
+}
+
+/// The rounds can fail: an address that was acknowledged goes behind the world's back, or by half.
+#[test]
+fn what_is_lost_is_found_out() {
+    let mut world = World::new(Engine::REDB);
+    world.add();
+    world.add();
+    world.check_all().unwrap();
+    let (container, addresses) = world.held.first_key_value().map(|(name, held)| (name.clone(), held.clone())).unwrap();
+    let half = addresses.first().copied().unwrap();
+    world.held.remove(&container);
+    world.held.insert("another".into(), addresses.clone());
+    assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told to one, recorded for another");
+    world.held.remove("another");
+    let other = [half].into();
+    let said = world.check(&[(container.clone(), Some(other))].into()).unwrap_err();
+    assert!(said.contains("with a part of it"), "{said}");
+    world.held.insert(container.clone(), addresses);
+    world.call("DEL", &container).ok();
+    assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
+}
+
+/// The rounds can fail: a call passes a lock holder that stands still, since the queue was taken away.
+#[test]
+fn who_passes_the_holder_is_found_out() {
+    let (mut world, life) = World::with_full_log(Engine::REDB);
+    let (_, holder, _) = world.holder(&life, &mut Random::new(SEED, 0)).unwrap();
+    let before = head(&world.lab.store);
+    let mut waiters = [("c".to_owned(), world.start("ADD", "c"))];
+    world.nobody_is_in(&mut waiters, &before).unwrap();
+    std::fs::remove_file(world.lab.store.join("queue")).unwrap();
+    let mut passed = [("d".to_owned(), world.start("ADD", "d"))];
+    let until = Instant::now() + patient(Duration::from_secs(20));
+    while world.nobody_is_in(&mut passed, &before).is_ok() {
+        assert!(Instant::now() < until, "nobody has noticed that d passes the holder");
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(holder);
+}

@@ -1,0 +1,17 @@
+//! The sessions of the book, with a plugged store in the place of sled and redb.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(dead_code, reason = "the modules are the command's own tests' as well, which use more of them")]
+
+#[path = "../../../../cli/tests/command/book/mod.rs"]
+mod book;
+#[path = "../../../../cli/tests/command/common/mod.rs"]
+mod common;
+#[path = "../../../../backend-etcd/tests/support/server.rs"]
+mod support;
+#[path = "../support/tested.rs"]
+mod tested;
+
+#[path = "../../../../cli/tests/command/install"]
+mod install {
+    pub(crate) mod tree;
+}

@@ -1,0 +1,78 @@
+//! The programs under test: those of `examples/plugged`, under the names of Margay's own. `MARGAY_PLUGGED` names the plugged store
+//! that they run on, the first one by default.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::{env, fs};
+
+use driver::Drivers;
+use plugged::PLUGGED;
+
+/// The folder with the programs.
+static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("plugged");
+    fs::create_dir_all(&folder).unwrap();
+    for (name, program) in [
+        ("margay", env!("CARGO_BIN_EXE_plugged-margay")),
+        ("margay-ipam", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
+        ("margay-cni", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
+        ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
+    ] {
+        match symlink(program, folder.join(name)) {
+            // Other test programs make them, too.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => made.unwrap(),
+        }
+    }
+    folder
+});
+
+/// Sections of the book that cannot be run with a plugged engine, and why; `*` is the whole page.
+pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
+    ("back-up-and-restore.md", "Move", "redb's store and sled's would be one"),
+    ("beside-calico.md", "*", "its store is Calico's etcd, which Calico's network names"),
+    ("calico-plugin-replaced.md", "*", "its store is Calico's etcd, which Calico's network names"),
+    ("coming-from-host-local.md", "The change", "its network names no store, and the default is sled's"),
+    ("command-line.md", "store", "redb gives back room in its file, and has a format to raise"),
+    ("secondary-networks.md", "*", "its store is Calico's etcd, which Calico's network names"),
+];
+
+/// The pages of the book.
+pub(crate) fn docs() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+/// The stores that the programs know.
+pub(crate) fn drivers() -> Drivers {
+    plugged::drivers()
+}
+
+/// The name of the store under test, and the file that a commit is written to.
+pub(crate) fn plugged_store() -> (&'static str, &'static str) {
+    let wanted = env::var("MARGAY_PLUGGED");
+    let mut named = PLUGGED.iter().map(|(driver, file)| (driver.facts().name, *file));
+    let found = named.find(|(name, _)| wanted.as_ref().map_or(true, |wanted| wanted == name));
+    found.unwrap_or_else(|| panic!("MARGAY_PLUGGED: no plugged store is called {wanted:?}"))
+}
+
+/// The engine that stands in the book in the place of sled and redb.
+pub(crate) fn instead() -> Option<&'static str> {
+    Some(plugged_store().0)
+}
+
+/// The folder with all programs.
+pub(crate) fn programs() -> PathBuf {
+    PROGRAMS.clone()
+}
+
+/// The operator's command.
+pub(crate) fn command() -> PathBuf {
+    PROGRAMS.join("margay")
+}
+
+/// The plugin.
+pub(crate) fn plugin() -> PathBuf {
+    PROGRAMS.join("margay-ipam")
+}
