@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use etcd_client::Client;
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
 use nix::sys::signal::Signal;
 
 use crate::lab::{Lab, refused, runtime};
@@ -108,15 +108,28 @@ pub(crate) fn full() -> Lab {
     lab.add("c0").ok();
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
-        for number in 0.. {
-            assert!(number < 100, "4 MiB are never full");
-            let put = client.put(format!("/others/{number}"), vec![7; 200_000], None).await;
-            if put.is_err_and(|error| error.to_string().contains("database space exceeded")) {
-                break;
+        // Where a large value has no room, an ADD may still have some: less than an ADD writes is refused at the end.
+        for (bytes, most) in [(200_000, 100), (500, 10_000)] {
+            disarm(&mut client).await;
+            for number in 0.. {
+                assert!(number < most, "4 MiB are never full");
+                let put = client.put(format!("/others/{bytes}/{number}"), vec![7; bytes], None).await;
+                if put.is_err_and(|error| error.to_string().contains("database space exceeded")) {
+                    break;
+                }
             }
         }
     });
     lab
+}
+
+/// Takes back all alarms about the quota.
+pub(crate) async fn disarm(client: &mut Client) {
+    for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
+        let mut options = AlarmOptions::new();
+        options.with_member(alarm.member_id());
+        client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await.unwrap();
+    }
 }
 
 /// Makes room again in an etcd that is [`full`], and takes the alarm back.

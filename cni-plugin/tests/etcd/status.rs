@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, ConnectOptions, Permission, PermissionType};
 use serde_json::Value;
 
-use crate::faults::{free, full};
+use crate::faults::{disarm, free, full};
 use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
 use crate::tested::plugin;
@@ -87,14 +87,7 @@ fn an_alarm_is_told_until_it_is_taken_back() {
 #[test]
 fn it_raises_no_alarm_however_little_room_there_is() {
     let lab = full();
-    runtime().block_on(async {
-        let mut client = client(&lab, None).await;
-        for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
-            let mut options = AlarmOptions::new();
-            options.with_member(alarm.member_id());
-            client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options)).await.unwrap();
-        }
-    });
+    runtime().block_on(async { disarm(&mut client(&lab, None).await).await });
     // The quota is still used up: the next put raises the alarm again.
     ready(&lab, None);
     assert_eq!(alarms(&lab), 0);
