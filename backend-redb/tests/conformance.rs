@@ -8,5 +8,5 @@ use std::process::ExitCode;
 use backend_redb::Redb;
 
 fn main() -> ExitCode {
-    judged::main(Redb)
+    judged::main(Redb, &[])
 }

@@ -10,5 +10,5 @@ use std::process::ExitCode;
 use backend_redb::Redb;
 
 fn main() -> ExitCode {
-    cuts::main(Redb)
+    cuts::main(Redb, None)
 }

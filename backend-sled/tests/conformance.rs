@@ -8,5 +8,5 @@ use std::process::ExitCode;
 use backend_sled::Sled;
 
 fn main() -> ExitCode {
-    judged::main(Sled)
+    judged::main(Sled, &[])
 }

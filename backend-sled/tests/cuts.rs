@@ -10,5 +10,5 @@ use std::process::ExitCode;
 use backend_sled::Sled;
 
 fn main() -> ExitCode {
-    cuts::main(Sled)
+    cuts::main(Sled, None)
 }

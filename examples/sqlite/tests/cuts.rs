@@ -10,5 +10,5 @@ use std::process::ExitCode;
 use sqlite_store::Sqlite;
 
 fn main() -> ExitCode {
-    cuts::main(Sqlite)
+    cuts::main(Sqlite, None)
 }

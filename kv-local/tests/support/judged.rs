@@ -7,19 +7,19 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance::{Ability, BoxError, Fixture, Harness};
+use conformance::{Ability, BoxError, Fixture, Harness, KnownFailure};
 use kv::Store;
 use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 use tempfile::TempDir;
 
-/// Runs all cases.
-pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static) -> ExitCode {
+/// Runs all cases. `known` are those that the engine fails.
+pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
     let mut ignored = [conformance::WITHOUT_SERVERS, &["D10_power_cuts"]].concat();
     if !may_mount() {
         ignored.push("D07_full_disk");
     }
-    conformance::main(OnDisk(engine), &ignored)
+    conformance::main_knowing(OnDisk(engine), &ignored, known)
 }
 
 /// Whether a process without more rights than this one may mount a file system that only it sees.
