@@ -4,5 +4,5 @@ use driver::Drivers;
 
 /// The stores of Margay's programs, and the plugged ones.
 pub fn drivers() -> Drivers {
-    stores::drivers().with(&sqlite_store::DRIVER)
+    stores::drivers().with(&sqlite_store::DRIVER).with(&fjall_store::DRIVER)
 }

@@ -1,5 +1,5 @@
-//! The programs under test: those of `examples/plugged`, under the names of Margay's own. `MARGAY_PLUGGED` names the plugged store
-//! that they run on, the first one by default.
+//! The programs under test: those of `examples/plugged`, under the names of Margay's own. `MARGAY_PLUGGED` names the store that
+//! they run on, the first plugged one by default.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -9,8 +9,9 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// The plugged stores, each with the file that a commit is written to, below the store's folder.
-const PLUGGED: [(&str, &str); 1] = [("sqlite", "sqlite/db-wal")];
+/// The stores that the tests can run on, each with the file that a commit is written to, below the store's folder.
+const PLUGGED: [(&str, &str); 4] =
+    [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
 /// The folder with the programs.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {

@@ -1,0 +1,49 @@
+//! The meaning of fjall's errors. The only place that looks at them.
+
+use std::io;
+
+use kv::{Error, ErrorKind, Operation};
+use kv_mvcc::io_kind;
+
+/// Turns fjall's error in `operation` on `store` into one of a store.
+pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error) -> Error {
+    Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
+}
+
+fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
+    match error {
+        fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
+            // A file that another one names is gone, is too short for where its parts should begin, or is there without the other.
+            io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
+            _ => io_kind(operation, error),
+        },
+        fjall::Error::Locked => ErrorKind::Locked,
+        fjall::Error::Poisoned => ErrorKind::CommitIo,
+        // A part of a file is not what fjall writes, or a file is gone.
+        _ => ErrorKind::Corrupt,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_has_its_kind() {
+        let io = |kind: io::ErrorKind| fjall::Error::Io(kind.into());
+        let rows = [
+            (io(io::ErrorKind::StorageFull), ErrorKind::NoSpace),
+            (io(io::ErrorKind::NotFound), ErrorKind::Corrupt),
+            (io(io::ErrorKind::InvalidInput), ErrorKind::Corrupt),
+            (io(io::ErrorKind::Other), ErrorKind::CommitIo),
+            (fjall::Error::Storage(fjall::LsmError::Io(io::ErrorKind::NotFound.into())), ErrorKind::Corrupt),
+            (fjall::Error::Locked, ErrorKind::Locked),
+            (fjall::Error::Poisoned, ErrorKind::CommitIo),
+            (fjall::Error::InvalidVersion(None), ErrorKind::Corrupt),
+        ];
+        for (theirs, expected) in rows {
+            let ours = from_fjall("test", Operation::Txn, theirs);
+            assert_eq!(*ours.kind(), expected, "{ours}");
+        }
+    }
+}

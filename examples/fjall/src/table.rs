@@ -1,0 +1,132 @@
+//! Ordered rows in one keyspace of fjall.
+
+use std::fmt;
+use std::ops::{Bound, ControlFlow};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot};
+use kv::{Error, ErrorKind, Operation, Result};
+use kv_mvcc::{Table, View, Visit, Write};
+
+use crate::error::from_fjall;
+
+/// The keyspace of the rows.
+const ROWS: &str = "rows";
+
+/// With so many bytes in memory they are written to tables, and a new journal begins. Each opening reads the journal again, and
+/// the plugin opens the store in each call: 20 MB take a second. fjall's default is 64 MiB.
+const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
+
+/// A database of fjall with one keyspace. A view is one of fjall's snapshots, which no commit waits for.
+pub struct FjallTable {
+    path: PathBuf,
+    store: String,
+    /// `None` only after a failed attempt to open it again.
+    opened: Mutex<Option<Opened>>,
+}
+
+#[derive(Clone)]
+struct Opened {
+    database: Database,
+    rows: Keyspace,
+}
+
+impl fmt::Debug for FjallTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FjallTable").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl FjallTable {
+    /// Opens the folder, or makes it; `store` names it in errors.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
+    pub fn open(path: &Path, store: &str) -> Result<Self> {
+        let opened = Mutex::new(Some(open(path, store)?));
+        Ok(Self { path: path.to_owned(), store: store.to_owned(), opened })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Opened>> {
+        // The guarded handles are whole at every moment, also after a panic of the lock holder.
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opened(&self, operation: Operation) -> Result<Opened> {
+        let opened = self.lock().clone();
+        opened.ok_or_else(|| Error::new(ErrorKind::Poisoned, operation, self.store.clone()))
+    }
+}
+
+fn open(path: &Path, store: &str) -> Result<Opened> {
+    // One thread is enough for what one process writes in one call.
+    let open = || {
+        let database = Database::builder(path).worker_threads(1).open()?;
+        let options = || KeyspaceCreateOptions::default().max_memtable_size(MAX_MEMTABLE_BYTES);
+        let rows = database.keyspace(ROWS, options)?;
+        Ok(Opened { database, rows })
+    };
+    open().map_err(|error| from_fjall(store, Operation::Open, error))
+}
+
+impl Table for FjallTable {
+    fn view(&self) -> Result<Box<dyn View + '_>> {
+        let Opened { database, rows } = self.opened(Operation::Range)?;
+        Ok(Box::new(FjallView { store: &self.store, snapshot: database.snapshot(), rows }))
+    }
+
+    /// fjall's default leaves a commit in buffers of the operating system: `SyncAll` makes it durable before it is visible.
+    fn commit(&self, writes: &[Write]) -> Result<()> {
+        let Opened { database, rows } = self.opened(Operation::Txn)?;
+        let mut batch = database.batch().durability(Some(PersistMode::SyncAll));
+        for write in writes {
+            match write {
+                Write::Put(key, value) => batch.insert(&rows, key.as_slice(), value.as_slice()),
+                Write::Delete(key) => batch.remove(&rows, key.as_slice()),
+            }
+        }
+        batch.commit().map_err(|error| from_fjall(&self.store, Operation::Txn, error))
+    }
+
+    fn recover(&self) -> Result<()> {
+        let mut guard = self.lock();
+        // Closed before it is opened again: it holds the lock on its folder.
+        *guard = None;
+        *guard = Some(open(&self.path, &self.store)?);
+        Ok(())
+    }
+}
+
+struct FjallView<'t> {
+    store: &'t str,
+    snapshot: Snapshot,
+    rows: Keyspace,
+}
+
+impl FjallView<'_> {
+    fn failed(&self, error: fjall::Error) -> Error {
+        from_fjall(self.store, Operation::Range, error)
+    }
+}
+
+impl View for FjallView<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let value = self.snapshot.get(&self.rows, key).map_err(|error| self.failed(error))?;
+        Ok(value.map(|value| value.to_vec()))
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let range: (Bound<&[u8]>, Bound<&[u8]>) = (Bound::Included(from), Bound::Excluded(to));
+        for row in self.snapshot.range::<&[u8], _>(&self.rows, range) {
+            let (key, value) = row.into_inner().map_err(|error| self.failed(error))?;
+            if let ControlFlow::Break(()) = visit(&key, &value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

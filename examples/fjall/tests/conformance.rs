@@ -1,0 +1,28 @@
+//! The store on fjall, judged by all cases.
+
+#[path = "../../../kv-local/tests/support/judged.rs"]
+mod judged;
+
+use std::process::ExitCode;
+
+use conformance::{Happens, KnownFailure};
+use fjall_store::Fjall;
+
+const KNOWN: &[KnownFailure] = &[
+    KnownFailure {
+        case: "D08_data_gone",
+        rule: "E6",
+        reason: "fjall 3.1.13 cuts its journal where it finds the first damage, and the file is not as it was",
+        happens: Happens::Always,
+    },
+    KnownFailure {
+        case: "D13_file_size_limit",
+        rule: "E2",
+        reason: "fjall 3.1.13 makes a journal of 64 MiB when it opens, more than the limit of the case",
+        happens: Happens::Always,
+    },
+];
+
+fn main() -> ExitCode {
+    judged::main(Fjall, KNOWN)
+}

@@ -1,0 +1,9 @@
+//! The duties of an engine, on fjall.
+
+use std::process::ExitCode;
+
+use fjall_store::Fjall;
+
+fn main() -> ExitCode {
+    kv_local::testing::main(Fjall)
+}
