@@ -214,14 +214,7 @@ impl Etcd {
     /// Sends the process a signal. A server that must stop has stopped when this returns.
     pub(crate) fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
-        let pid = i32::try_from(child.id()).map_err(std::io::Error::other)?;
-        kill(Pid::from_raw(pid), signal)?;
-        let until = Instant::now() + START;
-        // A thread that ends while it is looked at is no reason to give up.
-        while signal == Signal::SIGSTOP && !has_stopped(child.id()).unwrap_or(false) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        send_signal(child.id(), signal)
     }
 
     /// Ends the process at once.
@@ -268,6 +261,17 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
             }
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Sends a process a signal. A process that must stop has stopped when this returns.
+pub(crate) fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
+    kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
+    let until = Instant::now() + START;
+    // A thread that ends while it is looked at is no reason to give up.
+    while signal == Signal::SIGSTOP && !has_stopped(process).unwrap_or(false) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }

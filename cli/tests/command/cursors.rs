@@ -9,13 +9,13 @@ use conformance::patient;
 use datastore::{Create, Location};
 use futures::{StreamExt, stream};
 use kv::{Store, StoreExt};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use crate::common::PATIENCE;
 use crate::hooks::{Hook, start, start_watching, stores, wait_for};
 use crate::moving::fill::{Places, assign, at, calicos, release};
 use crate::store::content::with_store;
+use crate::support::send_signal;
 
 #[test]
 fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
@@ -148,7 +148,7 @@ fn quiet(location: &Location, hook: &Hook) -> Child {
 }
 
 fn send(process: &Child, which: Signal) {
-    kill(Pid::from_raw(process.id().try_into().unwrap()), which).unwrap();
+    send_signal(process.id(), which).unwrap();
 }
 
 #[test]

@@ -11,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
+
+use crate::server::send_signal;
 
 /// How long anything may take on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,9 +37,9 @@ fn plugin() -> PathBuf {
     path
 }
 
-/// Sends a process a signal.
+/// Sends a process a signal. A process that must stop has stopped when this returns.
 pub(crate) fn signal(pid: u32, signal: Signal) {
-    kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+    send_signal(pid, signal).unwrap();
 }
 
 /// How a process has ended.

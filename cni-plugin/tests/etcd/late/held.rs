@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use crate::lab::{Lab, notes_about};
 use crate::lost_replies::beside;
 use crate::process::Call;
 use crate::proxy::{Link, Proxy};
+use crate::server::send_signal;
 
 /// The delay of all messages until the commit has been sent: longer than a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
@@ -52,7 +52,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let sent = Instant::now();
     // The commit is sent right after it was recorded. From then on the process does nothing any more, like a dead one.
     sleep(Duration::from_millis(100));
-    kill(Pid::from_raw(late.id().try_into().unwrap()), Signal::SIGSTOP).unwrap();
+    send_signal(late.id(), Signal::SIGSTOP).unwrap();
     proxy.set(Link::Up);
     before_del(&noted);
     Call::new("DEL", "c1", &conf).ok();
