@@ -94,6 +94,17 @@ soak: ## Have the daemon of a store work for hours: churn, watches, compaction (
 	@cargo build --quiet --profile ci -p cli -p torture
 	@$(or $(CARGO_TARGET_DIR),target)/ci/torture soak --margay $(abspath $(or $(CARGO_TARGET_DIR),target))/ci/margay --store $(STORE) --hours $(HOURS)
 
+.PHONY: scoreboard
+scoreboard: ## Judge, measure and torture all stores, and write the results into docs/scoreboard.md (STORES="sqlite fjall" for some, which are printed alone)
+	@scripts/setup test
+	@cargo build --quiet --profile ci -p plugged --bins
+	@cargo bench --quiet --profile ci -p plugged --bench scoreboard -- $(STORES) >$(or $(CARGO_TARGET_DIR),target)/scoreboard
+ifeq ($(STORES),)
+	@sed '/^<!-- make scoreboard/q' docs/scoreboard.md | cat - $(or $(CARGO_TARGET_DIR),target)/scoreboard >$(or $(CARGO_TARGET_DIR),target)/scoreboard.md
+	@mv $(or $(CARGO_TARGET_DIR),target)/scoreboard.md docs/scoreboard.md
+endif
+	@cat $(or $(CARGO_TARGET_DIR),target)/scoreboard
+
 .PHONY: install uninstall deb
 install: ## Build the programs, install all that belongs to them, make a .deb (CNI_BIN_DIR, BIN_DIR, PREFIX, DESTDIR, SERVE=no)
 	@scripts/setup install
