@@ -97,11 +97,10 @@ soak: ## Have the daemon of a store work for hours: churn, watches, compaction (
 .PHONY: scoreboard
 scoreboard: ## Judge, measure and torture all stores, and write the results into docs/scoreboard.md (STORES="sqlite fjall" for some, which are printed alone)
 	@scripts/setup test
-	@cargo build --quiet --profile ci -p plugged --bins
 	@cargo bench --quiet --profile ci -p plugged --bench scoreboard -- $(STORES) >$(or $(CARGO_TARGET_DIR),target)/scoreboard
 ifeq ($(STORES),)
-	@sed '/^<!-- make scoreboard/q' docs/scoreboard.md | cat - $(or $(CARGO_TARGET_DIR),target)/scoreboard >$(or $(CARGO_TARGET_DIR),target)/scoreboard.md
-	@mv $(or $(CARGO_TARGET_DIR),target)/scoreboard.md docs/scoreboard.md
+	@sed -i '/^<!-- make scoreboard/q' docs/scoreboard.md
+	@cat $(or $(CARGO_TARGET_DIR),target)/scoreboard >>docs/scoreboard.md
 endif
 	@cat $(or $(CARGO_TARGET_DIR),target)/scoreboard
 

@@ -55,7 +55,7 @@ fn who_passes_the_holder_is_found_out() {
     let mut passed = [("d".to_owned(), world.start("ADD", "d"))];
     let until = Instant::now() + patient(Duration::from_secs(20));
     while world.nobody_is_in(&mut passed, &before).is_ok() {
-        assert!(Instant::now() < until, "nobody has noticed that d passes the holder");
+        assert!(Instant::now() < until, "the check does not notice that d passes the holder");
         thread::sleep(Duration::from_millis(5));
     }
     drop(holder);

@@ -9,8 +9,10 @@ const OF_THE_BOOK: [&str; 2] = ["sled", "redb"];
 
 /// A text of a page.
 pub(crate) fn text(text: &str) -> String {
-    let named = |text: String, engine: &str| OF_THE_BOOK.iter().fold(text, |text, name| text.replace(name, engine));
-    instead().into_iter().fold(text.to_owned(), named)
+    match instead() {
+        Some(engine) => OF_THE_BOOK.iter().fold(text.to_owned(), |text, name| text.replace(name, engine)),
+        None => text.to_owned(),
+    }
 }
 
 /// A store of a page.

@@ -32,10 +32,10 @@ const OPENINGS: usize = 20;
 const WAIT: Duration = Duration::from_secs(30);
 
 /// The settings of the long tests: torture, kills, power cuts.
-const LONG: [(&str, &str); 3] =
+const LONG_SETTINGS: [(&str, &str); 3] =
     [("MARGAY_TORTURE_OPS", "20000"), ("MARGAY_CRASH_ROUNDS", "100"), ("MARGAY_POWER_ROUNDS", "60")];
-/// Their rows, with the test program and the name of the test.
-const WORN: [(&str, &str, &str); 3] = [
+/// The rows of the long tests, each with the test program and the name of the test.
+const LONG_TESTS: [(&str, &str, &str); 3] = [
     ("20,000 operations of torture", "programs", "torture_finds_nothing"),
     ("100 kills", "kills", "whoever_is_killed_leaves_all_or_nothing"),
     ("60 power cuts", "cuts", "power_cuts_lose_nothing"),
@@ -189,10 +189,10 @@ fn measure(place: &Place) -> [String; 3] {
 }
 
 /// Runs one of the long tests on an engine.
-fn wear(engine: &str, program: &str, test: &str) -> String {
+fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--quiet", "--profile", "ci", "-p", "plugged", "--test", program, "--", test]);
-    let output = cargo.env("MARGAY_PLUGGED", engine).envs(LONG).output().unwrap();
+    let output = cargo.env("MARGAY_PLUGGED", engine).envs(LONG_SETTINGS).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(out.contains("1 passed") || out.contains("1 failed"), "{test} was not run: {out}{err}");
     if !output.status.success() {
@@ -213,19 +213,19 @@ fn main() {
     let kinds: Vec<String> =
         kinds().into_iter().filter(|kind| wanted.is_empty() || wanted.iter().any(|name| kind == name)).collect();
     let (groups, of_rule) = groups();
-    let (mut judged, mut measured, mut worn) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut judged, mut measured, mut long_tests) = (Vec::new(), Vec::new(), Vec::new());
     for kind in &kinds {
         eprintln!("scoreboard: {kind}: the rules");
         judged.push(judge(&place(kind), &of_rule));
         eprintln!("scoreboard: {kind}: times");
         measured.push(measure(&place(kind)));
         let is_local = drivers().local().any(|driver| driver.facts().name == kind);
-        worn.push(WORN.map(|(what, program, test)| {
+        long_tests.push(LONG_TESTS.map(|(what, program, test)| {
             if !is_local {
                 return "-".to_owned();
             }
             eprintln!("scoreboard: {kind}: {what}");
-            wear(kind, program, test)
+            run_long_test(kind, program, test)
         }));
     }
     row("", kinds.iter().map(String::as_str));
@@ -245,8 +245,8 @@ fn main() {
     for (at, name) in ["A durable commit", "Opening", "Size"].into_iter().enumerate() {
         row(name, measured.iter().map(|measured| measured[at].as_str()));
     }
-    for (at, (name, _, _)) in WORN.into_iter().enumerate() {
-        row(name, worn.iter().map(|worn| worn[at].as_str()));
+    for (at, (name, _, _)) in LONG_TESTS.into_iter().enumerate() {
+        row(name, long_tests.iter().map(|long_tests| long_tests[at].as_str()));
     }
     for (kind, (_, failed)) in kinds.iter().zip(&judged) {
         if !failed.is_empty() {
