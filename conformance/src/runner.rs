@@ -19,8 +19,8 @@ pub struct Options {
     /// How long one call, or one step of a watch, may take. 10 s by default. This limit and the next one are for a quiet
     /// machine: see [`patient`](crate::patient).
     pub patience: Duration,
-    /// How long one case may take. 2 minutes by default. A case ends then whatever the store does: threads that it
-    /// blocks are left behind.
+    /// How long one case may take, or one round of a case that has many. 2 minutes by default. A case ends then whatever
+    /// the store does: threads that it blocks are left behind.
     pub case_limit: Duration,
     /// Stops the run when it becomes true: the running case is abandoned, and the others do not run.
     pub stop: Option<Arc<AtomicBool>>,
@@ -52,7 +52,7 @@ impl Options {
         self
     }
 
-    /// How long one case may take.
+    /// How long one case may take, or one round of a case that has many.
     #[must_use]
     pub fn with_case_limit(mut self, case_limit: Duration) -> Self {
         self.case_limit = case_limit;

@@ -44,10 +44,20 @@ pub(crate) struct Stage {
     turns: RwLock<()>,
 }
 
+/// The news of a case, for the thread that watches its time.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// One of many rounds is over: the time for the case begins anew.
+    Round,
+    Over(Checked),
+}
+
 /// Why nobody waits for a case any longer.
+#[derive(Debug)]
 enum GivenUp {
     Stopped,
-    TooLate,
+    /// After how much time, and in which round, from 0.
+    TooLate(Duration, u32),
 }
 
 impl Stage {
@@ -105,21 +115,21 @@ impl Stage {
         let (tell, answered) = mpsc::channel();
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
-            let outcome = perform(harness, story, patience).await;
+            let outcome = perform(harness, story, patience, tell.clone()).await;
             // If the runner has abandoned the case, nobody listens any more and the result is of no use.
-            let _ = tell.send(outcome);
+            let _ = tell.send(Told::Over(outcome));
         });
-        let limit = patient(self.options.case_limit);
-        let failure = match self.wait_for(&answered, limit) {
+        let failure = match self.wait_for(&answered) {
             Ok(Ok(())) => return Some(Ok(())),
             Ok(Err(failure)) => failure,
             Err(given_up) => {
                 let blocked = self.give_up(&work);
                 match given_up {
                     GivenUp::Stopped => return None,
-                    GivenUp::TooLate => {
+                    GivenUp::TooLate(limit, round) => {
                         let more = if blocked { BLOCKED } else { "" };
-                        Failure::new("the case as a whole", "an end", format!("no end within {limit:?}{more}"))
+                        let of = if round == 0 { String::new() } else { format!(" of round {round}") };
+                        Failure::new("the case as a whole", "an end", format!("no end{of} within {limit:?}{more}"))
                     }
                 }
             }
@@ -127,16 +137,19 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// The verdict of the case, unless it takes too long or the run is stopped.
-    fn wait_for(&self, answered: &mpsc::Receiver<Checked>, limit: Duration) -> Result<Checked, GivenUp> {
-        let end = Instant::now() + limit;
+    /// The verdict of the case, unless it or a round of it takes too long, or the run is stopped.
+    fn wait_for(&self, told: &mpsc::Receiver<Told>) -> Result<Checked, GivenUp> {
+        let (mut round, mut limit, mut begun) = (0, patient(self.options.case_limit), Instant::now());
         loop {
-            let left = end.saturating_duration_since(Instant::now());
-            match answered.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
-                Ok(outcome) => return Ok(outcome),
+            let left = limit.saturating_sub(begun.elapsed());
+            match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
+                Ok(Told::Round) => {
+                    (round, limit, begun) = (round + 1, patient(self.options.case_limit), Instant::now())
+                }
+                Ok(Told::Over(outcome)) => return Ok(outcome),
                 Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
                 Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
-                Err(_) => return Err(GivenUp::TooLate),
+                Err(_) => return Err(GivenUp::TooLate(limit, round)),
             }
         }
     }
@@ -188,12 +201,12 @@ async fn make(harness: &dyn Harness, scene: Scene) -> Result<Box<dyn Fixture>, B
     }
 }
 
-async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration) -> Checked {
+async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration, tell: mpsc::Sender<Told>) -> Checked {
     let fresh =
         AssertUnwindSafe(make(&*harness, case.scene)).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
     let fixture =
         fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
-    let (subject, over) = Subject::new(harness, fixture, patience);
+    let (subject, over) = Subject::new(harness, fixture, patience, tell);
     let answered = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
     let outcome = answered.unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Ok(mut fixture) = over.await else { return outcome };
@@ -210,4 +223,35 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("a panic: {}", text.unwrap_or("without a text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::References;
+
+    #[test]
+    fn the_time_for_a_case_begins_anew_with_each_round() {
+        let limit = Duration::from_secs(1);
+        let stage = Stage::new(Arc::new(References), Options::new().with_case_limit(limit)).unwrap();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let begun = Instant::now();
+            // The longest that this limit becomes on a busy machine, and more.
+            while begun.elapsed() < patient(limit).mul_f64(1.5) {
+                tell.send(Told::Round).unwrap();
+                thread::sleep(Duration::from_millis(20));
+            }
+            tell.send(Told::Over(Ok(()))).unwrap();
+        });
+        assert!(matches!(stage.wait_for(&told), Ok(Ok(()))));
+    }
+
+    #[test]
+    fn a_case_that_hangs_in_a_round_is_given_up() {
+        let stage = Stage::new(Arc::new(References), Options::new().with_case_limit(Duration::ZERO)).unwrap();
+        let (tell, told) = mpsc::channel();
+        tell.send(Told::Round).unwrap();
+        assert!(matches!(stage.wait_for(&told), Err(GivenUp::TooLate(_, 1))));
+    }
 }

@@ -6,7 +6,7 @@ mod servers;
 use std::future::Future;
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,6 +20,7 @@ use kv::{
 use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
 use crate::harness::{Ability, BoxError, Fixture, Harness, Tenancy};
 use crate::process::{self, Process};
+use crate::stage::Told;
 use crate::watcher::Watcher;
 
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
@@ -160,6 +161,7 @@ pub(crate) struct Subject {
     home: Option<oneshot::Sender<Box<dyn Fixture>>>,
     harness: Arc<dyn Harness>,
     none: Handle,
+    tell: mpsc::Sender<Told>,
 }
 
 impl Drop for Subject {
@@ -186,12 +188,13 @@ impl Subject {
         harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
         patience: Duration,
+        tell: mpsc::Sender<Told>,
     ) -> (Self, oneshot::Receiver<Box<dyn Fixture>>) {
         let tenancy = harness.tenancy();
         let (home, over) = oneshot::channel();
         let handle = Some(Handle::new(fixture.store(), patience, tenancy));
         let none = Handle { store: Arc::new(Gone), patience, tenancy };
-        (Self { handle, fixture: Some(fixture), home: Some(home), harness, none }, over)
+        (Self { handle, fixture: Some(fixture), home: Some(home), harness, none, tell }, over)
     }
 
     fn surroundings(&self) -> Checked<&dyn Fixture> {
@@ -241,9 +244,16 @@ impl Subject {
         Ok(())
     }
 
-    /// Takes the store again after [`let_go`](Self::let_go).
+    /// Takes the store again after [`let_go`](Self::let_go), which begins a new round.
     pub(crate) async fn take_back(&mut self) -> Checked {
+        self.next_round();
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
+    }
+
+    /// Another of the case's rounds begins, which has all the time of a case: some stores open in seconds.
+    pub(crate) fn next_round(&self) {
+        // If the case was abandoned, no thread watches its time.
+        let _ = self.tell.send(Told::Round);
     }
 
     /// Whether the environment has this ability.

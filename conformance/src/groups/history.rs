@@ -209,6 +209,7 @@ pub(crate) async fn bounded_room(t: Subject) -> Checked {
     let value = "v".repeat(1024);
     let mut early = 0;
     for round in 0..ROUNDS {
+        t.next_round();
         t.write_all(WRITES, |i| Op::put(format!("k/{}", i % 10), value.as_str())).await?;
         let mark = t.revision().await?;
         t.compact(mark).await?;

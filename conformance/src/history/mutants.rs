@@ -1,6 +1,6 @@
 //! The judge is judged: the record of real clients passes, and each way to spoil it is detected by the rule it breaks.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use kv::{Batch, ErrorKind, Event, EventKind, Kv, Op, Outcome, Prev, Range, RangeRequest, Revision, Txn, WatchRequest};
@@ -17,7 +17,7 @@ fn record(network: Network, seed: u64) -> Run {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let fixture = References.fresh().await.unwrap();
-        let (subject, _home) = Subject::new(Arc::new(References), fixture, Duration::from_secs(10));
+        let (subject, _home) = Subject::new(Arc::new(References), fixture, Duration::from_secs(10), mpsc::channel().0);
         run(&subject, network, seed).await.unwrap()
     })
 }

@@ -14,8 +14,8 @@ use crate::error::from_fjall;
 /// The keyspace of the rows.
 const ROWS: &str = "rows";
 
-/// With so many bytes in memory they are written to tables, and a new journal begins. Each opening reads the journal again, and
-/// the plugin opens the store in each call: 20 MB take a second. fjall's default is 64 MiB.
+/// With so many bytes in memory fjall writes them to a table. Each opening, so each call of the plugin, reads the whole journal,
+/// which grows to 64 MB, and passes over what the tables have: at 20 MB/s, and much more slowly with the default of 64 MiB.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
 /// A database of fjall with one keyspace. A view is one of fjall's snapshots, which no commit waits for.
