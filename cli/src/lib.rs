@@ -37,6 +37,10 @@ mod watch;
 #[doc = include_str!("../../docs/library.md")]
 pub struct Library;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;

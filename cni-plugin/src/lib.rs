@@ -52,6 +52,10 @@ mod whereabouts;
 mod whole_file;
 pub mod wired;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
 pub use about::answer_option;
 pub use allocator::StoreAllocator;
 pub use env::Environment;

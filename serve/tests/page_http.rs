@@ -307,7 +307,7 @@ fn a_unix_socket_takes_any_host() {
     runtime.block_on(serving).unwrap().unwrap();
 }
 
-/// Serves a store for a person to look at: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p serve --test page_http -- by_hand
+/// Serves a store for a person to look at: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p margay-serve --test page_http -- by_hand
 /// --ignored`. PAGE_STORE is `empty`, `three` or `many`.
 #[test]
 #[ignore = "for a person, who ends it"]

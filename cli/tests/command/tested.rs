@@ -35,6 +35,6 @@ pub(crate) fn programs() -> PathBuf {
 /// The plugin that was built beside the command.
 pub(crate) fn plugin() -> PathBuf {
     let file = programs().join("margay-ipam");
-    assert!(file.is_file(), "{} is missing: cargo build --profile ci -p cni-plugin", file.display());
+    assert!(file.is_file(), "{} is missing: cargo build --profile ci -p margay-cni-plugin", file.display());
     file
 }

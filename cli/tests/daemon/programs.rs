@@ -33,7 +33,7 @@ pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
 /// The plugin.
 fn plugin() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_margay")).with_file_name("margay-ipam");
-    assert!(path.exists(), "{} is missing: build it with: cargo build --profile ci -p cni-plugin", path.display());
+    assert!(path.exists(), "{} is missing: cargo build --profile ci -p margay-cni-plugin", path.display());
     path
 }
 

@@ -180,7 +180,7 @@ fn install(to: &Path) {
         symlink("margay-ipam", to.join(name)).unwrap();
     }
     let margay = command();
-    assert!(margay.exists(), "{} is missing: cargo build --profile ci -p cli builds it", margay.display());
+    assert!(margay.exists(), "{} is missing: cargo build --profile ci -p margay-cli builds it", margay.display());
     copy_program(margay, &to.join("margay"));
 }
 

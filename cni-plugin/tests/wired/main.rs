@@ -3,7 +3,7 @@
 //! state of store, host and container afterwards.
 //!
 //! A test is named `store/mode/case`, e.g. `etcd/child/plain`:
-//! `cargo test --profile ci -p cni-plugin --test wired -- etcd/child/plain`. `harness/` has the tests of the tests.
+//! `cargo test --profile ci -p margay-cni-plugin --test wired -- etcd/child/plain`. `harness/` has the tests of the tests.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod books;

@@ -1,64 +1,57 @@
-//! A store in memory whose snapshots cost nothing: a commit copies the rows if a snapshot still needs them.
+//! A store of one's own: its rows in memory ([`Shared`]), and in a file beside them ([`FileTable`]). Margay's programs with it
+//! are in `src/bin`.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
-use std::sync::{Arc, Mutex, PoisonError};
+mod file;
+mod memory;
 
+use std::path::Path;
+
+use driver::{Drivers, LocalDriver};
 use kv::Result;
-use kv_mvcc::{MvccStore, Options, Table, View, Visit, Write};
+use kv_local::{Engine, Log};
+use kv_mvcc::{MvccStore, Options, Table};
 
-type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+pub use file::FileTable;
+pub use memory::Shared;
 
-/// The rows. Clones share them.
-#[derive(Clone, Debug, Default)]
-pub struct Shared(Arc<Mutex<Arc<Rows>>>);
+/// The rows in a file, as an engine of [`kv_local`].
+#[derive(Clone, Copy, Debug)]
+pub struct Rows;
 
-/// Opens a store on rows.
+impl Engine for Rows {
+    fn name(&self) -> &'static str {
+        "rows"
+    }
+
+    fn entry(&self) -> &'static str {
+        "rows"
+    }
+
+    fn files(&self) -> &'static [&'static str] {
+        &["rows/all"]
+    }
+
+    fn log(&self) -> Log {
+        Log::Own
+    }
+
+    fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
+        Ok(Box::new(FileTable::open(entry, store)?))
+    }
+}
+
+/// The line that plugs it into programs.
+pub static DRIVER: LocalDriver<Rows> = LocalDriver::new(Rows);
+
+/// The stores of Margay's programs, and this one.
+pub fn drivers() -> Drivers {
+    stores::drivers().with(&DRIVER)
+}
+
+/// Opens a store on rows in memory.
 ///
 /// # Errors
 /// `Corrupt` if the rows are not those of a store.
 pub fn open(rows: &Shared) -> Result<MvccStore> {
     MvccStore::open(Box::new(rows.clone()), Options { name: "shared", ..Options::default() })
-}
-
-impl Table for Shared {
-    fn view(&self) -> Result<Box<dyn View + '_>> {
-        Ok(Box::new(Snapshot(Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))))
-    }
-
-    fn commit(&self, writes: &[Write]) -> Result<()> {
-        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let rows = Arc::make_mut(&mut rows);
-        for write in writes {
-            match write {
-                Write::Put(key, value) => drop(rows.insert(key.clone(), value.clone())),
-                Write::Delete(key) => drop(rows.remove(key)),
-            }
-        }
-        Ok(())
-    }
-
-    fn recover(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// The rows as they were when it was made.
-struct Snapshot(Arc<Rows>);
-
-impl View for Snapshot {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(self.0.get(key).cloned())
-    }
-
-    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
-        if from < to {
-            for (key, value) in self.0.range::<[u8], _>((Bound::Included(from), Bound::Excluded(to))) {
-                if visit(key, value).is_break() {
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
 }

@@ -1,6 +1,6 @@
 //! `margay install` on temporary trees, with a stand-in for Calico's plugin and a real etcd.
 //!
-//! Needs Margay's plugin, which `cargo build --profile ci -p cni-plugin` puts beside the command, and as the tests of the
+//! Needs Margay's plugin, which `cargo build --profile ci -p margay-cni-plugin` puts beside the command, and as the tests of the
 //! plugin itself root, `ip` and the bridge plugin.
 
 mod kills;
