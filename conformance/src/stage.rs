@@ -19,7 +19,7 @@ use crate::expect::{Checked, Failure};
 use crate::harness::{BoxError, Fixture, Harness, Scene, Tenancy};
 use crate::patience::patient;
 use crate::runner::{Options, Report, Verdict};
-use crate::subject::Subject;
+use crate::subject::{Subject, Told};
 
 /// Threads for the cases and for the stores that they judge.
 const WORKERS: usize = 4;
@@ -42,14 +42,6 @@ pub(crate) struct Stage {
     options: Options,
     /// Heavy cases have it alone.
     turns: RwLock<()>,
-}
-
-/// The news of a case, for the thread that watches its time.
-#[derive(Debug)]
-pub(crate) enum Told {
-    /// One of many rounds is over: the time for the case begins anew.
-    Round,
-    Over(Checked),
 }
 
 /// Why nobody waits for a case any longer.

@@ -20,7 +20,6 @@ use kv::{
 use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
 use crate::harness::{Ability, BoxError, Fixture, Harness, Tenancy};
 use crate::process::{self, Process};
-use crate::stage::Told;
 use crate::watcher::Watcher;
 
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
@@ -32,6 +31,14 @@ const RETRY: Duration = Duration::from_millis(50);
 const OURS: &str = "conformance";
 /// How many writes [`Handle::write_all`] keeps going at once.
 const WRITES_AT_ONCE: usize = 64;
+
+/// The news of a case, for the thread that watches its time.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// One of many rounds is over: the time for the case begins anew.
+    Round,
+    Over(Checked),
+}
 
 /// A store of which every call is bounded in time.
 #[derive(Clone, Debug)]
