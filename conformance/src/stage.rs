@@ -19,7 +19,7 @@ use crate::expect::{Checked, Failure};
 use crate::harness::{BoxError, Fixture, Harness, Scene, Tenancy};
 use crate::patience::patient;
 use crate::runner::{Options, Report, Verdict};
-use crate::subject::{Subject, Told};
+use crate::subject::{CaseProgress, Subject};
 
 /// Threads for the cases and for the stores that they judge.
 const WORKERS: usize = 4;
@@ -44,12 +44,11 @@ pub(crate) struct Stage {
     turns: RwLock<()>,
 }
 
-/// Why nobody waits for a case any longer.
+/// The reason to abandon a case.
 #[derive(Debug)]
 enum GivenUp {
     Stopped,
-    /// After how much time, and in which round, from 0.
-    TooLate(Duration, u32),
+    TooLate { limit: Duration, has_rounds: bool },
 }
 
 impl Stage {
@@ -109,7 +108,7 @@ impl Stage {
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
             // If the runner has abandoned the case, nobody listens any more and the result is of no use.
-            let _ = tell.send(Told::Over(outcome));
+            let _ = tell.send(CaseProgress::Finished(outcome));
         });
         let failure = match self.wait_for(&answered) {
             Ok(Ok(())) => return Some(Ok(())),
@@ -118,9 +117,9 @@ impl Stage {
                 let blocked = self.give_up(&work);
                 match given_up {
                     GivenUp::Stopped => return None,
-                    GivenUp::TooLate(limit, round) => {
+                    GivenUp::TooLate { limit, has_rounds } => {
                         let more = if blocked { BLOCKED } else { "" };
-                        let of = if round == 0 { String::new() } else { format!(" of round {round}") };
+                        let of = if has_rounds { " of a round" } else { "" };
                         Failure::new("the case as a whole", "an end", format!("no end{of} within {limit:?}{more}"))
                     }
                 }
@@ -130,18 +129,18 @@ impl Stage {
     }
 
     /// The verdict of the case, unless it or a round of it takes too long, or the run is stopped.
-    fn wait_for(&self, told: &mpsc::Receiver<Told>) -> Result<Checked, GivenUp> {
-        let (mut round, mut limit, mut begun) = (0, patient(self.options.case_limit), Instant::now());
+    fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, GivenUp> {
+        let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {
             let left = limit.saturating_sub(begun.elapsed());
-            match told.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
-                Ok(Told::Round) => {
-                    (round, limit, begun) = (round + 1, patient(self.options.case_limit), Instant::now());
+            match progress.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
+                Ok(CaseProgress::Finished(outcome)) => return Ok(outcome),
+                _ if self.options.stopped() => return Err(GivenUp::Stopped),
+                Ok(CaseProgress::RoundBegan) => {
+                    (has_rounds, limit, begun) = (true, patient(self.options.case_limit), Instant::now());
                 }
-                Ok(Told::Over(outcome)) => return Ok(outcome),
-                Err(_) if self.options.stopped() => return Err(GivenUp::Stopped),
                 Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
-                Err(_) => return Err(GivenUp::TooLate(limit, round)),
+                Err(_) => return Err(GivenUp::TooLate { limit, has_rounds }),
             }
         }
     }
@@ -193,12 +192,17 @@ async fn make(harness: &dyn Harness, scene: Scene) -> Result<Box<dyn Fixture>, B
     }
 }
 
-async fn perform(harness: Arc<dyn Harness>, case: Case, patience: Duration, tell: mpsc::Sender<Told>) -> Checked {
+async fn perform(
+    harness: Arc<dyn Harness>,
+    case: Case,
+    patience: Duration,
+    progress: mpsc::Sender<CaseProgress>,
+) -> Checked {
     let fresh =
         AssertUnwindSafe(make(&*harness, case.scene)).catch_unwind().await.map_err(|panic| panicked(&*panic))?;
     let fixture =
         fresh.map_err(|error| Failure::new("the environment: a fresh store", "a store", error.to_string()))?;
-    let (subject, over) = Subject::new(harness, fixture, patience, tell);
+    let (subject, over) = Subject::new(harness, fixture, patience, progress);
     let answered = AssertUnwindSafe(async { (case.story)(subject).await }).catch_unwind().await;
     let outcome = answered.unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Ok(mut fixture) = over.await else { return outcome };
@@ -226,24 +230,34 @@ mod tests {
     fn the_time_for_a_case_begins_anew_with_each_round() {
         let limit = Duration::from_secs(1);
         let stage = Stage::new(Arc::new(References), Options::new().with_case_limit(limit)).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // The longest that this limit becomes on a busy machine, and more.
-            while begun.elapsed() < patient(limit).mul_f64(1.5) {
-                tell.send(Told::Round).unwrap();
+            // Longer than one limit, under the load that the machine has now.
+            let long = patient(limit).mul_f64(1.5);
+            while begun.elapsed() < long {
+                tell.send(CaseProgress::RoundBegan).unwrap();
                 thread::sleep(Duration::from_millis(20));
             }
-            tell.send(Told::Over(Ok(()))).unwrap();
+            tell.send(CaseProgress::Finished(Ok(()))).unwrap();
         });
-        assert!(matches!(stage.wait_for(&told), Ok(Ok(()))));
+        assert!(matches!(stage.wait_for(&progress), Ok(Ok(()))));
+    }
+
+    #[test]
+    fn a_stop_is_noticed_however_quick_the_rounds_are() {
+        let options = Options::new().with_stop(Arc::new(true.into()));
+        let stage = Stage::new(Arc::new(References), options).unwrap();
+        let (tell, progress) = mpsc::channel();
+        tell.send(CaseProgress::RoundBegan).unwrap();
+        assert!(matches!(stage.wait_for(&progress), Err(GivenUp::Stopped)));
     }
 
     #[test]
     fn a_case_that_hangs_in_a_round_is_given_up() {
         let stage = Stage::new(Arc::new(References), Options::new().with_case_limit(Duration::ZERO)).unwrap();
-        let (tell, told) = mpsc::channel();
-        tell.send(Told::Round).unwrap();
-        assert!(matches!(stage.wait_for(&told), Err(GivenUp::TooLate(_, 1))));
+        let (tell, progress) = mpsc::channel();
+        tell.send(CaseProgress::RoundBegan).unwrap();
+        assert!(matches!(stage.wait_for(&progress), Err(GivenUp::TooLate { has_rounds: true, .. })));
     }
 }

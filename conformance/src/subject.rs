@@ -32,12 +32,12 @@ const OURS: &str = "conformance";
 /// How many writes [`Handle::write_all`] keeps going at once.
 const WRITES_AT_ONCE: usize = 64;
 
-/// The news of a case, for the thread that watches its time.
+/// The progress of a case, for the thread that watches its time.
 #[derive(Debug)]
-pub(crate) enum Told {
-    /// One of many rounds is over: the time for the case begins anew.
-    Round,
-    Over(Checked),
+pub(crate) enum CaseProgress {
+    /// One of many rounds begins: the time limit starts over.
+    RoundBegan,
+    Finished(Checked),
 }
 
 /// A store of which every call is bounded in time.
@@ -168,7 +168,7 @@ pub(crate) struct Subject {
     home: Option<oneshot::Sender<Box<dyn Fixture>>>,
     harness: Arc<dyn Harness>,
     none: Handle,
-    tell: mpsc::Sender<Told>,
+    progress: mpsc::Sender<CaseProgress>,
 }
 
 impl Drop for Subject {
@@ -195,13 +195,13 @@ impl Subject {
         harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
         patience: Duration,
-        tell: mpsc::Sender<Told>,
+        progress: mpsc::Sender<CaseProgress>,
     ) -> (Self, oneshot::Receiver<Box<dyn Fixture>>) {
         let tenancy = harness.tenancy();
         let (home, over) = oneshot::channel();
         let handle = Some(Handle::new(fixture.store(), patience, tenancy));
         let none = Handle { store: Arc::new(Gone), patience, tenancy };
-        (Self { handle, fixture: Some(fixture), home: Some(home), harness, none, tell }, over)
+        (Self { handle, fixture: Some(fixture), home: Some(home), harness, none, progress }, over)
     }
 
     fn surroundings(&self) -> Checked<&dyn Fixture> {
@@ -251,16 +251,15 @@ impl Subject {
         Ok(())
     }
 
-    /// Takes the store again after [`let_go`](Self::let_go), which begins a new round.
+    /// Takes the store again after [`let_go`](Self::let_go).
     pub(crate) async fn take_back(&mut self) -> Checked {
-        self.next_round();
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Another of the case's rounds begins, which has all the time of a case: some stores open in seconds.
+    /// Reports that a round begins: the time limit starts over. Some stores take seconds to open.
     pub(crate) fn next_round(&self) {
         // If the case was abandoned, no thread watches its time.
-        let _ = self.tell.send(Told::Round);
+        let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 
     /// Whether the environment has this ability.

@@ -1,5 +1,6 @@
 //! An etcd, or a cluster of them, and configurations that name it.
 
+use std::fs;
 use std::path::PathBuf;
 
 use datastore::Location;
@@ -33,6 +34,8 @@ impl Lab {
     /// A lab on these, with a registered node and a pool.
     pub(crate) fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self { etcds, folder: tempfile::tempdir().unwrap() };
+        // An earlier lab may have had the same ports. Its hints would cost a call one more request.
+        hints_about(&lab.location()).for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
         lab
@@ -118,12 +121,21 @@ impl Lab {
     }
 }
 
+/// The files of hints about a store, on this machine.
+pub(crate) fn hints_about(store: &Location) -> impl Iterator<Item = PathBuf> {
+    let store = format!("\"{}\"", store.in_order());
+    let files = fs::read_dir("/run/margay/hints").into_iter().flatten();
+    // The files of other tests come and go.
+    let is_about = move |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| text.contains(&store));
+    files.filter_map(|entry| Some(entry.ok()?.path())).filter(is_about)
+}
+
 /// The files of pending commits on a store, on this machine.
 pub(crate) fn notes_about(store: &str) -> Vec<PathBuf> {
-    let Ok(folder) = std::fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
+    let Ok(folder) = fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
     let is_about = |note: Vec<u8>| note.windows(store.len()).any(|part| part == store.as_bytes());
     // The files of other tests come and go.
-    folder.map(|note| note.unwrap().path()).filter(|path| std::fs::read(path).is_ok_and(is_about)).collect()
+    folder.map(|note| note.unwrap().path()).filter(|path| fs::read(path).is_ok_and(is_about)).collect()
 }
 
 /// The code and the text of a refused call. Checks that the text names each endpoint.

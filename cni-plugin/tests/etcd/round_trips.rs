@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::lab::Lab;
+use crate::lab::{Lab, hints_about};
 use crate::process::Call;
 
 /// How many calls of each kind etcd has answered: transactions and ranges. The connections of the test itself make others.
@@ -54,13 +54,10 @@ fn dual(conf: &Value) -> Value {
     conf
 }
 
-/// The hint that was written last about this store. Another lab may have had the same port before, and other nodes.
+/// The hint that was written last about the lab's store.
 fn hint_of(lab: &Lab) -> PathBuf {
-    let store = lab.location().to_string();
-    let files = fs::read_dir("/run/margay/hints").unwrap().map(|entry| entry.unwrap().path());
-    let ours = files.filter(|path| fs::read_to_string(path).is_ok_and(|text| text.contains(&store)));
     let written = |path: &PathBuf| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    ours.max_by_key(written).expect("nothing was remembered")
+    hints_about(&lab.location()).max_by_key(written).expect("nothing was remembered")
 }
 
 #[test]
@@ -76,6 +73,16 @@ fn a_steady_call_asks_twice() {
     let given = Call::new("ADD", "c5", &conf).with("CNI_ARGS", "IP=10.77.0.130");
     assert_eq!(asks(&lab, &given), (2, 0), "ADD of a given address");
     assert_eq!(asks(&lab, &Call::new("DEL", "c5", &conf)), (2, 0), "DEL of it");
+}
+
+#[test]
+fn a_hint_about_an_earlier_cluster_costs_one_question() {
+    let (lab, conf) = lab();
+    Call::new("ADD", "c1", &conf).ok();
+    for kind in ["assignment", "handle", "host"] {
+        lab.erase(&format!("/calico/ipam/v2/{kind}"));
+    }
+    assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 1), "the first of a host");
 }
 
 #[test]

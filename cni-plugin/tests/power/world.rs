@@ -213,7 +213,7 @@ fn check(left: &Lab) -> Result<(), String> {
     let store = format!("{}://{}", left.engine.name(), left.store.display());
     let command = command();
     let output = Command::new(&command).args(["--store", &store, "ipam", "check"]).env_clear().output();
-    let output = output.unwrap_or_else(|error| panic!("{}: {error}; build the package cli first", command.display()));
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}; build margay-cli first", command.display()));
     match output.status.success() {
         true => Ok(()),
         false => Err(format!("margay ipam check: {output:?}")),

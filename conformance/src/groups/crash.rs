@@ -18,6 +18,7 @@ async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
     let mut done = 0;
     t.let_go().await?;
     for round in 0..rounds {
+        t.next_round();
         let writer = t.process("write", &[width, done])?;
         let last = kills.at_any_moment(writer, round, "done").await?;
         t.take_back().await?;
@@ -130,6 +131,7 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     let mut start = t.revision().await?;
     t.let_go().await?;
     for round in 0..rounds {
+        t.next_round();
         let mut process = t.process("write_many", &[])?;
         let mut said = Vec::new();
         for _ in 0..1 + round % 40 {
@@ -248,6 +250,7 @@ pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     let mut done = 0;
     t.let_go().await?;
     for round in 0..rounds {
+        t.next_round();
         let mut process = t.process("observe", &[2, done])?;
         let mut seen = 0;
         for _ in 0..2 + round % 20 {
@@ -297,6 +300,7 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let opening = opener.age() - start;
     drop(opener);
     for round in 0..100 {
+        t.next_round();
         let mut writer = t.process("write", &[5, done])?;
         for _ in 0..=round % 4 {
             done = number(&writer.say("done").await?)? + 1;
@@ -326,6 +330,7 @@ pub(crate) async fn killed_while_created(t: Subject) -> Checked {
     let making = whole.age() - start;
     drop(whole);
     for round in 0..100 {
+        t.next_round();
         let address = t.address_in(&folder.path().join(format!("store{round}")))?;
         let mut process = t.process_at(&address, "open", &[])?;
         process.say("opening").await?;

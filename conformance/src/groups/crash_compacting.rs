@@ -66,6 +66,7 @@ pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
     let mut taken = Duration::from_millis(1);
     t.let_go().await?;
     for round in 0..rounds {
+        t.next_round();
         let mut process = t.process("compact", &[base, known.done])?;
         let mut compactions = 0;
         while compactions <= round % 2 {
@@ -131,6 +132,7 @@ pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
     let rounds = 50;
     t.let_go().await?;
     for round in 0..rounds {
+        t.next_round();
         let mut process = t.process("compact_deletions", &[])?;
         let mut last = 0;
         for _ in 0..1 + round % 5 {

@@ -187,6 +187,7 @@ pub(crate) async fn any_damage(t: Subject) -> Checked {
     let mut random = Rng::with_seed(seed);
     let (mut right, mut refused) = (0, 0);
     for round in 0..200 {
+        t.next_round();
         renew(&good, &bad)?;
         let what = damage(&files_of(&bad)?, &mut random).map_err(|error| broken("damaging a store", &error))?;
         let what = format!("{SEED}={seed}, round {round}: {what}");

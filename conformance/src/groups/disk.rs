@@ -183,6 +183,7 @@ pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
     let steps = Steps { width: 2, base: t.revision().await? };
     let mut early = 0;
     for n in 0..100 {
+        t.next_round();
         t.txn(Steps::txn(2, n)).await?;
         t.reopen().await?;
         if n % 10 == 9 {

@@ -21,6 +21,7 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let mut random = Rng::with_seed(seed);
     let mut done = 0;
     for cut in 0..CUTS {
+        t.next_round();
         t.cut_power_after(random.u32(0..OPERATIONS))?;
         if cut % 3 == 2 {
             t.reopen_without_power().await?;

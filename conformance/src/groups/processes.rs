@@ -87,7 +87,10 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     const TURNS: u64 = 200;
     t.let_go().await?;
     let counting: Checked<Vec<Process>> = (0..PROCESSES).map(|_| t.process("count", &[TURNS])).collect();
-    for process in counting? {
+    for mut process in counting? {
+        while process.line().await?.is_some() {
+            t.next_round();
+        }
         process.end().await?;
     }
     t.take_back().await?;
@@ -103,6 +106,7 @@ pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let mut done = 0;
     t.let_go().await?;
     for round in 0..50_u32 {
+        t.next_round();
         let mut writer = t.process("write", &[5, done])?;
         for _ in 0..=round % 5 {
             done = number(&writer.say("done").await?)? + 1;
@@ -139,6 +143,7 @@ pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     t.let_go().await?;
     let mut writer = t.process("turns", &[5, 0])?;
     for _ in 0..50 {
+        t.next_round();
         let done = number(&writer.say("done").await?)? + 1;
         let reader = t.join(&address, t.patience()).await?;
         let seen = steps.at(reader.revision().await?)?;

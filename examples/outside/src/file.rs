@@ -1,15 +1,17 @@
-//! A table that writes all of its rows anew in each commit: durable, and quick with some thousand rows.
+//! A table that writes all of its rows anew in each commit: durable, and quick with some thousand rows. A commit needs room on
+//! the disk for a second copy of them.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind as Io, Write as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bincode::config;
-use kv::{Error, ErrorKind, Operation, Result};
-use kv_mvcc::{Table, View, Write};
+use kv::{Error, Operation, Result};
+use kv_mvcc::{Table, View, Write, io_kind};
 
-use crate::memory::{Rows, Shared, apply};
+use crate::memory::{RowMap, Shared, apply};
 
 /// The rows in memory, and a folder with the file that has them, after a checksum.
 #[derive(Debug)]
@@ -26,42 +28,54 @@ impl FileTable {
     /// `Corrupt`, `Io`, `NoSpace`.
     pub fn open(folder: &Path, store: &str) -> Result<Self> {
         let table = Self { folder: folder.to_owned(), store: store.to_owned(), rows: Shared::default() };
-        fs::create_dir_all(folder).map_err(|error| table.failed(Operation::Open, error))?;
-        if !table.file().exists() {
-            table.write(&Rows::new()).map_err(|error| table.failed(Operation::Open, error))?;
-        }
+        table.make_if_missing().map_err(|error| table.failed(Operation::Open, error))?;
         table.recover()?;
         Ok(table)
+    }
+
+    fn make_if_missing(&self) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        // Only a file that is certainly not there is made: a disk that cannot be read must not lose its rows.
+        if fs::exists(self.file())? { Ok(()) } else { self.write(&RowMap::new()) }
     }
 
     fn file(&self) -> PathBuf {
         self.folder.join("all")
     }
 
-    /// The new rows take the place of the old ones in one step, once they are durable.
-    fn write(&self, rows: &Rows) -> io::Result<()> {
+    /// Writes all rows to a draft, then renames it over the file.
+    fn write(&self, rows: &RowMap) -> io::Result<()> {
         let rows = bincode::encode_to_vec(rows, config::standard()).map_err(io::Error::other)?;
         let draft = self.folder.join("draft");
-        let mut file = File::create(&draft)?;
-        file.write_all(&crc32fast::hash(&rows).to_le_bytes())?;
-        file.write_all(&rows)?;
-        file.sync_all()?;
-        fs::rename(draft, self.file())?;
+        let placed = write_synced(&draft, &rows).and_then(|()| fs::rename(&draft, self.file()));
+        // On a full disk it would take the room of the next commit.
+        placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
+        self.sync_folder()
+    }
+
+    fn sync_folder(&self) -> io::Result<()> {
         File::open(&self.folder)?.sync_all()
     }
 
+    fn read(&self) -> io::Result<RowMap> {
+        // The last commit may have ended between its rename and this sync: what is shown must be durable.
+        self.sync_folder()?;
+        decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     fn failed(&self, operation: Operation, error: io::Error) -> Error {
-        let kind = match error.kind() {
-            Io::StorageFull | Io::FileTooLarge | Io::QuotaExceeded => ErrorKind::NoSpace,
-            Io::InvalidData => ErrorKind::Corrupt,
-            _ if operation == Operation::Txn => ErrorKind::CommitIo,
-            _ => ErrorKind::Io,
-        };
-        Error::new(kind, operation, self.store.clone()).with_source(error)
+        Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 }
 
-fn decode(bytes: &[u8]) -> Option<Rows> {
+fn write_synced(path: &Path, rows: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(&crc32fast::hash(rows).to_le_bytes())?;
+    file.write_all(rows)?;
+    file.sync_all()
+}
+
+fn decode(bytes: &[u8]) -> Option<RowMap> {
     let (checksum, rows) = bytes.split_first_chunk()?;
     let whole = crc32fast::hash(rows) == u32::from_le_bytes(*checksum);
     whole.then(|| bincode::decode_from_slice(rows, config::standard()).ok())?.map(|(rows, _)| rows)
@@ -81,8 +95,7 @@ impl Table for FileTable {
     }
 
     fn recover(&self) -> Result<()> {
-        let bytes = fs::read(self.file()).map_err(|error| self.failed(Operation::Open, error))?;
-        let rows = decode(&bytes).ok_or_else(|| self.failed(Operation::Open, Io::InvalidData.into()))?;
+        let rows = self.read().map_err(|error| self.failed(Operation::Open, error))?;
         self.rows.replace(Arc::new(rows));
         Ok(())
     }

@@ -9,16 +9,16 @@ use std::path::Path;
 use driver::{Drivers, LocalDriver};
 use kv::Result;
 use kv_local::{Engine, Log};
-use kv_mvcc::{MvccStore, Options, Table};
+use kv_mvcc::Table;
 
 pub use file::FileTable;
-pub use memory::Shared;
+pub use memory::{Shared, open};
 
 /// The rows in a file, as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug)]
-pub struct Rows;
+pub struct FileRows;
 
-impl Engine for Rows {
+impl Engine for FileRows {
     fn name(&self) -> &'static str {
         "rows"
     }
@@ -41,17 +41,9 @@ impl Engine for Rows {
 }
 
 /// The line that plugs it into programs.
-pub static DRIVER: LocalDriver<Rows> = LocalDriver::new(Rows);
+pub static DRIVER: LocalDriver<FileRows> = LocalDriver::new(FileRows);
 
 /// The stores of Margay's programs, and this one.
 pub fn drivers() -> Drivers {
     stores::drivers().with(&DRIVER)
-}
-
-/// Opens a store on rows in memory.
-///
-/// # Errors
-/// `Corrupt` if the rows are not those of a store.
-pub fn open(rows: &Shared) -> Result<MvccStore> {
-    MvccStore::open(Box::new(rows.clone()), Options { name: "shared", ..Options::default() })
 }

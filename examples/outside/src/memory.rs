@@ -5,39 +5,47 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv::Result;
-use kv_mvcc::{Table, View, Visit, Write};
+use kv_mvcc::{MvccStore, Options, Table, View, Visit, Write};
 
 /// The rows, in order.
-pub(crate) type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type RowMap = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The rows. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Shared(Arc<Mutex<Arc<Rows>>>);
+pub struct Shared(Arc<Mutex<Arc<RowMap>>>);
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Arc<Rows>> {
+    fn lock(&self) -> MutexGuard<'_, Arc<RowMap>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The rows as they are now.
-    pub(crate) fn now(&self) -> Arc<Rows> {
+    pub(crate) fn now(&self) -> Arc<RowMap> {
         Arc::clone(&self.lock())
     }
 
-    /// Has these rows from now on.
-    pub(crate) fn replace(&self, rows: Arc<Rows>) {
+    /// Replaces the rows.
+    pub(crate) fn replace(&self, rows: Arc<RowMap>) {
         *self.lock() = rows;
     }
 }
 
 /// Changes rows.
-pub(crate) fn apply(writes: &[Write], rows: &mut Rows) {
+pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
     for write in writes {
         match write {
             Write::Put(key, value) => drop(rows.insert(key.clone(), value.clone())),
             Write::Delete(key) => drop(rows.remove(key)),
         }
     }
+}
+
+/// Opens a store on rows in memory.
+///
+/// # Errors
+/// `Corrupt` if the rows are not those of a store.
+pub fn open(rows: &Shared) -> Result<MvccStore> {
+    MvccStore::open(Box::new(rows.clone()), Options { name: "shared", ..Options::default() })
 }
 
 impl Table for Shared {
@@ -56,7 +64,7 @@ impl Table for Shared {
 }
 
 /// The rows as they were when it was made.
-struct Snapshot(Arc<Rows>);
+struct Snapshot(Arc<RowMap>);
 
 impl View for Snapshot {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {

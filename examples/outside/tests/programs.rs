@@ -70,11 +70,13 @@ fn the_command_judges_the_store() {
     // The suite judges the rows in memory, too; the file adds crashes and damage.
     let judged = margay().args(["conformance", "--case", "D", &url(&folder.path().join("judged"))]).output().unwrap();
     let judged = said(&judged);
-    assert!(judged.contains("0 failed"), "{judged}");
+    assert!(judged.contains(" passed, 0 failed"), "{judged}");
 }
 
 #[test]
 fn help_and_errors_list_the_store() {
+    let help = said(&margay().arg("--help").output().unwrap());
+    assert!(help.contains("etcd://host:port or rows:///path"), "{help}");
     let refused = margay().args(["--store", "mysql:///a", "pool", "list"]).output().unwrap();
     let text = String::from_utf8(refused.stderr).unwrap();
     assert!(text.contains("sled:///path, redb:///path,") && text.contains("rows:///path"), "{text}");

@@ -5,7 +5,6 @@
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness, Options, Verdict};
@@ -14,9 +13,6 @@ use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
-
-/// How long the case may take.
-const LIMIT: Duration = Duration::from_secs(240);
 
 /// Runs the case, and shows that it can fail. `known` is in the error of an engine that now and then fails it.
 pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
@@ -34,7 +30,7 @@ pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known
 }
 
 fn judge(engine: impl Engine + Copy + std::fmt::Debug + 'static, syncs: Syncs) -> Result<(), String> {
-    let options = Options::new().with_filter("D10_power_cuts").with_case_limit(LIMIT);
+    let options = Options::new().with_filter("D10_power_cuts");
     let reports = conformance::run(OnDisk(engine, syncs), &options).unwrap();
     match &reports[..] {
         [report] => match &report.verdict {

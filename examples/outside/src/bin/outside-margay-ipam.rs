@@ -1,7 +1,5 @@
 //! Both plugins with one more store.
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
+fn main() -> std::process::ExitCode {
     cni_plugin::main(outside::drivers())
 }

@@ -1,7 +1,5 @@
 //! The command `margay` with one more store.
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
+fn main() -> std::process::ExitCode {
     cli::main(&outside::drivers())
 }
