@@ -103,14 +103,14 @@ impl Stage {
             Ok(runtime) => runtime,
             Err(error) => return Some(Err(Failure::new("the runner", "a runtime", error.to_string()).or_rule(rule))),
         };
-        let (tell, answered) = mpsc::channel();
+        let (tell, progress) = mpsc::channel();
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
             // If the runner has abandoned the case, nobody listens any more and the result is of no use.
             let _ = tell.send(CaseProgress::Finished(outcome));
         });
-        let failure = match self.wait_for(&answered) {
+        let failure = match self.wait_for(&progress) {
             Ok(Ok(())) => return Some(Ok(())),
             Ok(Err(failure)) => failure,
             Err(given_up) => {

@@ -35,7 +35,7 @@ impl Lab {
     pub(crate) fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self { etcds, folder: tempfile::tempdir().unwrap() };
         // An earlier lab may have had the same ports. Its hints would cost a call one more request.
-        hints_about(&lab.location()).for_each(|hint| fs::remove_file(hint).unwrap());
+        hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
         lab
@@ -122,20 +122,21 @@ impl Lab {
 }
 
 /// The files of hints about a store, on this machine.
-pub(crate) fn hints_about(store: &Location) -> impl Iterator<Item = PathBuf> {
-    let store = format!("\"{}\"", store.in_order());
-    let files = fs::read_dir("/run/margay/hints").into_iter().flatten();
-    // The files of other tests come and go.
-    let is_about = move |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| text.contains(&store));
-    files.filter_map(|entry| Some(entry.ok()?.path())).filter(is_about)
+pub(crate) fn hints_about(store: &Location) -> Vec<PathBuf> {
+    files_with(&format!("\"{}\"", store.in_order()), "/run/margay/hints")
 }
 
 /// The files of pending commits on a store, on this machine.
 pub(crate) fn notes_about(store: &str) -> Vec<PathBuf> {
-    let Ok(folder) = fs::read_dir(cni_plugin::INTENTS_FOLDER) else { return Vec::new() };
-    let is_about = |note: Vec<u8>| note.windows(store.len()).any(|part| part == store.as_bytes());
+    files_with(store, cni_plugin::INTENTS_FOLDER)
+}
+
+/// The files of a folder that contain a text.
+fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
+    let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
+    let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
     // The files of other tests come and go.
-    folder.map(|note| note.unwrap().path()).filter(|path| fs::read(path).is_ok_and(is_about)).collect()
+    folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
 }
 
 /// The code and the text of a refused call. Checks that the text names each endpoint.

@@ -57,7 +57,7 @@ fn dual(conf: &Value) -> Value {
 /// The hint that was written last about the lab's store.
 fn hint_of(lab: &Lab) -> PathBuf {
     let written = |path: &PathBuf| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    hints_about(&lab.location()).max_by_key(written).expect("nothing was remembered")
+    hints_about(&lab.location()).into_iter().max_by_key(written).expect("nothing was remembered")
 }
 
 #[test]
