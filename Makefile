@@ -28,6 +28,7 @@ test-parts:
 	scripts/timed "book" scripts/check-book
 	scripts/timed "prose" scripts/check-prose
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
+	scripts/timed "build of an earlier version" scripts/build-earlier
 	scripts/timed --tests scripts/test-programs
 	scripts/timed "lab on sled" scripts/lab sled
 	scripts/timed "lab on redb" scripts/lab redb

@@ -77,11 +77,3 @@ pub fn table_on<B: StorageBackend>(
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Redb, path, options).await
 }
-
-/// As [`open`], on the calling thread.
-///
-/// # Errors
-/// Those of [`kv_local::open_blocking`].
-pub fn open_blocking(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    kv_local::open_blocking(&Redb, path, options)
-}

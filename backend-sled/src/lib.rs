@@ -59,11 +59,3 @@ impl Engine for Sled {
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Sled, path, options).await
 }
-
-/// As [`open`], on the calling thread.
-///
-/// # Errors
-/// Those of [`kv_local::open_blocking`].
-pub fn open_blocking(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
-    kv_local::open_blocking(&Sled, path, options)
-}

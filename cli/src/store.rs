@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use datastore::{
     Chosen, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location, OpenOptions,
-    OpenStore, Purpose, Source, care, for_operator,
+    OpenStore, Purpose, Sharing, Source, care, for_operator,
 };
 use kv::ErrorKind;
 
@@ -81,7 +81,7 @@ pub(crate) enum Use {
 
 /// Reaches the store, through its daemon if there is one. A store that does not exist yet has no daemon.
 pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
-    let opened = datastore::reach(location, &options(what_for)).await;
+    let opened = datastore::open(location, &options(what_for).with_sharing(Sharing::Served)).await;
     opened.map_err(|error| explain(location, error))
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::run::Outcome;
+use crate::outcome::Outcome;
 use crate::versions;
 
 const HELP: &str = "\

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::error::{CniError, Result};
+use agent::{CniError, Result};
+
 use crate::gojson::{quoted, quoted_list};
 
 /// The keys that Calico's plugin knows when it reads the text for the first time.

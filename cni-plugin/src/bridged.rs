@@ -3,21 +3,19 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use agent::{CniError, Result};
+use ipam_core::assign::Gateway;
 use ipam_core::net::overlap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::args::{AddressForm, parse_address};
-use crate::error::{CniError, Result};
-use crate::gojson::{Json, quoted};
+use crate::gojson::Json;
 use crate::netconf::{Ipam, NetConf};
+use crate::network::{Bridged, Network, OwnPool};
 use crate::probing::Probe;
-use crate::request::{Bridged, Gateway, OwnPool};
-use crate::result::{Route, RouteOptions};
+use crate::ranges::{GATEWAY_OUTSIDE, Range, address_at, is_given, of_another_family, read_range, read_sets};
+use crate::routes::{Route, read_routes};
 use crate::weights;
 use crate::whereabouts;
-
-/// Advice about an IPv4 gateway that lies in no subnet of the network.
-const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
 
 /// The mask that the addresses of a result have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +69,11 @@ impl BridgedSettings {
         let (mask, routes) = (read_mask(conf.ipam.mask.as_ref())?, read_routes(conf.ipam.routes.as_ref())?);
         Ok(Self { mask, routes, network, probe: Probe::from_conf(conf)? })
     }
+}
+
+/// The network with these settings; Calico's has none.
+pub(crate) fn network_of(settings: Option<&BridgedSettings>) -> Network {
+    settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()))
 }
 
 fn slot(network: &mut Bridged, address: IpAddr) -> &mut Gateway {
@@ -139,62 +142,6 @@ fn read_gateway(value: Option<&Json>) -> Result<Option<Vec<IpAddr>>> {
     Ok(Some(given))
 }
 
-fn read_routes(value: Option<&Json>) -> Result<Vec<Route>> {
-    match value {
-        None => Ok(Vec::new()),
-        Some(Json::Array(elements)) => elements.iter().map(read_route).collect(),
-        Some(_) => Err(CniError::config("ipam.routes must be a list of objects with a dst and, if wanted, a gw")),
-    }
-}
-
-fn read_route(element: &Json) -> Result<Route> {
-    let dst = element
-        .member("dst")
-        .and_then(Json::as_str)
-        .ok_or_else(|| CniError::config("a route in ipam.routes has no dst"))?;
-    let dst = dst.parse().map_err(|_| CniError::config(format!("ipam.routes: dst {} is not a CIDR", quoted(dst))))?;
-    let gw = match element.member("gw") {
-        None => None,
-        Some(Json::String(text)) if text.is_empty() => None,
-        Some(gw) => Some(address_at(gw, "ipam.routes: gw", "")?),
-    };
-    let number = |name: &str| match element.member(name) {
-        None => Ok(None),
-        Some(Json::Number(number)) if number.is_i64() => Ok(number.as_i64()),
-        Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
-    };
-    // 0 is no value for the first three, but one for a table and a scope.
-    let positive = |name: &str| number(name).map(|number| number.filter(|number| *number != 0));
-    let options = RouteOptions {
-        mtu: positive("mtu")?,
-        advmss: positive("advmss")?,
-        priority: positive("priority")?,
-        table: number("table")?,
-        scope: number("scope")?,
-    };
-    Ok(Route { dst, gw, options })
-}
-
-/// True for a value that is not the empty text.
-pub(crate) fn is_given(value: Option<&Json>) -> bool {
-    value.is_some_and(|value| value.as_str() != Some(""))
-}
-
-pub(crate) fn address_at(value: &Json, setting: &str, or: &str) -> Result<IpAddr> {
-    let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
-    let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
-    parse_address(text, AddressForm::Bare).map_err(|_| wrong(&quoted(text)))
-}
-
-/// A range of a configuration.
-#[derive(Debug)]
-pub(crate) struct Range {
-    pub(crate) subnet: IpNet,
-    pub(crate) first: IpAddr,
-    pub(crate) last: IpAddr,
-    pub(crate) gateway: Option<IpAddr>,
-}
-
 /// The pools that the configuration defines itself. As for host-local, the ranges of the runtime come first, then `subnet`
 /// with its keys, then `ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
@@ -258,92 +205,6 @@ fn refuse_empty(ipam: &Ipam, has_ranges: bool) -> Result<()> {
         Err(CniError::config(format!("ipam.{key} is there, but no range of addresses is"))
             .with_details("name a subnet or a range, or remove the key to use pools of the store"))
     })
-}
-
-fn read_sets(value: Option<&Json>, setting: &str, sets: &mut Vec<Vec<Range>>) -> Result<()> {
-    let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
-    let Some(value) = value else { return Ok(()) };
-    let Json::Array(elements) = value else { return Err(wrong()) };
-    for element in elements {
-        let Json::Array(ranges) = element else { return Err(wrong()) };
-        if ranges.is_empty() {
-            return Err(CniError::config(format!("{setting} has an empty set of ranges")));
-        }
-        let set = ranges.iter().map(|range| {
-            let subnet = range.member("subnet").ok_or_else(wrong)?;
-            read_range(subnet, range.member("rangeStart"), range.member("rangeEnd"), range.member("gateway"))
-        });
-        sets.push(set.collect::<Result<_>>()?);
-    }
-    Ok(())
-}
-
-fn read_range(subnet: &Json, first: Option<&Json>, last: Option<&Json>, gateway: Option<&Json>) -> Result<Range> {
-    let text = subnet.as_str().ok_or_else(|| {
-        CniError::config(format!("subnet must be a text, not a JSON {}", subnet.kind())).with_details(
-            "several subnets are written as ranges: [[{\"subnet\": \"10.1.0.0/24\"}], [{\"subnet\": \"fd00::/64\"}]]",
-        )
-    })?;
-    let subnet: IpNet = text.parse().map_err(|_| CniError::config(format!("subnet {} is not a CIDR", quoted(text))))?;
-    if subnet.addr() != subnet.network() {
-        let details = format!("write {}", subnet.trunc());
-        return Err(CniError::config(format!("subnet {subnet} has host bits set")).with_details(details));
-    }
-    if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
-        return Err(CniError::config(format!("subnet {subnet} is too small for containers' addresses")));
-    }
-    let given = |value: Option<&Json>, name: &str| match value {
-        None => Ok(None),
-        Some(Json::String(text)) if text.is_empty() => Ok(None),
-        Some(value) => {
-            let address = address_at(value, name, "")?;
-            if subnet.contains(&address) {
-                Ok(Some(address))
-            } else {
-                Err(CniError::config(format!("{name} {address} is not in subnet {subnet}")))
-            }
-        }
-    };
-    let (lowest, highest) = usable(subnet);
-    let (first, last) = (given(first, "rangeStart")?.unwrap_or(lowest), given(last, "rangeEnd")?.unwrap_or(highest));
-    if first > last {
-        return Err(CniError::config(format!("rangeStart {first} is after rangeEnd {last}")));
-    }
-    let gateway = match gateway.map(Json::as_str) {
-        None | Some(Some("")) => None,
-        _ => gateway.map(|gateway| address_at(gateway, "gateway", "")).transpose()?,
-    };
-    match gateway {
-        Some(gateway) if gateway.is_ipv4() != first.is_ipv4() => {
-            return Err(of_another_family(gateway, subnet));
-        }
-        // An IPv6 router is often known by its link-local address.
-        Some(gateway) if gateway.is_ipv4() && !subnet.contains(&gateway) => {
-            return Err(CniError::config(format!("gateway {gateway} is outside of subnet {subnet}"))
-                .with_details(GATEWAY_OUTSIDE));
-        }
-        _ => {}
-    }
-    Ok(Range { subnet, first, last, gateway })
-}
-
-fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
-    CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
-}
-
-/// The range from which host-local assigns in a subnet without further keys: all addresses but the first and, for IPv4,
-/// the last.
-fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
-    match subnet {
-        IpNet::V4(net) => {
-            let (first, last) = (u32::from(net.network()), u32::from(net.broadcast()));
-            (IpAddr::V4(first.saturating_add(1).into()), IpAddr::V4(last.saturating_sub(1).into()))
-        }
-        IpNet::V6(net) => {
-            let first = u128::from(net.network()).saturating_add(1);
-            (IpAddr::V6(first.into()), IpAddr::V6(net.broadcast()))
-        }
-    }
 }
 
 /// The pools of a set of ranges, one for each subnet, in the order in which these come first; none for an empty set.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::routes::RouteOptions;
 
 fn settings(json: &str) -> Result<BridgedSettings> {
     let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();

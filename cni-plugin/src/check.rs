@@ -3,41 +3,41 @@
 
 use std::net::IpAddr;
 
+use agent::{Allocator, Check, Checked, CniError, Result};
+use ipam_core::attachment::Attachment;
 use ipam_core::vm::VM_INFIX;
 use ipam_core::{CheckResult, Standing};
 
-use crate::error::{CniError, Result};
+use crate::bridged::network_of;
 use crate::prev_result;
-use crate::request::{Allocator, Attachment, CheckRequest, Checked, Network};
 use crate::run::Context;
 
 impl Context<'_> {
-    pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<String> {
+    pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
         let (_, identity) = self.identify()?;
         // A virtual machine holds its address itself; which machine it is, only the Kubernetes API could say.
         let is_vms = self.may_be_vms(&identity);
-        let request = CheckRequest {
-            store: self.store.clone(),
+        let check = Check {
             old_handle: identity.old_handle(),
-            attachment: identity.attachment,
+            attachment: identity.attachment.clone(),
             addresses: prev_result::addresses(self.conf.prev_result.as_ref())?,
         };
-        match allocator.check(&request)? {
+        match allocator.check(&self.store, check)? {
             Checked::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
             Checked::Compared(mut comparison) => {
                 if is_vms {
-                    let prefix = format!("{}{VM_INFIX}", request.attachment.network);
+                    let prefix = format!("{}{VM_INFIX}", identity.attachment.network);
                     comparison.standings.retain(
                         |(_, standing)| !matches!(standing, Standing::Another(handle) if handle.starts_with(&prefix)),
                     );
                     if comparison.standings.is_empty() {
-                        return Ok(String::new());
+                        return Ok(());
                     }
                 }
-                self.judge(&request.attachment, &comparison)?;
+                self.judge(&identity.attachment, &comparison)?;
             }
         }
-        Ok(String::new())
+        Ok(())
     }
 
     fn judge(&self, who: &Attachment, found: &CheckResult) -> Result<()> {
@@ -74,7 +74,7 @@ impl Context<'_> {
     }
 
     fn asks_for_nothing(&self) -> bool {
-        let network = self.bridged_settings().ok().flatten().map_or(Network::Calico, |s| Network::Bridged(s.network));
-        self.counts(&network, &[]) == (0, 0)
+        let settings = self.bridged_settings().ok().flatten();
+        self.counts(&network_of(settings.as_ref()), &[]) == (0, 0)
     }
 }

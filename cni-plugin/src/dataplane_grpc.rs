@@ -6,6 +6,7 @@ use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use agent::{CniError, Result};
 use http::Uri;
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
@@ -20,7 +21,6 @@ use tonic_prost::ProstCodec;
 use tower::Service;
 
 use self::message::{AddReply, AddRequest, DelReply, DelRequest};
-use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
 use crate::govalues::{printed, untyped};
 use crate::kubernetes::{Connection, Mac};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use crate::error::{CniError, Code, Result};
+use agent::{CniError, Code, Result};
 
 /// The longest name that Linux gives an interface, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
@@ -35,7 +35,8 @@ impl Environment {
     }
 
     /// Sets a variable.
-    pub(crate) fn set(&mut self, name: impl Into<OsString>, value: impl Into<OsString>) {
+    #[cfg(test)]
+    fn set(&mut self, name: impl Into<OsString>, value: impl Into<OsString>) {
         self.0.insert(name.into(), value.into());
     }
 
@@ -71,14 +72,20 @@ pub(crate) enum Verb {
 
 impl Verb {
     fn parse(word: &str) -> Self {
-        match word {
-            "ADD" => Self::Add,
-            "DEL" => Self::Del,
-            "CHECK" => Self::Check,
-            "GC" => Self::Gc,
-            "STATUS" => Self::Status,
-            "VERSION" => Self::Version,
-            _ => Self::Unknown,
+        let verbs = [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status, Self::Version];
+        verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
+    }
+
+    /// The verb as CNI spells it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+            Self::Version => "VERSION",
+            Self::Unknown => "",
         }
     }
 
@@ -109,6 +116,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// The error for a word that is no verb.
+    pub(crate) fn unknown(&self) -> CniError {
+        CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
+    }
+
     /// Reads and checks the variables in the order of Go's CNI library: first the form of each that the verb needs,
     /// then all missing ones at once. `CNI_PATH` is required as there, although the specification does not ask for it.
     ///

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::error::{CniError, Result};
+use agent::{Allocator, CniError, Collected, Gc, Result};
+
 use crate::gojson::Json;
 use crate::identity::no_node_error;
-use crate::request::{Allocator, Collected, GcRequest};
 use crate::run::Context;
 
 /// The configuration's member with the list, and the name that CNI's specification once had for it: libcni writes both.
@@ -38,14 +38,15 @@ pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)
 
 impl Context<'_> {
     /// Releases the addresses of attachments that the runtime does not know any more.
-    pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<String> {
+    pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<()> {
         let node = self.host.node(&self.conf);
         if node.is_empty() {
             return Err(no_node_error());
         }
-        let (store, network) = (self.store.clone(), self.conf.name.clone());
-        log(&allocator.gc(&GcRequest { store, network, node, valid, now: self.host.now })?, &self.conf.name);
-        Ok(String::new())
+        let now = self.host.now.unix_timestamp_nanos();
+        let gc = Gc { network: self.conf.name.clone(), node, valid, now };
+        log(&allocator.gc(&self.store, gc)?, &self.conf.name);
+        Ok(())
     }
 }
 

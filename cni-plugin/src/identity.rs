@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use agent::{CniError, Result};
+use ipam_core::attachment::Attachment;
 use ipam_core::attachment::NETNS;
 use ipam_core::model::workload_endpoint_name;
 use ipam_core::timestamps::go_string;
@@ -10,9 +12,7 @@ use time::OffsetDateTime;
 
 use crate::args::Args;
 use crate::env::Call;
-use crate::error::{CniError, Result};
 use crate::netconf::NetConf;
-use crate::request::Attachment;
 
 /// The facts of the machine.
 #[derive(Clone, Debug)]

@@ -1,17 +1,17 @@
 //! Pods of KubeVirt's virtual machines on Calico's networks: the address belongs to the machine and not to the container.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use agent::{CniError, Result, Rules};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ipam_core::vm::{Fate, Role, VM_INFIX, VmPod};
 use tokio_rustls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 
-use crate::error::{CniError, Result};
 use crate::identity::Identity;
 use crate::kubernetes::{Instance, LAUNCHER, Launcher};
-use crate::run::{Context, Rules};
+use crate::run::Context;
 
 /// The longest handle that Calico makes, in bytes.
 const LONGEST_HANDLE: usize = 128;
@@ -21,7 +21,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// Calico's, with code 999: the Kubernetes API did not report it.
-    pub(crate) fn vm_of_add(&self, identity: &Identity) -> Result<Option<VmPod>> {
+    pub(crate) fn vm_of_add(&mut self, identity: &Identity) -> Result<Option<VmPod>> {
         match self.launcher(identity)? {
             Launcher::Ordinary => Ok(None),
             Launcher::Of(instance) => Ok(Some(vm_pod(identity, instance))),
@@ -33,7 +33,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// As [`vm_of_add`](Self::vm_of_add), but for a pod that is gone.
-    pub(crate) fn vm_of_del(&self, identity: &Identity) -> Result<Option<VmPod>> {
+    pub(crate) fn vm_of_del(&mut self, identity: &Identity) -> Result<Option<VmPod>> {
         Ok(match self.launcher(identity)? {
             Launcher::Ordinary | Launcher::Gone(None) => None,
             Launcher::Of(instance) | Launcher::Gone(Some(instance)) => Some(vm_pod(identity, instance)),
@@ -45,11 +45,14 @@ impl Context<'_> {
         self.rules == Rules::Calico && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER))
     }
 
-    fn launcher(&self, identity: &Identity) -> Result<Launcher> {
+    fn launcher(&mut self, identity: &Identity) -> Result<Launcher> {
         match &identity.pod {
             Some((namespace, pod)) if self.may_be_vms(identity) => {
+                let begun = Instant::now();
                 // The store gets the other half of the time.
-                self.kubernetes.launcher(namespace, pod, self.store.patience / 2)
+                let launcher = self.kubernetes.launcher(namespace, pod, self.store.patience / 2);
+                self.hurry(begun.elapsed());
+                launcher
             }
             _ => Ok(Launcher::Ordinary),
         }

@@ -135,7 +135,7 @@ fn filter(level: &str) -> LevelFilter {
 }
 
 /// The beginnings of the names of our own crates.
-const OURS: [&str; 8] = ["backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
+const OURS: [&str; 9] = ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
 /// The events that are logged at this level. Of the libraries only warnings and errors are logged: at `debug` those for
 /// clusters report every frame that goes over the wire.
@@ -150,7 +150,14 @@ mod tests {
     #[test]
     fn libraries_tell_only_what_may_need_somebody() {
         let reported = |level, target, of| reported(level).would_enable(target, &of);
-        for target in ["backend_etcd::cluster", "cni_plugin::run", "margay::transact", "kv_mvcc::queue", "ipam_core"] {
+        for target in [
+            "agent::served",
+            "backend_etcd::cluster",
+            "cni_plugin::run",
+            "margay::transact",
+            "kv_mvcc::queue",
+            "ipam_core",
+        ] {
             assert!(reported(LevelFilter::DEBUG, target, tracing::Level::DEBUG), "{target}");
             assert!(!reported(LevelFilter::INFO, target, tracing::Level::DEBUG), "{target}");
         }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use datastore::NetConfStore;
 
 use crate::env::is_valid_name;
-use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
+use agent::{CniError, Code, Result};
 pub(crate) use decoder::Decoder;
 
 /// How long a call on a cluster's store may take if the configuration does not say.

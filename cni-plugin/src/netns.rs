@@ -4,7 +4,7 @@ use std::fs;
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 
-use crate::error::{CniError, Code};
+use agent::{CniError, Code};
 
 /// The namespace that this thread is in.
 pub(crate) const OWN: &str = "/proc/thread-self/ns/net";

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::panic;
 
-use crate::error::CniError;
+use agent::CniError;
 
 thread_local! {
     /// Where the last panic of this thread was, for [`error`].

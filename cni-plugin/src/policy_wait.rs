@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent::{CniError, Result};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::{sleep, timeout};
-
-use crate::error::{CniError, Result};
 
 /// Where Felix makes the files if the configuration does not say.
 const FOLDER: &str = "/var/run/calico/endpoint-status";

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
+use agent::{CniError, Code, Result};
 use ipnet::IpNet;
 
 use crate::args::{AddressForm, parse_address};
-use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
 
 /// The addresses in a result of CNI 0.3.0 or later; none if there is no result or it has none.

@@ -6,13 +6,14 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use agent::{Add, Check, Checked, CniError, Code, Del, Quarantine, Result, StoreAt};
 use host::Probed;
-use ipam_core::attachment::NAMESPACE;
+use ipam_core::assign::Assigned;
+use ipam_core::attachment::{Attachment, NAMESPACE};
 
-use crate::error::{CniError, Code, Result};
+use crate::assigner::Assigner;
 use crate::gojson::Json;
 use crate::netconf::NetConf;
-use crate::request::{AddRequest, Allocator, Assigned, CheckRequest, Checked, DelRequest, Quarantine};
 
 /// The longest wait for an answer, and the wait if the configuration names none, in milliseconds.
 const LONGEST: u64 = 200;
@@ -73,9 +74,9 @@ impl Probe {
     ///
     /// # Errors
     /// Those of ADD; code 11 if devices have all addresses that were tried, or one that was requested.
-    pub(crate) fn add(&self, request: &AddRequest, old_handle: &str, by: &dyn Allocator) -> Result<Vec<Assigned>> {
+    pub(crate) fn add(&self, at: &StoreAt, add: Add, old_handle: &str, by: &Assigner<'_>) -> Result<Vec<Assigned>> {
         let ask = |addresses: &[IpAddr]| host::probe(&self.interface, addresses, self.timeout);
-        Probing { interface: &self.interface, ask: &ask, by, request, old_handle, begun: Instant::now() }.add()
+        Probing { interface: &self.interface, ask: &ask, by, at, add, old_handle, begun: Instant::now() }.add()
     }
 }
 
@@ -87,44 +88,50 @@ fn wrong(reason: &str) -> CniError {
 struct Probing<'a> {
     interface: &'a str,
     ask: &'a dyn Fn(&[IpAddr]) -> Vec<Probed>,
-    by: &'a dyn Allocator,
-    request: &'a AddRequest,
+    by: &'a Assigner<'a>,
+    at: &'a StoreAt,
+    add: Add,
     old_handle: &'a str,
     begun: Instant,
 }
 
 impl Probing<'_> {
-    fn add(&self) -> Result<Vec<Assigned>> {
+    fn add(mut self) -> Result<Vec<Assigned>> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
         // A container that had addresses before keeps them until its DEL.
         if settled.is_err() && before.is_empty() {
-            let attachment = self.request.attachment.clone();
-            let (store, old_handle) = (self.request.store.with_time_left(self.begun), self.old_handle.to_owned());
-            let (addresses, namespace) = (Vec::new(), self.request.attributes.get(NAMESPACE).cloned());
-            let del = DelRequest { store, attachment, old_handle, addresses, vm: None, endpoint: None, namespace };
-            if let Err(error) = self.by.del(&del) {
+            let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
+            let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
+            let del = Del { attachment, old_handle, addresses, endpoint: None, namespace, vm: None };
+            if let Err(error) = self.by.allocator.del(&self.time_left(), del) {
                 tracing::warn!(%error, "the addresses stay assigned until the DEL");
             }
         }
         settled
     }
 
-    fn assign(&self) -> Result<Vec<Assigned>> {
-        let store = self.request.store.with_time_left(self.begun);
-        self.by.add(&AddRequest { store, ..self.request.clone() })
+    fn assign(&mut self) -> Result<Vec<Assigned>> {
+        self.by.assign(&self.time_left(), &mut self.add)
+    }
+
+    fn attachment(&self) -> Attachment {
+        self.add.request.attachment.clone()
+    }
+
+    fn time_left(&self) -> StoreAt {
+        self.at.with_time_left(self.begun)
     }
 
     /// The addresses that the attachment has before the ADD: the container itself may answer for these. `None` if that
     /// cannot be known.
     fn held(&self) -> Option<Vec<IpAddr>> {
-        let (store, attachment) = (self.request.store.clone(), self.request.attachment.clone());
-        if store.location.path().is_some_and(|path| !path.exists()) {
+        if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
         }
-        let old_handle = self.old_handle.to_owned();
-        let why = match self.by.check(&CheckRequest { store, attachment, old_handle, addresses: Vec::new() }) {
+        let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
+        let why = match self.by.allocator.check(self.at, Check { attachment, old_handle, addresses: Vec::new() }) {
             Ok(Checked::Compared(found)) => return Some(found.held),
             Ok(Checked::Unknown(why)) => why,
             Err(error) => error.to_string(),
@@ -134,27 +141,26 @@ impl Probing<'_> {
     }
 
     /// Probes what is new, and replaces what a device has.
-    fn settle(&self, mut known: Vec<IpAddr>, mut assigned: Vec<Assigned>) -> Result<Vec<Assigned>> {
+    fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<Assigned>) -> Result<Vec<Assigned>> {
         let mut devices = Vec::new();
         for attempt in 1..=TRIES {
             // A prefix is routed to its container: there is no wire on which another device could have it.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
-            let mut new: Vec<IpAddr> = addresses.map(|assigned| assigned.address).collect();
+            let mut new: Vec<IpAddr> = addresses.map(Assigned::interface_ip).collect();
             new.retain(|address| !known.contains(address));
             let found = self.foreign(&new);
             known.extend(new.iter().filter(|address| !found.iter().any(|(foreign, _)| foreign == *address)));
             if found.is_empty() {
                 return Ok(assigned);
             }
-            let wanted = |(address, _): &&(IpAddr, String)| self.request.wanted.contains(address);
+            let wanted = |(address, _): &&(IpAddr, String)| self.add.request.wanted.these.contains(address);
             if let Some((address, reason)) = found.iter().find(wanted) {
                 let message = format!("address {address} was requested, and a device has it: {reason}");
                 return Err(CniError::new(Code::TryAgain, message)
                     .with_details("take the address away from the device, or request another one"));
             }
             devices.extend(found.iter().map(|(address, reason)| format!("{address} ({reason})")));
-            let store = self.request.store.with_time_left(self.begun);
-            self.by.quarantine(&store, &Quarantine { attachment: self.request.attachment.clone(), found })?;
+            self.by.allocator.quarantine(&self.time_left(), Quarantine { attachment: self.attachment(), found })?;
             if attempt < TRIES {
                 assigned = self.assign()?;
             }

@@ -1,10 +1,13 @@
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use agent::{Allocator, Answer, Verb};
 use ipam_core::CheckResult;
+use ipam_core::assign::{AssignRequest, Bridge, Wanted};
+use ipnet::IpNet;
 
 use super::*;
-use crate::request::{Attachment, Bridged, Collected, Gateway, GcRequest, Network, StoreAt};
+use crate::kubernetes::Kubernetes;
 
 fn probe(json: &str) -> Result<Option<(String, u64)>> {
     let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
@@ -56,50 +59,48 @@ struct Books {
     is_blind: bool,
 }
 
-impl Allocator for Books {
-    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
+impl Books {
+    fn assign(&self, wanted: &Wanted) -> Vec<Assigned> {
         let mut held = self.held.borrow_mut();
-        held.extend(&request.wanted);
-        if held.len() < request.wanted.len() + request.count_v4 as usize {
+        held.extend(&wanted.these);
+        if held.len() < wanted.these.len() + wanted.any_v4 {
             *self.last.borrow_mut() += 1;
             held.insert(IpAddr::from([10, 0, 0, *self.last.borrow()]));
         }
-        let assigned = |address: &IpAddr| Assigned {
-            address: *address,
+        let network = |ip: &IpAddr, length| IpNet::new(*ip, length).unwrap().trunc();
+        let assigned = |ip: &IpAddr| Assigned {
+            ip: *ip,
             prefix_length: None,
-            block_prefix: 26,
-            pool_prefix: 24,
+            block: network(ip, 26),
+            pool: network(ip, 24),
             gateway: None,
         };
-        Ok(held.iter().map(assigned).collect())
+        held.iter().map(assigned).collect()
     }
+}
 
-    fn del(&self, _: &DelRequest) -> Result<()> {
-        self.held.borrow_mut().clear();
-        Ok(())
-    }
-
-    fn check(&self, _: &CheckRequest) -> Result<Checked> {
-        if self.is_blind {
-            return Ok(Checked::Unknown("it is locked".into()));
-        }
-        Ok(Checked::Compared(CheckResult { held: self.held.borrow().iter().copied().collect(), standings: Vec::new() }))
-    }
-
-    fn status(&self, _: &AddRequest) -> Result<()> {
-        Ok(())
-    }
-
-    fn quarantine(&self, _: &StoreAt, what: &Quarantine) -> Result<()> {
-        for (ip, _) in &what.found {
-            assert!(self.held.borrow_mut().remove(ip));
-        }
-        self.quarantined.borrow_mut().extend(what.found.clone());
-        Ok(())
-    }
-
-    fn gc(&self, _: &GcRequest) -> Result<Collected> {
-        Ok(Collected::default())
+impl Allocator for Books {
+    fn call(&self, _: &StoreAt, verb: &Verb) -> Result<Answer> {
+        Ok(match verb {
+            Verb::Add(add) => Answer::Assigned(self.assign(&add.request.wanted)),
+            Verb::Del(_) => {
+                self.held.borrow_mut().clear();
+                Answer::Released(Vec::new())
+            }
+            Verb::Check(_) if self.is_blind => Answer::Checked(Checked::Unknown("it is locked".into())),
+            Verb::Check(_) => {
+                let held = self.held.borrow().iter().copied().collect();
+                Answer::Checked(Checked::Compared(CheckResult { held, standings: Vec::new() }))
+            }
+            Verb::Quarantine(what) => {
+                for (ip, _) in &what.found {
+                    assert!(self.held.borrow_mut().remove(ip));
+                }
+                self.quarantined.borrow_mut().extend(what.found.clone());
+                Answer::Released(Vec::new())
+            }
+            Verb::Status(_) | Verb::Gc(_) => panic!("no step of an ADD: {verb:?}"),
+        })
     }
 }
 
@@ -107,45 +108,21 @@ fn ips(last: &[u8]) -> Vec<IpAddr> {
     last.iter().map(|last| IpAddr::from([10, 0, 0, *last])).collect()
 }
 
-fn request(wanted: &[u8], count_v4: u32) -> AddRequest {
-    let location = stores::at("memory:").unwrap();
-    AddRequest {
-        store: StoreAt {
-            location,
-            lock_file: "/none".into(),
-            patience: Duration::from_secs(10),
-            spent: Duration::ZERO,
-        },
-        attachment: Attachment {
-            network: "net".into(),
-            container: "c1".into(),
-            interface: "eth0".into(),
-            node: "n1".into(),
-            boot: None,
-        },
-        attributes: BTreeMap::new(),
-        namespace: "default".into(),
-        namespaces: None,
-        wanted: ips(wanted),
-        count_v4,
-        count_v6: 0,
-        pools_v4: Vec::new(),
-        pools_v6: Vec::new(),
-        max_blocks: None,
-        network: Network::Bridged(Bridged {
-            gateway_v4: Gateway::Recorded,
-            gateway_v6: Gateway::Recorded,
-            gateways: Vec::new(),
-            own_pools: Vec::new(),
-            weights: BTreeMap::new(),
-        }),
-        vm: None,
-        sticky: None,
-    }
+fn request(wanted: &[u8], any_v4: usize) -> Add {
+    let attachment = Attachment {
+        network: "net".into(),
+        container: "c1".into(),
+        interface: "eth0".into(),
+        node: "n1".into(),
+        boot: None,
+    };
+    let mut request = AssignRequest::new(attachment, Wanted { these: ips(wanted), any_v4, any_v6: 0 });
+    request.bridge = Some(Bridge::default());
+    request.into()
 }
 
 /// ADD on a wire with devices that have these addresses. Returns also which addresses were probed.
-fn add(books: &Books, request: &AddRequest, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
+fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
     let probed = RefCell::new(Vec::new());
     let devices = ips(devices);
     let ask = |addresses: &[IpAddr]| {
@@ -153,9 +130,16 @@ fn add(books: &Books, request: &AddRequest, devices: &[u8]) -> (Result<Vec<IpAdd
         let answer = |ip| if devices.contains(ip) { Probed::Answered(None) } else { Probed::Silent };
         addresses.iter().map(answer).collect()
     };
-    let begun = Instant::now();
-    let done = Probing { interface: "eth1", ask: &ask, by: books, request, old_handle: "", begun }.add();
-    (done.map(|done| done.iter().map(|assigned| assigned.address).collect()), probed.into_inner())
+    let at = StoreAt {
+        location: stores::at("memory:").unwrap(),
+        lock_file: "/none".into(),
+        patience: Duration::from_secs(10),
+        spent: Duration::ZERO,
+    };
+    let (at, add, begun) = (&at, add.clone(), Instant::now());
+    let by = &Assigner { allocator: books, kubernetes: &Kubernetes::default(), namespace: "" };
+    let done = Probing { interface: "eth1", ask: &ask, by, at, add, old_handle: "", begun }.add();
+    (done.map(|done| done.iter().map(Assigned::interface_ip).collect()), probed.into_inner())
 }
 
 #[test]

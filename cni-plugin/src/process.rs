@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use agent::Served;
 use datastore::Drivers;
 
 use crate::about::answer_option;
 use crate::invocation::{Invocation, Kind};
+use crate::outcome::Outcome;
 use crate::panics::install_hook;
-use crate::run::{Outcome, run};
-use crate::served::Served;
+use crate::run::run;
 use crate::wired::{self, remover};
 
 /// The whole program, made with these stores: both plugins. The name by which it is called decides.

@@ -3,16 +3,18 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use agent::{Add, Allocator, CniError, Code, Del, Result, Rules, StoreAt};
 use datastore::{ConfigError, Drivers, Location};
+use ipam_core::assign::{AssignRequest, Assigned, Bridge, NamespaceLabels, Repeated, Wanted};
+use ipam_core::sticky::Sticky;
 use ipam_core::vm::Role;
 
 use crate::args::{AddressForm, Args};
-use crate::bridged::{BridgedSettings, refuse_on_calico};
+use crate::assigner::Assigner;
+use crate::bridged::{BridgedSettings, network_of, refuse_on_calico};
 use crate::env::{Call, OwnNetns, Verb};
-use crate::error::{CniError, Code, Result};
 use crate::gc;
 use crate::gojson::Json;
 use crate::identity::{Host, Identity};
@@ -21,9 +23,9 @@ use crate::kubernetes::Kubernetes;
 use crate::logging;
 use crate::netconf::{NetConf, check_name};
 use crate::netns;
-use crate::panics;
+use crate::network::{Bridged, Network, OwnPool, definitions};
+use crate::outcome::Outcome;
 use crate::prev_result;
-use crate::request::{AddRequest, Allocator, Bridged, DelRequest, Network, OwnPool, StoreAt};
 use crate::result::{AddResult, no_addresses};
 use crate::status::unavailable;
 use crate::sticky::sticky;
@@ -38,31 +40,12 @@ const MAX_STDIN: u64 = 4 << 20;
 /// The lock file of Calico's plugins.
 const DEFAULT_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
-/// The output of the process, and its exit status.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// The exit status: 0 or 1.
-    pub exit: u8,
-    /// For standard output: one JSON document, or nothing.
-    pub stdout: String,
-    /// For standard error.
-    pub stderr: String,
-}
-
 /// Carries out the verb that the environment names. Every error, a panic included, becomes CNI's error JSON.
 pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> Outcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
         return Outcome { exit: 0, stdout: String::new(), stderr: about() };
     }
-    // Nothing that was borrowed here is used again after a panic.
-    let carried_out = catch_unwind(AssertUnwindSafe(|| carry_out(invocation, stdin, allocator)));
-    match carried_out.unwrap_or_else(|payload| Err(panics::error(&*payload))) {
-        Ok(stdout) => Outcome { exit: 0, stdout, stderr: String::new() },
-        Err(error) => {
-            tracing::error!(code = error.code().number(), "{error}");
-            Outcome { exit: 1, stdout: error.to_json(), stderr: String::new() }
-        }
-    }
+    Outcome::of(|| carry_out(invocation, stdin, allocator))
 }
 
 fn about() -> String {
@@ -79,36 +62,33 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allo
         return Ok(versions::version_reply());
     }
     let json = check_name(&read(stdin)?)?;
-    let version = versions::configured(&json);
-    match call.verb {
-        Verb::Add => {
-            let version = version?;
-            versions::check_supported(version)?;
-            Context::new(invocation, call, &json)?.add(version, allocator)
-        }
-        Verb::Del => {
-            versions::check_supported(version?)?;
-            Context::new(invocation, call, &json)?.del(allocator)
-        }
-        Verb::Check => {
-            versions::check_verb("CHECK", "0.4.0", version?)?;
-            Context::new(invocation, call, &json)?.check(allocator)
-        }
-        Verb::Gc => {
-            versions::check_verb("GC", "1.1.0", version?)?;
-            let valid = gc::valid_attachments(&json)?;
-            Context::new(invocation, call, &json)?.gc(valid, allocator)
-        }
-        Verb::Status => {
-            let version = version?;
-            versions::check_verb("STATUS", "1.1.0", version)?;
-            let status = Context::new(invocation, call, &json).and_then(|context| context.status(allocator));
-            status.map_err(unavailable)
-        }
-        Verb::Unknown | Verb::Version => {
-            Err(CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", call.command)))
-        }
+    let version = versions::of_call(&call, &json)?;
+    let done = match call.verb {
+        Verb::Status => configured(invocation, call, &json, version, allocator).map_err(unavailable),
+        _ => configured(invocation, call, &json, version, allocator),
+    };
+    match done? {
+        Some(result) => result.to_json(version),
+        None => Ok(String::new()),
     }
+}
+
+fn configured(
+    invocation: &Invocation,
+    call: Call,
+    json: &Json,
+    version: &str,
+    allocator: &dyn Allocator,
+) -> Result<Option<AddResult>> {
+    if call.verb == Verb::Gc {
+        // Without a list nothing else counts.
+        gc::valid_attachments(json)?;
+    }
+    let conf = NetConf::decode(json)?;
+    if invocation.logging == Logging::Process {
+        logging::install(&conf);
+    }
+    Context::new(invocation, invocation.name, call, conf, &[])?.carry_out(json, version, allocator)
 }
 
 pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
@@ -124,13 +104,6 @@ pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The rules that a network follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rules {
-    Calico,
-    Bridged,
-}
-
 /// A verb's configuration, decoded.
 pub(crate) struct Context<'a> {
     pub(crate) host: &'a Host,
@@ -143,12 +116,18 @@ pub(crate) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    fn new(invocation: &'a Invocation, call: Call, json: &Json) -> Result<Self> {
-        let mut conf = NetConf::decode(json)?;
-        conf.store.called_as_calico_ipam = invocation.name == Name::CalicoIpam;
-        if invocation.logging == Logging::Process {
-            logging::install(&conf);
-        }
+    /// The context of a call under this name. The variables stand before those of the environment.
+    ///
+    /// # Errors
+    /// Those of the configuration.
+    pub(crate) fn new(
+        invocation: &'a Invocation,
+        name: Name,
+        call: Call,
+        mut conf: NetConf,
+        variables: &[(&'static str, String)],
+    ) -> Result<Self> {
+        conf.store.called_as_calico_ipam = name == Name::CalicoIpam;
         tracing::debug!(
             verb = call.command,
             network = conf.name,
@@ -156,9 +135,10 @@ impl<'a> Context<'a> {
             interface = call.interface,
             "called"
         );
-        let is_calico = invocation.name == Name::CalicoIpam || is_routed(&conf);
+        let is_calico = name == Name::CalicoIpam || is_routed(&conf);
         let rules = if is_calico { Rules::Calico } else { Rules::Bridged };
-        let lookup = |name: &str| invocation.environment.lookup(name);
+        let set = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| value.clone());
+        let lookup = |name: &str| set(name).or_else(|| invocation.environment.lookup(name));
         let location = datastore::for_netconf(&invocation.drivers, &conf.store, &lookup);
         let location = location.map_err(|error| store_error(&error, rules, &invocation.drivers))?;
         let store = store_at(&conf, location)?;
@@ -166,8 +146,29 @@ impl<'a> Context<'a> {
         Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
     }
 
+    /// Carries out the verb of the call in a version that allows it. ADD has a result.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub(crate) fn carry_out(
+        mut self,
+        json: &Json,
+        version: &str,
+        allocator: &dyn Allocator,
+    ) -> Result<Option<AddResult>> {
+        match self.call.verb {
+            Verb::Add => return self.add(version, allocator).map(Some),
+            Verb::Del => self.del(allocator),
+            Verb::Check => self.check(allocator),
+            Verb::Gc => self.gc(gc::valid_attachments(json)?, allocator),
+            Verb::Status => self.status(allocator),
+            Verb::Unknown | Verb::Version => Err(self.call.unknown()),
+        }?;
+        Ok(None)
+    }
+
     /// ADD. The namespace is checked before anything is assigned.
-    fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<String> {
+    fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<AddResult> {
         if self.is_own_netns() {
             return Err(netns::own_netns_error());
         }
@@ -175,95 +176,101 @@ impl<'a> Context<'a> {
         if self.rules == Rules::Calico {
             Args::check_again(&self.call.args)?;
         }
-        let begun = Instant::now();
         let vm = self.vm_of_add(&identity)?;
-        self.hurry(begun.elapsed());
         let is_target = vm.as_ref().is_some_and(|vm| vm.role == Role::Target);
         let settings = self.bridged_settings()?;
-        let network = settings.as_ref().map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()));
+        let network = network_of(settings.as_ref());
         let wanted = wanted(&self.conf, &args)?;
-        let begun = Instant::now();
-        let sticky = sticky(&self.conf, &args, identity.pod.as_ref(), &self.kubernetes, self.store.patience)?;
-        self.hurry(begun.elapsed());
-        let old_handle = identity.old_handle();
-        let request = AddRequest { vm, sticky, ..self.add_request(identity, network, wanted) };
-        let chosen = request.count_v4 + request.count_v6;
-        check_counts(version, &request)?;
+        let sticky = self.sticky(&args, &identity)?;
+        let (old_handle, namespace) = (identity.old_handle(), identity.namespace.clone());
+        let mut request = self.assignment(identity, network, wanted);
+        request.sticky = sticky;
+        check_counts(version, &request.wanted)?;
+        let these = request.wanted.these.clone();
         // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
-        let nothing = request.wanted.is_empty() && chosen == 0 && request.vm.is_none();
+        let asks_for_nothing = request.wanted == Wanted::default() && vm.is_none();
+        let add = Add { request, vm };
+        let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
         let assigned = match settings.as_ref().and_then(|settings| settings.probe.as_ref()) {
-            _ if nothing => Vec::new(),
-            Some(probe) => probe.add(&request, &old_handle, allocator)?,
-            None => allocator.add(&request)?,
+            _ if asks_for_nothing => Vec::new(),
+            Some(probe) => probe.add(&self.store, add, &old_handle, &assigner)?,
+            None => assigner.assign(&self.store, &mut { add })?,
         };
-        let result = match &settings {
-            None if is_target => AddResult::calico(&assigned, &request.wanted)?.without_routes(),
-            None => AddResult::calico(&assigned, &request.wanted)?,
-            Some(settings) => AddResult::bridged(&assigned, settings)?,
-        };
-        let addresses: Vec<_> = assigned.iter().map(|assigned| assigned.address).collect();
+        let addresses: Vec<_> = assigned.iter().map(Assigned::interface_ip).collect();
         tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned");
-        result.to_json(version)
+        match &settings {
+            Some(settings) => AddResult::bridged(&assigned, settings),
+            None if is_target => Ok(AddResult::calico(&assigned, &these)?.without_routes()),
+            None => AddResult::calico(&assigned, &these),
+        }
     }
 
-    /// The request of an ADD.
-    pub(crate) fn add_request(&self, identity: Identity, mut network: Network, wanted: Vec<IpAddr>) -> AddRequest {
-        let (count_v4, count_v6) = self.counts(&network, &wanted);
-        let (mut pools_v4, mut pools_v6) = (self.conf.ipam.ipv4_pools.clone(), self.conf.ipam.ipv6_pools.clone());
-        if let Network::Bridged(Bridged { weights, own_pools, .. }) = &mut network {
-            let container = &identity.attachment.container;
-            for pools in [&mut pools_v4, &mut pools_v6] {
-                choose_first(weights, container, pools, Clone::clone);
-            }
-            for set in own_pools.chunk_by_mut(|one, other| one.set == other.set) {
-                choose_first(weights, container, set, OwnPool::text);
+    /// The workload that keeps the addresses of an ADD.
+    ///
+    /// # Errors
+    /// Those of [`sticky`].
+    fn sticky(&mut self, args: &Args, identity: &Identity) -> Result<Option<Sticky>> {
+        let begun = Instant::now();
+        let sticky = sticky(&self.conf, args, identity.pod.as_ref(), &self.kubernetes, self.store.patience)?;
+        self.hurry(begun.elapsed());
+        Ok(sticky)
+    }
+
+    /// The assignment of an ADD.
+    pub(crate) fn assignment(&self, identity: Identity, mut network: Network, wanted: Vec<IpAddr>) -> AssignRequest {
+        let (any_v4, any_v6) = self.counts(&network, &wanted);
+        let attributes = identity.attributes(self.host.now);
+        let wanted = Wanted { these: wanted, any_v4, any_v6 };
+        let mut assign = AssignRequest::new(identity.attachment, wanted);
+        assign.attributes = attributes;
+        assign.v4_pools.clone_from(&self.conf.ipam.ipv4_pools);
+        assign.v6_pools.clone_from(&self.conf.ipam.ipv6_pools);
+        assign.max_blocks = u32::from(self.conf.single_block);
+        if Kubernetes::are_looked_up(&self.conf) {
+            assign.namespace = NamespaceLabels::NotYetRead;
+        }
+        match &mut network {
+            Network::Calico => assign.repeated = Repeated::Refused,
+            Network::Bridged(Bridged { gateway_v4, gateway_v6, gateways, own_pools, weights }) => {
+                let container = &assign.attachment.container;
+                for pools in [&mut assign.v4_pools, &mut assign.v6_pools] {
+                    choose_first(weights, container, pools, Clone::clone);
+                }
+                for set in own_pools.chunk_by_mut(|one, other| one.set == other.set) {
+                    choose_first(weights, container, set, OwnPool::text);
+                }
+                assign.bridge = Some(Bridge { v4: *gateway_v4, v6: *gateway_v6 });
+                assign.gateways.clone_from(gateways);
+                assign.define = definitions(&assign.attachment.network, own_pools);
             }
         }
-        AddRequest {
-            store: self.store.clone(),
-            attributes: identity.attributes(self.host.now),
-            attachment: identity.attachment,
-            namespace: identity.namespace,
-            namespaces: Kubernetes::are_looked_up(&self.conf).then(|| self.kubernetes.clone()),
-            wanted,
-            count_v4,
-            count_v6,
-            pools_v4,
-            pools_v6,
-            max_blocks: self.conf.single_block.then_some(1),
-            network,
-            vm: None,
-            sticky: None,
-        }
+        assign
     }
 
     /// DEL. The container's addresses are released also if its namespace is said to be our own, and the error comes
     /// after: a process id in such a path may belong to a process of the host by now, and without the release the
     /// address would never come back, however often the runtime calls. The container's own addresses are also released
     /// if it cannot be known whether the address is a virtual machine's.
-    fn del(&mut self, allocator: &dyn Allocator) -> Result<String> {
+    fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
-        let begun = Instant::now();
         let (vm, unknown) = match self.vm_of_del(&identity) {
             Ok(vm) => (vm, None),
             Err(error) => (None, Some(error)),
         };
-        self.hurry(begun.elapsed());
         let old_handle = identity.old_handle();
         // DEL has to do its work whatever the runtime has kept.
         let addresses = prev_result::addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
-        let store = self.store.clone();
         let namespace = identity.pod.map(|(namespace, _)| namespace);
-        let done =
-            allocator.del(&DelRequest { store, attachment, old_handle, addresses, vm, endpoint: None, namespace });
+        let del = Del { attachment, old_handle, addresses, endpoint: None, namespace, vm };
+        let done = allocator.del(&self.store, del);
         if let Some(error) = unknown {
             return Err(error);
         }
         done?;
         tracing::info!(network = self.conf.name, container = self.call.container, "DEL is done");
-        if own_netns { Err(netns::own_netns_error()) } else { Ok(String::new()) }
+        if own_netns { Err(netns::own_netns_error()) } else { Ok(()) }
     }
 
     fn is_own_netns(&self) -> bool {
@@ -308,7 +315,7 @@ impl<'a> Context<'a> {
 
     /// How many addresses of each family to choose. Where the configuration defines pools, their families are meant. On
     /// a secondary network a wanted address takes the place of a chosen one; on Calico's they take the place of all.
-    pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (u32, u32) {
+    pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
             Network::Calico if !wanted.is_empty() => return (0, 0),
@@ -323,8 +330,8 @@ impl<'a> Context<'a> {
             let has_wanted =
                 |set: &usize| of(v4).any(|pool| pool.set == *set && wanted.iter().any(|address| pool.has(*address)));
             match sets.len() {
-                0 | 1 => u32::from(!is_wanted(v4)),
-                _ => u32::try_from(sets.iter().filter(|set| !has_wanted(set)).count()).unwrap_or(u32::MAX),
+                0 | 1 => usize::from(!is_wanted(v4)),
+                _ => sets.iter().filter(|set| !has_wanted(set)).count(),
             }
         };
         let off = |setting: &Option<String>| setting.as_deref() == Some("false");
@@ -353,13 +360,12 @@ pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAt> {
 }
 
 /// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.
-fn check_counts(version: &str, request: &AddRequest) -> Result<()> {
+fn check_counts(version: &str, wanted: &Wanted) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
     }
-    let of_family = |v4: bool| request.wanted.iter().filter(|address| address.is_ipv4() == v4).count();
-    let v4 = of_family(true) + request.count_v4 as usize;
-    let v6 = of_family(false) + request.count_v6 as usize;
+    let of_family = |v4: bool| wanted.these.iter().filter(|address| address.is_ipv4() == v4).count();
+    let (v4, v6) = (of_family(true) + wanted.any_v4, of_family(false) + wanted.any_v6);
     if v4 + v6 == 0 {
         return Err(no_addresses());
     }

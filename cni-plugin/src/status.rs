@@ -1,9 +1,12 @@
 //! STATUS: whether this configuration and its store can serve an ADD now. A runtime takes a whole node out of service
 //! when STATUS fails, and the node's pods are evicted. So a pool without a free address is no failure.
 
-use crate::error::{CniError, Code, Result};
+use agent::{Allocator, CniError, Code, Result};
+use ipam_core::assign::Wanted;
+use ipam_core::attachment::Attachment;
+
+use crate::bridged::network_of;
 use crate::identity::Identity;
-use crate::request::{Allocator, Attachment, Network};
 use crate::run::Context;
 use crate::sticky;
 
@@ -16,9 +19,9 @@ pub(crate) fn unavailable(error: CniError) -> CniError {
 }
 
 impl Context<'_> {
-    pub(crate) fn status(&self, allocator: &dyn Allocator) -> Result<String> {
+    pub(crate) fn status(&self, allocator: &dyn Allocator) -> Result<()> {
         let settings = self.bridged_settings()?;
-        let network = settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network));
+        let network = network_of(settings.as_ref());
         let attachment = Attachment {
             network: self.conf.name.clone(),
             container: NOBODY.to_owned(),
@@ -29,11 +32,11 @@ impl Context<'_> {
         let identity = Identity { attachment, pod: None, namespace: "default".to_owned(), netns: None };
         identity.check_node()?;
         sticky::check(&self.conf)?;
-        let request = self.add_request(identity, network, Vec::new());
+        let assign = self.assignment(identity, network, Vec::new());
         // Such a network needs no store.
-        if request.count_v4 + request.count_v6 > 0 {
-            allocator.status(&request)?;
+        if assign.wanted != Wanted::default() {
+            allocator.status(&self.store, assign.into())?;
         }
-        Ok(String::new())
+        Ok(())
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use agent::{CniError, Result};
 use ipam_core::sticky::{MAX_WAIT, Sticky};
 use ipam_core::timestamps::parse_span;
 
 use crate::args::Args;
-use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;

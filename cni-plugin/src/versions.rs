@@ -1,6 +1,8 @@
 //! The CNI versions that the plugin speaks, and the verbs that a configuration's version allows.
 
-use crate::error::{CniError, Code, Result};
+use agent::{CniError, Code, Result};
+
+use crate::env::{Call, Verb};
 use crate::gojson::{Json, quoted, quoted_list};
 
 /// The versions that the plugin speaks, oldest first.
@@ -19,7 +21,7 @@ pub(crate) fn version_reply() -> String {
 ///
 /// # Errors
 /// Code 6 if it is not a string.
-pub(crate) fn configured(conf: &Json) -> Result<&str> {
+fn configured(conf: &Json) -> Result<&str> {
     let wrong = |kind| {
         let into = "into Go struct field .cniVersion of type string";
         CniError::new(
@@ -31,11 +33,30 @@ pub(crate) fn configured(conf: &Json) -> Result<&str> {
     Ok(if version.is_empty() { "0.1.0" } else { version })
 }
 
+/// The configuration's version, which allows the verb of the call.
+///
+/// # Errors
+/// Code 1 for a version that does not, or is not ours; code 4 for a word that is no verb; those of [`configured`].
+pub(crate) fn of_call<'c>(call: &Call, conf: &'c Json) -> Result<&'c str> {
+    let since = match call.verb {
+        Verb::Add | Verb::Del => None,
+        Verb::Check => Some("0.4.0"),
+        Verb::Gc | Verb::Status => Some("1.1.0"),
+        Verb::Unknown | Verb::Version => return Err(call.unknown()),
+    };
+    let version = configured(conf)?;
+    match since {
+        Some(since) => check_verb(&call.command, since, version)?,
+        None => check_supported(version)?,
+    }
+    Ok(version)
+}
+
 /// Refuses a version that is not, letter by letter, one of ours.
 ///
 /// # Errors
 /// Code 1.
-pub(crate) fn check_supported(version: &str) -> Result<()> {
+fn check_supported(version: &str) -> Result<()> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
@@ -47,7 +68,7 @@ pub(crate) fn check_supported(version: &str) -> Result<()> {
 ///
 /// # Errors
 /// Code 1; code 6 if the version is not numbers.
-pub(crate) fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
+fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     let refused =
         |whose: &str| Err(CniError::new(Code::IncompatibleVersion, format!("{whose} version does not allow {verb}")));
     let configured = parse(version)?;

@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
+use agent::{CniError, Result};
+
 use crate::args::{AddressForm, Args, parse_address};
-use crate::error::{CniError, Result};
 use crate::gojson::Json;
 use crate::netconf::NetConf;
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use agent::{CniError, Result};
 use ipam_core::pools::start_of;
 
-use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
 use crate::netconf::NetConf;
-use crate::request::OwnPool;
+use crate::network::OwnPool;
 
 /// The weight of each pool, by its entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
 pub(crate) type Weights = BTreeMap<String, u32>;

@@ -6,13 +6,13 @@
 
 use std::net::IpAddr;
 
+use agent::{CniError, Result};
 use ipam_core::net::{Family, bounds, number};
 use ipnet::IpNet;
 
-use crate::bridged::{Range, address_at, is_given};
-use crate::error::{CniError, Result};
 use crate::gojson::{Json, quoted};
 use crate::netconf::Whereabouts;
+use crate::ranges::{Range, address_at, is_given};
 
 /// True if a configuration defines its addresses in these words.
 pub(crate) fn is_used(conf: &Whereabouts) -> bool {

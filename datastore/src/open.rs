@@ -1,11 +1,13 @@
 //! From a location to an open store.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use driver::{ClusterStore, Location, OpenOptions};
-use kv::{Error, ErrorKind, Result, Store};
-use kv_mvcc::{MvccStore, Purpose};
+use driver::{ClusterStore, Location, OpenOptions, Sharing};
+use kv::{Error, ErrorKind, Purpose, Result, Store};
+use kv_mvcc::MvccStore;
 
+use crate::held::{Held, Holding, LEAST_HOLD};
 use crate::served::{self, ServedStore};
 
 /// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
@@ -18,15 +20,22 @@ pub struct OpenStore {
 enum Opened {
     /// Its driver has opened it.
     Here(Box<dyn driver::Opened>),
+    /// The same, and other processes may have it in between.
+    Held(Held),
     /// A daemon has it.
     Served(ServedStore),
 }
 
 impl OpenStore {
+    async fn here(location: &Location, options: &OpenOptions) -> Result<Self> {
+        Ok(Self { opened: Opened::Here(open_here(location, options).await?) })
+    }
+
     /// The store.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.opened {
             Opened::Here(store) => store.store(),
+            Opened::Held(store) => Arc::new(store.clone()),
             Opened::Served(store) => Arc::new(store.clone()),
         }
     }
@@ -39,15 +48,16 @@ impl OpenStore {
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
             Opened::Here(store) => store.check_room().await,
+            Opened::Held(store) => store.check_room().await,
             Opened::Served(_) => Ok(()),
         }
     }
 
-    /// The store as an embedded one whose files this process has open; `None` for any other.
+    /// The store as an embedded one whose files this process has open until it closes it; `None` for any other.
     pub fn embedded(&self) -> Option<&MvccStore> {
         match &self.opened {
             Opened::Here(store) => store.embedded(),
-            Opened::Served(_) => None,
+            Opened::Held(_) | Opened::Served(_) => None,
         }
     }
 
@@ -55,15 +65,31 @@ impl OpenStore {
     pub fn cluster(&self) -> Option<Arc<dyn ClusterStore>> {
         match &self.opened {
             Opened::Here(store) => store.cluster(),
-            Opened::Served(_) => None,
+            Opened::Held(_) | Opened::Served(_) => None,
         }
     }
 
     /// The store as one that a daemon has; `None` for any other.
     pub fn served(&self) -> Option<&ServedStore> {
         match &self.opened {
-            Opened::Here(_) => None,
+            Opened::Here(_) | Opened::Held(_) => None,
             Opened::Served(store) => Some(store),
+        }
+    }
+
+    /// True if other processes must wait for the store.
+    pub fn is_exclusive(&self) -> bool {
+        match &self.opened {
+            Opened::Here(store) => store.embedded().is_some(),
+            Opened::Held(_) => true,
+            Opened::Served(_) => false,
+        }
+    }
+
+    /// Lets other processes have a store that is [held](Sharing::OnRequest), until its next call.
+    pub async fn put_down(&self) {
+        if let Opened::Held(store) = &self.opened {
+            store.put_down().await;
         }
     }
 
@@ -75,13 +101,15 @@ impl OpenStore {
     pub async fn close(self) -> Result<()> {
         match &self.opened {
             Opened::Here(store) => store.close().await,
+            Opened::Held(store) => store.end().await,
             Opened::Served(_) => Ok(()),
         }
     }
 }
 
-/// Opens a store. An embedded one is opened by one process at a time; others wait for the lock, for [`OpenOptions::wait`] at the
-/// most. A cluster is asked whether it is there, lets us in, and is new enough.
+/// Opens a store. An embedded one is open in one process at a time: others wait for the lock, for [`OpenOptions::wait`] at the
+/// most, unless a daemon has it; [`OpenOptions::sharing`] says how this process has it. A cluster is asked whether it is there, lets
+/// us in, and is new enough.
 ///
 /// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a process that does one thing at a time and ends: an embedded store
 /// then works on the thread that asks, which saves the cost of other threads; a cluster is not asked anything yet, and `wait` is
@@ -92,23 +120,27 @@ impl OpenStore {
 /// # Errors
 /// `Missing` if there is nothing and the options make nothing; `Locked` if the lock was not free in time; else the driver's.
 pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStore> {
-    let opened = location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))?;
-    Ok(OpenStore { opened: Opened::Here(opened) })
+    if options.sharing == Sharing::Alone || location.path().is_none() {
+        return OpenStore::here(location, options).await;
+    }
+    if let Some(store) = served::connect(location, options.wait).await {
+        let store = if options.purpose == Purpose::Release { store.to_release() } else { store };
+        return Ok(OpenStore { opened: Opened::Served(store) });
+    }
+    let (until, yields_after) = match options.sharing {
+        Sharing::Alone | Sharing::Served => return OpenStore::here(location, options).await,
+        Sharing::InTurns => (None, Some(LEAST_HOLD)),
+        // All waits of this process together take no longer.
+        Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
+    };
+    let holding = Holding { until, yields_after, ..Holding::new(options.clone()) };
+    let held = Held::begin(location.clone(), holding).await?;
+    Ok(OpenStore { opened: Opened::Held(held) })
 }
 
-/// Reaches a store: if a daemon has it, through the daemon, which keeps it; otherwise as [`open`] does. Only an embedded store
-/// is reached through a daemon.
-///
-/// # Errors
-/// Those of [`open`].
-pub async fn reach(location: &Location, options: &OpenOptions) -> Result<OpenStore> {
-    let served = match location.path() {
-        Some(_) => served::connect(location, options.wait).await,
-        None => None,
-    };
-    let Some(store) = served else { return open(location, options).await };
-    let store = if options.purpose == Purpose::Release { store.to_release() } else { store };
-    Ok(OpenStore { opened: Opened::Served(store) })
+/// Has the driver open a store, for this process alone.
+pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Result<Box<dyn driver::Opened>> {
+    location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
 }
 
 /// Adds to the error of a store in a folder what the engine cannot know: the command that makes a store, or which other engine's

@@ -23,7 +23,7 @@ pub use cluster::ClusterAddress;
 pub use contract::{About, ClusterStore, Driver, Facts, Opened, Scope};
 pub use drivers::{DEFAULT_ENGINE, Drivers};
 pub use error::{Candidate, ConfigError, Result};
-pub use kv_local::{Create, OpenOptions};
+pub use kv_local::{Create, OpenOptions, Sharing};
 pub use local::LocalDriver;
 pub use location::Location;
 pub use memory::{MEMORY, Memory};

@@ -227,12 +227,6 @@ impl PendingEndpoint {
         Ok(Before { ready, endpoints, pools })
     }
 
-    /// Continues on a store that was closed and opened again meanwhile.
-    #[must_use]
-    pub fn reopened(self, ipam: Ipam) -> Self {
-        Self { ipam, attempt: None, ..self }
-    }
-
     /// Stores an endpoint, and the network's profile for this orchestrator if it is missing, in one commit. `replaced` is
     /// the revision of the endpoint that the query saw; `None` if it saw none.
     ///

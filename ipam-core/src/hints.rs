@@ -16,7 +16,6 @@ use ipnet::IpNet;
 use kv::Revision;
 
 use crate::attachment::Attachment;
-use crate::ipam::Ipam;
 use crate::model::is_of_prefixes;
 use crate::net::Family;
 
@@ -64,54 +63,6 @@ pub trait Hints: Send + Sync + fmt::Debug {
 
 /// Full blocks, each with the revision of its last write.
 pub type FullBlocks = BTreeMap<IpNet, Revision>;
-
-/// Fewer full blocks than this are read again rather than remembered.
-const FEWEST_FULL: usize = 64;
-
-impl Ipam {
-    /// The hints for an attachment's node and network, if there are any.
-    pub(crate) fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
-        self.hints().map(|hints| hints.recall(attachment)).unwrap_or_default()
-    }
-
-    /// Remembers blocks, unless they are equal to `recalled`.
-    pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
-        if let Some(hints) = self.hints().filter(|_| recalled != blocks) {
-            hints.remember(attachment, blocks);
-        }
-    }
-
-    /// The full blocks that are remembered for an attachment's node and network.
-    pub(crate) fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
-        self.hints().map(|hints| hints.recall_full(attachment)).unwrap_or_default()
-    }
-
-    /// Remembers full blocks, unless they are few.
-    pub(crate) fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
-        if let Some(hints) = self.hints().filter(|_| blocks.len() >= FEWEST_FULL) {
-            hints.remember_full(attachment, blocks);
-        }
-    }
-
-    /// The pools that had no room for an attachment's node and network.
-    pub(crate) fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
-        self.hints().map(|hints| hints.recall_full_pools(attachment)).unwrap_or_default()
-    }
-
-    /// Remembers pools without room.
-    pub(crate) fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
-        if let Some(hints) = self.hints() {
-            hints.remember_full_pools(attachment, pools);
-        }
-    }
-
-    /// Records that a node is about to hold addresses of blocks that are not its own.
-    pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
-        if let Some(hints) = self.hints().filter(|_| !blocks.is_empty()) {
-            hints.about_to_hold(node, blocks);
-        }
-    }
-}
 
 /// Puts the blocks that were used now first.
 pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -> Vec<IpNet> {

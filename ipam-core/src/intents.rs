@@ -30,7 +30,6 @@ use kv::{
 
 use crate::attachment::Attachment;
 use crate::error::Result;
-use crate::ipam::Ipam;
 
 /// The longest pause before a pending commit is sent once more.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
@@ -70,39 +69,27 @@ pub trait Intents: Send + Sync + fmt::Debug {
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
 }
 
-impl Ipam {
-    /// Makes sure that no pending commit for this attachment can happen from now on.
-    pub(crate) async fn settle_intents(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
-        let Some(intents) = self.intents() else { return Ok(()) };
-        for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
-            self.settle(&id, &txn, deadline).await?;
-            intents.forget(&id);
-        }
-        Ok(())
+/// Makes sure that no pending commit for this attachment can happen on this store from now on.
+pub(crate) async fn settle_all(
+    intents: &dyn Intents,
+    store: &Arc<dyn Store>,
+    attachment: &Attachment,
+    deadline: Deadline,
+) -> Result<()> {
+    for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
+        settle(store, &id, &txn, deadline).await?;
+        intents.forget(&id);
     }
+    Ok(())
+}
 
-    async fn settle(&self, id: &IntentId, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
-        tracing::info!(?id, "an earlier assignment broke off; sending it again");
-        let answer = send_again(self.store(), txn, deadline).await?;
-        if answer.is_some_and(|answer| cannot_come_again(txn, &answer)) {
-            return Ok(());
-        }
-        bury(self.store(), txn, deadline).await
+async fn settle(store: &Arc<dyn Store>, id: &IntentId, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
+    tracing::info!(?id, "an earlier assignment broke off; sending it again");
+    let answer = send_again(store, txn, deadline).await?;
+    if answer.is_some_and(|answer| cannot_come_again(txn, &answer)) {
+        return Ok(());
     }
-
-    /// The store for assignments to an attachment: one that records each commit as pending, if any are recorded.
-    pub(crate) fn noting(&self, attachment: &Attachment) -> Arc<dyn Store> {
-        let inner = Arc::clone(self.store());
-        match self.intents() {
-            None => inner,
-            Some(intents) => Arc::new(Noting {
-                inner,
-                intents: Arc::clone(intents),
-                attachment: attachment.clone(),
-                noted: Mutex::default(),
-            }),
-        }
-    }
+    bury(store, txn, deadline).await
 }
 
 /// Sends a transaction until it is answered; `None` if it can never be carried out.
@@ -183,8 +170,8 @@ fn unreadable(error: io::Error) -> kv::Error {
     }
 }
 
-/// A store that records each transaction that writes, before it is sent, until it is done with.
-struct Noting {
+/// A store for assignments to an attachment: it records each transaction that writes, before it is sent, until it is done with.
+pub(crate) struct Noting {
     inner: Arc<dyn Store>,
     intents: Arc<dyn Intents>,
     attachment: Attachment,
@@ -207,6 +194,10 @@ struct Noted {
 }
 
 impl Noting {
+    pub(crate) fn new(inner: Arc<dyn Store>, intents: Arc<dyn Intents>, attachment: Attachment) -> Self {
+        Self { inner, intents, attachment, noted: Mutex::default() }
+    }
+
     /// Records a transaction, unless it is the recorded one that is sent again. The reads of its failure branch are no
     /// part of it: they are added only when it is sent again.
     fn note(&self, txn: &Txn) -> kv::Result<()> {

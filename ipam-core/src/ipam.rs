@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use kv::{Key, Range, Store, Transaction};
+use ipnet::IpNet;
+use kv::{Deadline, Key, Range, Store, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::gc::Live;
-use crate::hints::Hints;
-use crate::intents::Intents;
+use crate::hints::{FullBlocks, Hints};
+use crate::intents::{self, Intents, Noting};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 
@@ -44,6 +46,9 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
 /// The source of the unique ids of new resources: random UUIDs, as text.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// Fewer full blocks than this are read again rather than remembered.
+const FEWEST_FULL: usize = 64;
 
 /// The nodes that may have addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +124,66 @@ impl Ipam {
     /// The source of evidence about the machine, if there is one.
     pub(crate) fn live(&self) -> Option<&Arc<dyn Live>> {
         self.live.as_ref()
+    }
+
+    /// Makes sure that no pending commit for this attachment can happen from now on.
+    pub(crate) async fn settle_intents(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
+        match &self.intents {
+            Some(intents) => intents::settle_all(&**intents, &self.store, attachment, deadline).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The store for assignments to an attachment: one that records each commit as pending, if any are recorded.
+    pub(crate) fn noting(&self, attachment: &Attachment) -> Arc<dyn Store> {
+        let store = Arc::clone(&self.store);
+        match &self.intents {
+            Some(intents) => Arc::new(Noting::new(store, Arc::clone(intents), attachment.clone())),
+            None => store,
+        }
+    }
+
+    /// The hints for an attachment's node and network, if there are any.
+    pub(crate) fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
+        self.hints.as_ref().map(|hints| hints.recall(attachment)).unwrap_or_default()
+    }
+
+    /// Remembers blocks, unless they are equal to `recalled`.
+    pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
+        if let Some(hints) = self.hints.as_ref().filter(|_| recalled != blocks) {
+            hints.remember(attachment, blocks);
+        }
+    }
+
+    /// The full blocks that are remembered for an attachment's node and network.
+    pub(crate) fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
+        self.hints.as_ref().map(|hints| hints.recall_full(attachment)).unwrap_or_default()
+    }
+
+    /// Remembers full blocks, unless they are few.
+    pub(crate) fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
+        if let Some(hints) = self.hints.as_ref().filter(|_| blocks.len() >= FEWEST_FULL) {
+            hints.remember_full(attachment, blocks);
+        }
+    }
+
+    /// The pools that had no room for an attachment's node and network.
+    pub(crate) fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
+        self.hints.as_ref().map(|hints| hints.recall_full_pools(attachment)).unwrap_or_default()
+    }
+
+    /// Remembers pools without room.
+    pub(crate) fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
+        if let Some(hints) = &self.hints {
+            hints.remember_full_pools(attachment, pools);
+        }
+    }
+
+    /// Records that a node is about to hold addresses of blocks that are not its own.
+    pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
+        if let Some(hints) = self.hints.as_ref().filter(|_| !blocks.is_empty()) {
+            hints.about_to_hold(node, blocks);
+        }
     }
 
     /// The nodes that may have addresses.

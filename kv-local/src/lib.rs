@@ -38,5 +38,5 @@ pub use care::{Upgraded, could_be_made, create_blocking, shrink_blocking, upgrad
 pub use errors::store_of;
 pub use glance::{Glance, Holder, Queued, glance, newest, waiting};
 pub use identity::engine_in;
-pub use open::{Create, Engine, Log, OpenOptions, Room, open, open_blocking};
+pub use open::{Create, Engine, Log, OpenOptions, Room, Sharing, open, open_blocking};
 pub use replace::{Replacement, Staging};

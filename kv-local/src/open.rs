@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kv::{Error, ErrorKind, Operation, Result};
+use kv::{Error, ErrorKind, Operation, Purpose, Result};
+use kv_mvcc::FORMAT;
+use kv_mvcc::MvccStore;
+use kv_mvcc::Reserve;
+use kv_mvcc::Table;
+use kv_mvcc::journal::Journaled;
+use kv_mvcc::{Blocking, Clock, Inspection, Options, Retention};
 use uuid::Uuid;
 
 use super::folder;
 use super::guarded::{Guarded, caught};
 use super::head::Head;
 use super::store_folder::{Found, StoreFolder};
-use kv_mvcc::FORMAT;
-use kv_mvcc::MvccStore;
-use kv_mvcc::Table;
-use kv_mvcc::journal::Journaled;
-use kv_mvcc::{Blocking, Clock, Inspection, Options, Retention};
-use kv_mvcc::{Purpose, Reserve};
 
 /// An engine that keeps a table in a store's folder.
 pub trait Engine: Send + Sync {
@@ -90,6 +90,20 @@ impl Create {
     }
 }
 
+/// How a store is shared with other processes while this one has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// An embedded one is this process's own until it is closed. A daemon that has it hands it over for that.
+    #[default]
+    Alone,
+    /// Through the daemon that has it. Without a daemon, as `Alone`.
+    Served,
+    /// Through the daemon that has it. Without a daemon, an embedded one is given to a process that waits, between two calls.
+    InTurns,
+    /// Through the daemon that has it. Without a daemon, an embedded one is given to others when this process says so.
+    OnRequest,
+}
+
 /// How to open a store on disk.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -108,6 +122,8 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format that a store gets that is made.
     pub format: u32,
+    /// How the store is shared. That is for programs: a driver opens it for this process alone.
+    pub sharing: Sharing,
 }
 
 impl Default for OpenOptions {
@@ -120,6 +136,7 @@ impl Default for OpenOptions {
             blocking: Blocking::default(),
             purpose: Purpose::default(),
             format: FORMAT,
+            sharing: Sharing::default(),
         }
     }
 }
@@ -143,6 +160,13 @@ impl OpenOptions {
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// Shared like this.
+    #[must_use]
+    pub fn with_sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
         self
     }
 

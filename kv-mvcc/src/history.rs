@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime};
 
-use kv::{Operation, Outcome, Result, Revision};
+use kv::{Operation, Outcome, Purpose, Result, Revision};
 
 use crate::codec::{self, Kept, Place, State};
 use crate::error::{corrupt, guarded, revision};
 use crate::options::{Retention, micros, time};
-use crate::purpose::Purpose;
 use crate::rows::Rows;
 use crate::store::{Inner, MvccStore};
 use crate::table::{Table, Write};

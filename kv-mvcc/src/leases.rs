@@ -8,11 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Result, Revision, Store};
+use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Purpose, Result, Revision, Store};
 
 use crate::codec::{self, FORMAT_WITH_LEASES, State};
 use crate::error::{closed, compacted, corrupt, guarded, revision};
-use crate::purpose::Purpose;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::{Inner, MvccStore};

@@ -35,7 +35,6 @@ mod open;
 mod options;
 mod page;
 mod pinned;
-mod purpose;
 mod reserve;
 mod rows;
 mod stage;
@@ -48,15 +47,15 @@ mod verify;
 mod watch;
 mod writer;
 
-pub use codec::{FORMAT, FORMAT_WITH_LEASES};
+pub use codec::{FORMAT, FORMAT_WITH_LEASES, revision_of};
 pub use error::{ENGINE_GAVE_UP, caught};
 pub use history::{Oldest, Share};
 pub use io_error::{io_kind, unknown_io};
 pub use memory::{MemoryTable, memory};
-pub use options::{Blocking, Clock, Inspection, Options, Retention};
+pub use options::{Blocking, Clock, Inspection, Options, Reserve, Retention};
 pub use page::Page;
-pub use purpose::{Purpose, Reserve};
+
 pub use store::{MvccStore, Status};
-pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write, revision_of};
+pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
 pub use verify::Verified;
 pub use watch::Changes;

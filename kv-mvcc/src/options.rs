@@ -4,11 +4,29 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use kv::{ErrorKind, Purpose};
 use tokio::task::{JoinError, spawn_blocking};
 use uuid::Uuid;
 
 use crate::codec::FORMAT;
-use crate::purpose::{Purpose, Reserve};
+
+/// Room that a store keeps on its disk for releases.
+pub trait Reserve: fmt::Debug + Send + Sync {
+    /// Puts back what was given up.
+    ///
+    /// # Errors
+    /// The advice for a user, if there is no room for that.
+    fn restore(&self) -> Result<(), String>;
+
+    /// Checks that the disk can be written to and has room for a usual commit besides.
+    ///
+    /// # Errors
+    /// The kind of error that a commit would have, and the advice for a user.
+    fn check_room(&self) -> Result<(), (ErrorKind, String)>;
+
+    /// Gives up a part. False if there was nothing left.
+    fn give_up(&self) -> bool;
+}
 
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
 #[derive(Clone, Debug)]

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kv::{Error, ErrorKind, Operation, Outcome, Result, Txn, TxnResponse};
+use kv::{Error, ErrorKind, Operation, Outcome, Purpose, Result, Txn, TxnResponse};
 
-use crate::purpose::{Purpose, Reserve};
+use crate::options::Reserve;
 use crate::store::Inner;
 use crate::table::Table;
 use crate::writer::Job;

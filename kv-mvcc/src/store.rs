@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use kv::{
-    ErrorKind, Op, OpResult, Operation, Range, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnRange,
-    TxnResponse, WatchRequest, WatchStream,
+    ErrorKind, Op, OpResult, Operation, Purpose, Range, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
+    TxnRange, TxnResponse, WatchRequest, WatchStream,
 };
 use tokio::sync::RwLock;
 use uuid::Uuid;
@@ -17,9 +17,8 @@ use crate::codec::State;
 use crate::entries::{all_hold, read, stamp};
 use crate::error::{closed, guarded, revision};
 use crate::open::{Opened, open_table};
-use crate::options::{Blocking, Clock, Options, Retention, time};
+use crate::options::{Blocking, Clock, Options, Reserve, Retention, time};
 use crate::pinned::{Hold, Pinned};
-use crate::purpose::{Purpose, Reserve};
 use crate::table::Table;
 use crate::tip::Tip;
 use crate::verify::{Verified, verify};

@@ -5,8 +5,6 @@ use std::ops::ControlFlow;
 
 use kv::Result;
 
-use crate::codec::{self, State};
-
 /// The largest value of one row, in bytes. Larger values are cut into several rows above this seam.
 ///
 /// sled writes 17 rows as one page and puts a page of more than 128 KiB in a file of its own, which it never syncs and
@@ -37,18 +35,6 @@ impl Write {
             Self::Delete(_) => None,
         }
     }
-}
-
-/// The revision to which a commit of these rows takes the store; `None` if they do not name it.
-pub fn revision_of(writes: &[Write]) -> Option<u64> {
-    writes
-        .iter()
-        .rev()
-        .find_map(|write| match write {
-            Write::Put(key, row) if key == codec::STATE_KEY => codec::decode::<State>(key, row).ok(),
-            _ => None,
-        })
-        .map(|state| state.revision)
 }
 
 /// The callback of a scan, with each row's key and value; the scan stops on `Break`.

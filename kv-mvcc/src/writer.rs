@@ -9,14 +9,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kv::{Error, ErrorKind, Operation, Outcome, Result, Txn, TxnResponse};
+use kv::{Error, ErrorKind, Operation, Outcome, Purpose, Result, Txn, TxnResponse};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use crate::codec::{self, State};
 use crate::error::{Shared, caught, closed, compacted, corrupt, guarded};
 use crate::options::Blocking;
-use crate::purpose::Purpose;
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::Inner;

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cni_plugin::served::{Answer, Asked, Call};
+use agent::{Answer, Asked, Verb};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -42,7 +42,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
             Kind::Verb => {
                 let asked: Asked = frame.decode()?;
                 send(&mut writer, &Frame::empty(Kind::Taken)).await?;
-                let (begun, name) = (Instant::now(), asked.call.name());
+                let (begun, name) = (Instant::now(), asked.verb.name());
                 let work = verb(daemon, generation, asked, &reader);
                 let answer = report_until_done(daemon, &writer, work).await??;
                 note(&daemon.metrics, name, &answer, begun.elapsed());
@@ -99,12 +99,12 @@ async fn report_until_done<T>(
 
 async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> io::Result<Answer> {
     let asker = Asker::new(connection.as_ref(), until(asked.within))?;
-    match asked.call {
-        Call::Check(_) | Call::Status(_) => Ok(scan(daemon, generation, &asked.call, &asker).await),
-        Call::Add(_) | Call::Del(_) | Call::Gc(_) | Call::Quarantine(_) => {
+    match asked.verb {
+        Verb::Check(_) | Verb::Status(_) => Ok(scan(daemon, generation, &asked.verb, &asker).await),
+        Verb::Add(_) | Verb::Del(_) | Verb::Gc(_) | Verb::Quarantine(_) => {
             let (answer, answered) = oneshot::channel();
-            let (call, lock_file, begun) = (asked.call, asked.lock_file, Instant::now());
-            let job = Job { call, asker, generation, lock_file, begun, answer };
+            let (verb, lock_file, begun) = (asked.verb, asked.lock_file, Instant::now());
+            let job = Job { verb, asker, generation, lock_file, begun, answer };
             if daemon.lane.enter(job).is_err() {
                 return Ok(Answer::ByYourself("too many callers wait for the daemon".to_owned()));
             }
@@ -129,7 +129,7 @@ fn note(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) 
 }
 
 /// Carries out a verb that changes nothing, beside the lane.
-async fn scan(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> Answer {
+async fn scan(daemon: &Daemon, generation: u64, verb: &Verb, asker: &Asker) -> Answer {
     let kept = match daemon.held.keep_open(asker.until).await {
         Ok(kept) if kept.generation == generation => kept,
         Ok(_) => return replaced(),
@@ -139,13 +139,13 @@ async fn scan(daemon: &Daemon, generation: u64, call: &Call, asker: &Asker) -> A
         Ok(open) => open,
         Err(error) => return Answer::ByYourself(error.to_string()),
     };
-    if matches!(call, Call::Status(_))
+    if matches!(verb, Verb::Status(_))
         && let Err(error) = open.check_room().await
     {
         return Answer::ByYourself(error.to_string());
     }
-    let ipam = cni_plugin::served::ipam_on(open.store(), daemon.held.location(), open.cluster());
-    call.carry_out(&ipam, daemon.held.location(), asker.deadline()).await
+    let ipam = agent::ipam_on(open.store(), daemon.held.location(), open.cluster());
+    verb.carry_out(&ipam, daemon.held.location(), asker.deadline()).await.into()
 }
 
 /// Sends a frame.

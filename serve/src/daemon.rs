@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::Location;
+use datastore::held::{Announced, Held, Holding, Observer};
+use datastore::{Create, Location};
 use kv_mvcc::Retention;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
@@ -14,12 +15,14 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use wire::peer;
 
+use crate::accept::{Acceptor, Client, Excess, Listener};
 use crate::connection;
 use crate::eyes::Eyes;
-use crate::held::{Announced, Held};
 use crate::lane::Lane;
 use crate::metrics::Metrics;
 
+/// How long the lock of the store is waited for at once.
+const WAIT: Duration = Duration::from_secs(60);
 /// A process that opens the queue draws a ticket within this time, so many times.
 const DRAW: Duration = Duration::from_millis(1);
 const DRAWS: usize = 5;
@@ -28,8 +31,6 @@ const DRAWS: usize = 5;
 const MAX_CLIENTS: usize = 1024;
 /// So many open files are not for clients: those of the store, and of each look at its queue.
 const OTHER_FILES: u64 = 128;
-/// How long to wait before the next client is accepted after the system refused one.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// The part of the daemon that all connections share.
 #[derive(Debug)]
@@ -48,7 +49,10 @@ impl Daemon {
     /// A daemon of the store at this location, which gets these bounds on its history. Its tasks run on the runtime that calls this, and end with `tasks`.
     pub fn start(location: Location, history: Option<Retention>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let metrics = Arc::new(Metrics::new());
-        let held = Held::new(location, history, Arc::clone(&metrics));
+        let observer = Arc::clone(&metrics) as Arc<dyn Observer>;
+        let holding =
+            Holding { opens_when_full: true, history, observer, ..Holding::new(Create::Never.with_wait(WAIT)) };
+        let held = Held::new(location, holding);
         let (lane, work) = Lane::new(held.clone(), Arc::clone(&metrics));
         tasks.spawn(work);
         let daemon = Arc::new(Self { held, lane, metrics, announced: Notify::new() });
@@ -59,15 +63,9 @@ impl Daemon {
     /// Serves the clients of a socket, for ever.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
         let room = Arc::new(Semaphore::new(max_clients()));
-        while let Ok(place) = Arc::clone(&room).acquire_owned().await {
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a client could not be accepted");
-                    sleep(PAUSE).await;
-                    continue;
-                }
-            };
+        let acceptor = Acceptor::new("the private socket", Listener::Unix(listener), room, Excess::Waits);
+        loop {
+            let (Client::Unix(stream), place) = acceptor.next().await else { continue };
             let daemon = Arc::clone(&self);
             tokio::spawn(async move {
                 let _place = place;

@@ -4,20 +4,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::patient;
-use datastore::Create;
+use datastore::held::{Announced, Held, Holding};
+use datastore::{Create, OpenStore, care};
 use etcd_api::Backing;
 use futures::StreamExt;
-use kv::{Lease, LeaseId, Range, RangeRequest, StoreExt, Txn, WatchRequest, WatchStream};
+use kv::{Error, Lease, LeaseId, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest, WatchStream};
 use tokio::time::sleep;
 
-use super::*;
 use crate::api::Served;
 
 /// No call takes this long unless it waits for a future that is not polled.
 const STUCK: Duration = Duration::from_secs(20);
+/// How long the lock is waited for.
+const WAIT: Duration = Duration::from_secs(60);
 /// How often a future is polled before its owner stops.
 const POLLS: [usize; 4] = [1, 2, 3, 5];
 
@@ -94,6 +96,7 @@ fn futures(held: &Held) -> Vec<(&'static str, Stopped)> {
         |store| store.until_open(),
         |store| store.hand_over(Announced::No),
         |store| store.hand_over(Announced::Yes),
+        |store| store.put_down(),
         |store| store.has_bounds_of_its_own(),
         |store| store.check_room(),
         |store| store.defragment(),
@@ -122,10 +125,14 @@ fn futures(held: &Held) -> Vec<(&'static str, Stopped)> {
 
 /// A store of format 2 that is held, with something in it.
 async fn hold(engine: &str) -> (Held, tempfile::TempDir) {
+    hold_as(engine, Holding::new(Create::Never.with_wait(WAIT))).await
+}
+
+async fn hold_as(engine: &str, holding: Holding) -> (Held, tempfile::TempDir) {
     let root = tempfile::tempdir().unwrap();
     let location = stores::of_engine(engine, root.path().join("store")).unwrap();
     care::create(&location, care::FORMAT_WITH_LEASES, WAIT).await.unwrap();
-    let held = Held::new(location, None, Arc::default());
+    let held = Held::new(location, holding);
     held.put("a", "0").await.unwrap();
     (held, root)
 }
@@ -155,7 +162,15 @@ async fn goes_on(held: &Held, what: &str) {
 }
 
 async fn stops_while_open(engine: &str) {
-    let (held, _root) = hold(engine).await;
+    let options = Create::Never.with_wait(WAIT);
+    let in_turns = Holding { yields_after: Some(Duration::ZERO), ..Holding::new(options.clone()) };
+    for holding in [Holding::new(options), in_turns] {
+        stops_while_held(engine, holding).await;
+    }
+}
+
+async fn stops_while_held(engine: &str, holding: Holding) {
+    let (held, _root) = hold_as(engine, holding).await;
     for most in POLLS {
         for (what, future) in futures(&held) {
             let stopped = polled(future, most).await;

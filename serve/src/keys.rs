@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use datastore::held::Held;
 use futures::StreamExt;
-use kv::{Error, ErrorKind, Operation, Store, WatchRequest};
-use kv_mvcc::Purpose;
+use kv::{Error, ErrorKind, Operation, Purpose, Store, WatchRequest};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use wire::keys::{self, Answer, Asked, Failed, Request};
+use wire::keys::{Answer, Asked, Failed, Request};
 use wire::{Frame, Kind};
 
 use crate::asker::{AskedStore, Asker, until};
 use crate::connection::{client_speaks, send};
 use crate::daemon::Daemon;
-use crate::held::Held;
 
 /// Carries out a request that is no watch.
 pub(crate) async fn answer(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> Answer {
@@ -59,10 +58,6 @@ async fn carry_out(
     Ok(match request {
         Request::Range(request) => Answer::Range(kept.store(Purpose::Any)?.range(request).await?),
         Request::Txn(txn, purpose) => {
-            let purpose = match purpose {
-                keys::Purpose::Any => Purpose::Any,
-                keys::Purpose::Release => Purpose::Release,
-            };
             let store = kept.store(purpose)?;
             // Reads of other clients go on while a commit hangs, so they are no beat of the store.
             Answer::Txn(if txn.is_read_only() { store.txn(txn).await? } else { asked(store)?.txn(txn).await? })

@@ -10,15 +10,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cni_plugin::served::{Answer, Call, HostLock, ipam_on};
+use agent::{Answer, HostLock, Verb, ipam_on};
+use datastore::held::{Held, KeptOpen};
 use ipam_core::Ipam;
 use ipam_core::assign::AssignRequest;
-use kv::{Deadline, ErrorKind, Outcome, Store};
-use kv_mvcc::Purpose;
+use kv::{Deadline, ErrorKind, Outcome, Purpose, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::asker::{AskedStore, Asker};
-use crate::held::{Held, KeptOpen};
 use crate::metrics::Metrics;
 
 /// So many ADDs share a commit: a transaction has room for about twice as many.
@@ -30,7 +29,7 @@ const MOST_WAITING: usize = 4096;
 #[derive(Debug)]
 pub struct Job {
     /// The verb.
-    pub call: Call,
+    pub verb: Verb,
     /// The client.
     pub asker: Asker,
     /// The store that the client means, of those that were at this place.
@@ -50,8 +49,8 @@ impl Job {
     }
 
     fn assign_request(&self) -> Option<&AssignRequest> {
-        match &self.call {
-            Call::Add(request) => Some(request),
+        match &self.verb {
+            Verb::Add(add) => Some(&add.request),
             _ => None,
         }
     }
@@ -199,21 +198,17 @@ impl Worker {
         if !job.asker.still_asks() {
             return;
         }
-        let purpose = match job.call {
-            Call::Del(_) | Call::Gc(_) => Purpose::Release,
-            _ => Purpose::Any,
-        };
-        let ipam = match self.ipam(kept, purpose, vec![job.asker.clone()]) {
+        let ipam = match self.ipam(kept, job.verb.purpose(), vec![job.asker.clone()]) {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::ByYourself(error.to_string())),
         };
         // As the plugin by itself has it: for one attachment on a cluster.
-        let locks = self.held.location().is_shared() && !matches!(job.call, Call::Gc(_));
+        let locks = self.held.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.asker.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
-        let answer = job.call.carry_out(&ipam, self.held.location(), job.asker.deadline()).await;
+        let done = job.verb.carry_out(&ipam, self.held.location(), job.asker.deadline()).await;
         drop(lock);
-        job.answer(answer);
+        job.answer(done.into());
     }
 
     fn ipam(&self, kept: &KeptOpen, purpose: Purpose, askers: Vec<Asker>) -> kv::Result<Ipam> {

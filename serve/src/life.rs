@@ -108,8 +108,10 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
     notify(&[NotifyState::Stopping]);
     place.remove_socket();
     tasks.shutdown().await;
-    if timeout(END, daemon.held.close()).await.is_err() {
-        tracing::warn!("a call did not end in time; what it had committed is durable");
+    match timeout(END, daemon.held.close()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "the store could not be closed cleanly"),
+        Err(_) => tracing::warn!("a call did not end in time; what it had committed is durable"),
     }
     Ok(())
 }

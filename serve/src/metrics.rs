@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use datastore::held::Observer;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -64,6 +65,34 @@ impl Default for Metrics {
     }
 }
 
+impl Observer for Metrics {
+    fn taken(&self) {
+        self.lock.set(1);
+    }
+
+    fn handed_over(&self) {
+        self.lock.set(0);
+        self.hand_overs.inc();
+    }
+
+    fn released(&self) {
+        self.lock.set(0);
+    }
+
+    fn wait_begins(&self) {
+        self.pulse.wait_begins();
+    }
+
+    fn wait_ends(&self) {
+        self.pulse.wait_ends();
+    }
+
+    fn synced(&self, took: Duration) {
+        self.sync.observe(took.as_secs_f64());
+        self.pulse.beat();
+    }
+}
+
 impl Metrics {
     /// All numbers at zero.
     pub fn new() -> Self {
@@ -117,12 +146,6 @@ impl Metrics {
         self.pulse.beat();
     }
 
-    /// Notes the time that the disk took to make a commit durable, if the engine tells.
-    pub fn observe_sync(&self, took: Duration) {
-        self.sync.observe(took.as_secs_f64());
-        self.pulse.beat();
-    }
-
     /// Notes the time of an ADD from its request to its answer.
     pub fn observe_add(&self, took: Duration) {
         self.add.observe(took.as_secs_f64());
@@ -146,22 +169,6 @@ impl Metrics {
     /// Counts a connection of a browser or a scraper for as long as the answer lives.
     pub fn viewer(self: &Arc<Self>) -> Counted {
         Counted::of(&self.viewers)
-    }
-
-    /// Notes that the daemon holds the lock of the store.
-    pub fn lock_taken(&self) {
-        self.lock.set(1);
-    }
-
-    /// Notes that the daemon gave the lock of the store to another process.
-    pub fn lock_handed_over(&self) {
-        self.lock.set(0);
-        self.hand_overs.inc();
-    }
-
-    /// Notes that the daemon closed the store for another reason than a hand-over.
-    pub fn lock_released(&self) {
-        self.lock.set(0);
     }
 
     /// The number of connected browsers and scrapers.
@@ -204,16 +211,16 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         metrics.observe_queue(Duration::from_millis(1));
         metrics.observe_commit(Duration::from_millis(3));
-        metrics.observe_sync(Duration::from_millis(2));
+        metrics.synced(Duration::from_millis(2));
         metrics.observe_add(Duration::from_millis(7));
         metrics.observe_add(Duration::from_secs(100));
         metrics.observe_del(Duration::from_millis(7));
         metrics.count_answer("ADD", Ending::Done);
         metrics.count_answer("ADD", Ending::Failed);
         metrics.count_answer("ADD", Ending::Done);
-        metrics.lock_taken();
-        metrics.lock_handed_over();
-        metrics.lock_taken();
+        metrics.taken();
+        metrics.handed_over();
+        metrics.taken();
         let (caller, _viewer) = (metrics.caller(), metrics.viewer());
         drop(caller);
         let text = metrics.text();

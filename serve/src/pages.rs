@@ -13,8 +13,9 @@ use kv::Store;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 
+use crate::accept::Listener;
 use crate::daemon::Daemon;
-use crate::http::{self, About, HttpListener, Shown};
+use crate::http::{self, About, Shown};
 use crate::life::{Options, Refusal};
 
 /// The prefix of an address that is the path of a unix socket.
@@ -30,11 +31,11 @@ pub(crate) async fn offer(daemon: &Arc<Daemon>, options: &Options, tasks: &mut J
     for address in &options.http {
         let listener = listen(address).await.map_err(|error| Refusal::Http(address.clone(), error))?;
         match &listener {
-            HttpListener::Tcp(listener) => {
+            Listener::Tcp(listener) => {
                 let local = listener.local_addr().map_err(Refusal::System)?;
                 said += &format!(", with a page at http://{local}/");
             }
-            HttpListener::Unix(_) => said += &format!(", with a page at {address}"),
+            Listener::Unix(_) => said += &format!(", with a page at {address}"),
         }
         let (shown, address) = (Arc::clone(&shown), address.clone());
         tasks.spawn(async move {
@@ -63,18 +64,18 @@ fn shown(daemon: &Arc<Daemon>, options: &Options) -> Shown {
         return shown;
     }
     // On a cluster the numbers are those of this node.
-    let (ipam, node) = (cni_plugin::served::ipam_on(store, &options.location, None), options.node.clone());
+    let (ipam, node) = (agent::ipam_on(store, &options.location, None), options.node.clone());
     shown.with_reach(Arc::new(move || ipam.reach_of(&node)))
 }
 
-async fn listen(address: &str) -> io::Result<HttpListener> {
+async fn listen(address: &str) -> io::Result<Listener> {
     let Some(path) = address.strip_prefix(UNIX) else {
-        return Ok(HttpListener::Tcp(TcpListener::bind(address).await?));
+        return Ok(Listener::Tcp(TcpListener::bind(address).await?));
     };
     let path = Path::new(path);
     // An earlier daemon may have left it.
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
-    Ok(HttpListener::Unix(UnixListener::bind(path)?))
+    Ok(Listener::Unix(UnixListener::bind(path)?))
 }

@@ -26,10 +26,15 @@ impl Pulse {
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Counts the store as alive until the answer is dropped: another process has it, or its engine is being opened.
-    pub fn wait(&self) -> Wait<'_> {
+    /// Counts the store as alive until the wait ends: another process has it, or its engine is being opened.
+    pub fn wait_begins(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        Wait(self)
+    }
+
+    /// Ends a wait, with a beat.
+    pub fn wait_ends(&self) {
+        self.beat();
+        self.waits.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The time for which the store has finished nothing since `received_at`, when a request arrived.
@@ -39,17 +44,6 @@ impl Pulse {
         }
         let last = self.started_at + Duration::from_millis(self.last.load(Ordering::Relaxed));
         last.max(received_at).elapsed()
-    }
-}
-
-/// A wait that is no standstill.
-#[derive(Debug)]
-pub struct Wait<'a>(&'a Pulse);
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        self.0.beat();
-        self.0.waits.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -69,11 +63,11 @@ mod tests {
         let before_beat = Instant::now();
         pulse.beat();
         assert!(pulse.stalled_for(long_ago) <= before_beat.elapsed() + Duration::from_millis(1));
-        let wait = pulse.wait();
+        pulse.wait_begins();
         stands_still();
         assert_eq!(pulse.stalled_for(long_ago), Duration::ZERO);
         let before_end = Instant::now();
-        drop(wait);
+        pulse.wait_ends();
         assert!(pulse.stalled_for(long_ago) <= before_end.elapsed() + Duration::from_millis(1));
     }
 }

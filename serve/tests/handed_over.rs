@@ -1,21 +1,25 @@
-//! The store that the daemon holds, judged by all cases, with hand-overs between the calls.
+//! A store that a process holds, judged by all cases, with hand-overs between the calls.
 
 mod support;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
+use datastore::Create;
+use datastore::held::{Announced, Held, Holding};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
-use serve::held::{Announced, Held};
 
+/// How long the lock is waited for.
+const WAIT: Duration = Duration::from_secs(60);
 /// How many calls on a new store have a hand-over before each of them.
 const EACH: u64 = 500;
 
-/// After those, one call of so many has one: a hand-over reads the whole store again, and some cases make ten thousand calls.
-const ONE_OF: u64 = 10;
+/// After those, two calls of so many have one: a hand-over reads the whole store again, and some cases make ten thousand calls.
+const ONE_OF: u64 = 20;
 
 /// Hands the store over before calls. Calls that are under way at the same time are waited for.
 #[derive(Clone, Debug)]
@@ -27,8 +31,12 @@ struct HandedOver {
 impl HandedOver {
     async fn hand_over(&self) {
         let before = self.calls.fetch_add(1, Ordering::Relaxed);
-        if before < EACH || before.is_multiple_of(ONE_OF) {
-            self.held.hand_over(Announced::No).await;
+        if before < EACH || before % ONE_OF < 2 {
+            // A daemon takes the store back at once, other processes with their next call.
+            match before % 2 {
+                0 => self.held.hand_over(Announced::No).await,
+                _ => self.held.put_down().await,
+            }
         }
     }
 }
@@ -72,7 +80,7 @@ impl Harness for Site {
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
-        let held = Held::new(folder.location(), None, Arc::default());
+        let held = Held::new(folder.location(), Holding::new(Create::Never.with_wait(WAIT)));
         Ok(Box::new(Fresh { store: HandedOver { held, calls: Arc::default() }, folder }))
     }
 }
@@ -84,7 +92,7 @@ impl Fixture for Fresh {
     }
 
     async fn reopen(&mut self) -> std::result::Result<(), BoxError> {
-        self.store.held.close().await;
+        self.store.held.close().await?;
         Ok(())
     }
 
@@ -93,7 +101,7 @@ impl Fixture for Fresh {
     }
 
     async fn finish(&mut self) -> std::result::Result<(), BoxError> {
-        self.store.held.close().await;
+        self.store.held.close().await?;
         Ok(())
     }
 }

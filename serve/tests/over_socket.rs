@@ -58,7 +58,7 @@ impl Fixture for Fresh {
     }
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
-        self.daemon.held.close().await;
+        self.daemon.held.close().await?;
         Ok(())
     }
 
@@ -69,7 +69,7 @@ impl Fixture for Fresh {
     async fn finish(&mut self) -> Result<(), BoxError> {
         self.place.remove_socket();
         self.tasks.shutdown().await;
-        self.daemon.held.close().await;
+        self.daemon.held.close().await?;
         Ok(())
     }
 }

@@ -13,7 +13,8 @@ use ipam_core::assign::Wanted;
 use page_support::client::{connect, get, json, send, wait_for};
 use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, shown, three_pools};
 use serde_json::Value;
-use serve::http::{HttpListener, Limits, serve};
+use serve::accept::Listener;
+use serve::http::{Limits, serve};
 
 #[test]
 fn only_the_daemons_own_names_are_answered() {
@@ -297,7 +298,7 @@ fn a_unix_socket_takes_any_host() {
     };
     let shown = Arc::new(shown(&empty()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = runtime.spawn(serve(HttpListener::Unix(listener), shown, async move { _ = stopped.await }));
+    let serving = runtime.spawn(serve(Listener::Unix(listener), shown, async move { _ = stopped.await }));
     let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
     stream.write_all(b"GET /version HTTP/1.1\r\nHost: anything.example\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();

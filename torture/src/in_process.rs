@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cni_plugin::FileIntents;
+use agent::FileIntents;
 use datastore::{Create, Scope};
 use ipam_core::intents::Intents;
 use kv::Store;

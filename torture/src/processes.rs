@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use agent::FileIntents;
 use clap::Args;
-use cni_plugin::FileIntents;
 use datastore::{Create, Drivers, Scope};
 use fastrand::Rng;
 use kv::{Range, RangeRequest, Store, StoreExt};

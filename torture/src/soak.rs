@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cni_plugin::served::{Answer, Asked, Call};
-use cni_plugin::verbs::Del;
+use agent::{Answer, Asked, Del, Verb};
 use datastore::served::{ServedStore, connect, is_trusted, socket};
 use datastore::{Create, Drivers, Location};
 use futures::StreamExt;
@@ -201,7 +200,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
                 boot: None,
             };
             let request = AssignRequest::new(attachment.clone(), Wanted::any(1, 0));
-            let answer = ask(shared, Call::Add(Box::new(request)))?;
+            let answer = ask(shared, Verb::Add(Box::new(request.into())))?;
             let Answer::Assigned(assigned) = answer else { return Err(format!("an ADD came to {answer:?}")) };
             let address = assigned.first().map(|one| one.ip).ok_or("an ADD without an address")?;
             let mut held = shared.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,8 +218,9 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
                 addresses: vec![address],
                 endpoint: None,
                 namespace: None,
+                vm: None,
             };
-            match ask(shared, Call::Del(del))? {
+            match ask(shared, Verb::Del(del))? {
                 Answer::Released(released) if released == [address] => {}
                 other => return Err(format!("a DEL of {address} came to {other:?}")),
             }
@@ -231,10 +231,10 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
 }
 
 /// Asks as a plugin does: with a connection of its own.
-fn ask(shared: &Shared, call: Call) -> Result<Answer, String> {
+fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
     let connection = Connection::open(&socket, PATIENCE, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
-    let asked = Asked { within: PATIENCE, lock_file: PathBuf::new(), call };
+    let asked = Asked { within: PATIENCE, lock_file: PathBuf::new(), verb };
     connection.ask(Kind::Verb, &asked, PATIENCE).map_err(text)
 }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frames. Programs whose versions differ do not talk to each other.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// The longest body of a request, in bytes: a request of a store has 1.5 MiB at the most, and a list of attachments less.
 pub const MAX_REQUEST: usize = 4 << 20;
 /// The longest body of an answer, in bytes. A store's answer has no limit of its own.
@@ -78,12 +78,7 @@ impl Frame {
     /// # Errors
     /// `InvalidInput` if the body is too long, or cannot be encoded.
     pub fn new(kind: Kind, body: &impl Serialize) -> io::Result<Self> {
-        let body = bincode::serde::encode_to_vec(body, BINCODE);
-        let body = body.map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
-        match body.len() <= MAX_ANSWER {
-            true => Ok(Self { kind, body }),
-            false => Err(io::Error::new(ErrorKind::InvalidInput, format!("a frame of {} bytes", body.len()))),
-        }
+        Ok(Self { kind, body: encode(body)? })
     }
 
     /// A frame without a body.
@@ -106,11 +101,7 @@ impl Frame {
     /// # Errors
     /// `InvalidData` if it is none of these.
     pub fn decode<T: DeserializeOwned>(&self) -> io::Result<T> {
-        match bincode::serde::decode_from_slice(&self.body, BINCODE) {
-            Ok((what, read)) if read == self.body.len() => Ok(what),
-            Ok(_) => Err(malformed("bytes behind the end of a body")),
-            Err(error) => Err(malformed(error.to_string())),
-        }
+        decode(&self.body)
     }
 
     /// Reads a frame whose body has no more than `limit` bytes; `None` at the end of the stream.
@@ -162,6 +153,31 @@ impl Frame {
             true => Ok(self),
             false => Err(malformed(format!("a frame {:?} in place of {kind:?}", self.kind))),
         }
+    }
+}
+
+/// The encoding of a value: the order of fields and variants is part of it.
+///
+/// # Errors
+/// `InvalidInput` if it is longer than [`MAX_ANSWER`], or cannot be encoded.
+pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
+    let bytes = bincode::serde::encode_to_vec(what, BINCODE);
+    let bytes = bytes.map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
+    match bytes.len() <= MAX_ANSWER {
+        true => Ok(bytes),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, format!("{} bytes are too many", bytes.len()))),
+    }
+}
+
+/// The value that was encoded in these bytes, which have to be all of it.
+///
+/// # Errors
+/// `InvalidData` if they are none of these.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    match bincode::serde::decode_from_slice(bytes, BINCODE) {
+        Ok((what, read)) if read == bytes.len() => Ok(what),
+        Ok(_) => Err(malformed("bytes behind the end of a value")),
+        Err(error) => Err(malformed(error.to_string())),
     }
 }
 

@@ -4,19 +4,10 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use kv::{
-    Batch, Error, ErrorKind, Operation, Outcome, RangeRequest, RangeResponse, Revision, Txn, TxnResponse, WatchRequest,
+    Batch, Error, ErrorKind, Operation, Outcome, Purpose, RangeRequest, RangeResponse, Revision, Txn, TxnResponse,
+    WatchRequest,
 };
 use serde::{Deserialize, Serialize};
-
-/// The purpose of a write.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Purpose {
-    /// Anything.
-    #[default]
-    Any,
-    /// To release addresses. It may use what a full disk has left for that.
-    Release,
-}
 
 /// A request, and for how long it is of use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

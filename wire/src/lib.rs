@@ -21,5 +21,5 @@ pub mod name;
 pub mod peer;
 
 pub use client::{Connection, FROZEN_AFTER};
-pub use frame::{Frame, Kind, MAX_ANSWER, MAX_REQUEST, Progress, VERSION, malformed};
+pub use frame::{Frame, Kind, MAX_ANSWER, MAX_REQUEST, Progress, VERSION, decode, encode, malformed};
 pub use hello::{FileId, Hello, Identity};

@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 
-use datastore::{LEAST_HOLD, Location, OpenStore};
+use datastore::held::LEAST_HOLD;
+use datastore::{Location, OpenStore};
 use kv::{ErrorKind, Key, Kv, Lease, Range, Revision};
 use tokio::task::spawn_blocking;
 

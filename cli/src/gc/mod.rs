@@ -151,7 +151,12 @@ impl Found {
 
 /// The holdings of the node in a store, read in one opening; `None` if there is no store.
 async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Operator, Holdings)>> {
-    let open = match datastore::reach(location, &Create::Never.with_wait(store::wait())).await {
+    let open = match datastore::open(
+        location,
+        &Create::Never.with_wait(store::wait()).with_sharing(datastore::Sharing::Served),
+    )
+    .await
+    {
         Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
         opened => opened.map_err(|error| store::explain(location, error))?,
     };

@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Location, OpenStore, YieldingStore};
+use datastore::{Create, Location, OpenStore, Sharing};
 use ipam_core::Nodes;
 use ipam_core::quarantine::quarantine_of;
 use ipam_operator::Operator;
@@ -165,18 +165,10 @@ fn reads_all(command: &OnStore) -> bool {
 /// Runs work that reads much and changes nothing. Other processes that wait for the store lock get it in between; a
 /// daemon keeps it.
 pub(crate) async fn yielding<T>(location: &Location, work: impl AsyncFnOnce(&Operator) -> Result<T>) -> Result<T> {
-    if let Some(served) =
-        datastore::served::connect(location, crate::store::wait()).await.filter(|_| location.path().is_some())
-    {
-        return work(&Operator::new(Arc::new(served), nodes(location))).await;
-    }
-    let explained = |error| crate::store::explain(location, error);
-    let yielding = Arc::new(YieldingStore::open(location, crate::store::wait()).await.map_err(explained)?);
-    let done = work(&Operator::new(Arc::clone(&yielding) as Arc<dyn Store>, nodes(location))).await;
-    let closed = yielding.close().await;
-    let done = done?;
-    closed?;
-    Ok(done)
+    let options = Create::Never.with_wait(crate::store::wait()).with_sharing(Sharing::InTurns);
+    let open = datastore::open(location, &options).await.map_err(|error| crate::store::explain(location, error))?;
+    let store = open.store();
+    worked_on(open, store, location, work).await
 }
 
 async fn verb(command: &OnStore, ipam: &Operator) -> Result<Answer> {

@@ -35,7 +35,12 @@ pub(super) async fn rehearse(
     what_for: Use,
     verb: impl AsyncFnOnce(&Operator) -> Result<Answer>,
 ) -> Result<Answer> {
-    let open = match datastore::reach(location, &Create::Never.with_wait(wait())).await {
+    let open = match datastore::open(
+        location,
+        &Create::Never.with_wait(wait()).with_sharing(datastore::Sharing::Served),
+    )
+    .await
+    {
         Err(error) if *error.kind() == ErrorKind::Missing && what_for == Use::Make => {
             care::could_be_made(location).await.map_err(|error| explain(location, error))?;
             datastore::open(&location.drivers().memory(), &Create::IfMissing.with_wait(wait())).await

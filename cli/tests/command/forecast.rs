@@ -98,15 +98,12 @@ fn pools_fill_as_they_did_on_disk() {
             })
         };
         let options = OpenOptions::default().with_create(Create::IfMissing).with_clock(clock);
-        let open: fn(&Path, &OpenOptions) -> kv::Result<kv_mvcc::MvccStore> = match lab.location.facts().name {
-            "sled" => backend_sled::open_blocking,
-            _ => backend_redb::open_blocking,
-        };
-        let store = Arc::new(open(lab.location.path().unwrap(), &options).unwrap());
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(fill(store.clone(), &ago));
-        runtime.block_on(store.close()).unwrap();
-        drop(store);
+        runtime.block_on(async {
+            let open = datastore::open(&lab.location, &options).await.unwrap();
+            fill(open.store(), &ago).await;
+            open.close().await.unwrap();
+        });
         judge(&lab.location);
     }
 }

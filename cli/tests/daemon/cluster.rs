@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -24,12 +26,12 @@ const NODE: (&str, &str) = (
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-struct Cluster {
+pub(crate) struct Cluster {
     etcd: Etcd,
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let cluster = Self { etcd: Etcd::start().unwrap() };
         let url = cluster.etcd.url();
         block_on(async { Client::connect([url], None).await.unwrap().put(NODE.0, NODE.1, None).await.unwrap() });
@@ -37,11 +39,11 @@ impl Cluster {
         cluster
     }
 
-    fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         stores::at(&self.url()).unwrap()
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("etcd://{}", self.etcd.address())
     }
 
@@ -60,6 +62,13 @@ impl Cluster {
         daemon
     }
 
+    /// A daemon by this command, once it listens.
+    pub(crate) fn serve_as(&self, command: Command) -> Running {
+        let daemon = Running::start(command, "");
+        wait_until("the daemon listens", || UnixStream::connect(self.socket()).is_ok());
+        daemon
+    }
+
     fn conf(&self) -> Value {
         json!({
             "cniVersion": "1.0.0",
@@ -74,15 +83,15 @@ impl Cluster {
         })
     }
 
-    fn add(&self, container: &str) -> Call {
+    pub(crate) fn add(&self, container: &str) -> Call {
         Call::new("ADD", container, &self.conf())
     }
 
-    fn del(&self, container: &str) -> Call {
+    pub(crate) fn del(&self, container: &str) -> Call {
         Call::new("DEL", container, &self.conf())
     }
 
-    fn held(&self) -> BTreeMap<IpAddr, String> {
+    pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
             let open = datastore::open(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
             let held = held_in(&open).await;
@@ -92,7 +101,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn nothing_is_held(&self) {
+    pub(crate) fn nothing_is_held(&self) {
         let held = self.held();
         assert!(held.is_empty(), "{held:?}");
         let check = run(margay(["--store", &self.url(), "ipam", "check"]));
@@ -100,7 +109,7 @@ impl Cluster {
     }
 
     /// The notes about assignments on this cluster that are not settled.
-    fn notes(&self) -> Vec<PathBuf> {
+    pub(crate) fn notes(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir("/run/margay/intents") else { return Vec::new() };
         let paths = entries.map(|entry| entry.unwrap().path());
         let about =

@@ -1,6 +1,7 @@
 //! A daemon that runs.
 
 use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -56,6 +57,11 @@ impl Daemon {
 
     pub(crate) fn wait_to_greet(&self, lab: &Lab) {
         wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
+    }
+
+    /// Waits until it listens, in whatever version of the frames.
+    pub(crate) fn wait_to_listen(&self, lab: &Lab) {
+        wait_until("the daemon listens", || UnixStream::connect(lab.socket()).is_ok());
     }
 
     pub(crate) fn signal(&self, which: Signal) {

@@ -129,7 +129,12 @@ impl Lab {
     /// The same through the daemon: to open and close the files of sled takes room on the disk.
     pub(crate) fn held_there(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
-            let reached = datastore::reach(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
+            let reached = datastore::open(
+                &self.location(),
+                &Create::Never.with_wait(PATIENCE).with_sharing(datastore::Sharing::Served),
+            )
+            .await
+            .unwrap();
             assert!(reached.served().is_some(), "no daemon has the store");
             held_in(&reached).await
         })

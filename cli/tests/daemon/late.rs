@@ -4,7 +4,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cni_plugin::served::{Answer, Asked, Call as Verb};
+use agent::{Answer, Asked, Verb};
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
@@ -122,7 +122,7 @@ fn a_request_whose_time_is_over_is_dropped() {
         // A client that waits longer than it says.
         let asked = |container: &str, millis| {
             let within = Duration::from_millis(millis);
-            Asked { within, lock_file: "/run/none".into(), call: Verb::Add(Box::new(request(container))) }
+            Asked { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }
         };
         let (late, in_time) = (connect(&lab).unwrap(), connect(&lab).unwrap());
         let (late, in_time) = lab.held_open(async |_| {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cni_plugin::served::{Answer, Asked, Call as Verb, ipam_on};
+use agent::{Answer, Asked, Verb, ipam_on};
 use conformance::patient;
 use datastore::{Create, Location};
 use kv::Deadline;
@@ -34,13 +34,13 @@ enum Last {
 const ALL: [Last; 4] = [Last::Takes, Last::CarriesOut, Last::AnswersByHalf, Last::AnswersGarbage];
 
 /// Carries out a request on the store's files.
-fn carry_out(location: &Location, call: &Verb) -> Answer {
+fn carry_out(location: &Location, verb: &Verb) -> Answer {
     block_on(async {
         let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
         let ipam = ipam_on(open.store(), location, None);
-        let answer = call.carry_out(&ipam, location, Deadline::after(PATIENCE)).await;
+        let done = verb.carry_out(&ipam, location, Deadline::after(PATIENCE)).await;
         open.close().await.unwrap();
-        answer
+        done.into()
     })
 }
 
@@ -69,7 +69,7 @@ fn die(stream: &mut UnixStream, folder: &Path, location: &Location, last: Last) 
     if last == Last::Takes {
         return None;
     }
-    let answer = carry_out(location, &asked.call);
+    let answer = carry_out(location, &asked.verb);
     let frame = Frame::new(Kind::Answer, &answer).unwrap().to_bytes();
     match last {
         Last::AnswersByHalf => _ = std::io::Write::write_all(stream, &frame[..frame.len() / 2]),

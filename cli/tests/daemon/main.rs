@@ -31,6 +31,7 @@ mod role;
 mod server;
 mod sticky;
 mod trust;
+mod versions;
 #[path = "../../../cni-plugin/tests/support/wire.rs"]
 mod wire;
 

@@ -30,6 +30,22 @@ pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
+/// A program of an earlier version.
+pub(crate) fn earlier(program: &str) -> PathBuf {
+    // Beside the folder of this profile.
+    let path = Path::new(env!("CARGO_BIN_EXE_margay")).ancestors().nth(2).unwrap().join("earlier").join(program);
+    assert!(path.exists(), "{} is missing: scripts/build-earlier", path.display());
+    path
+}
+
+/// The same command of another program.
+pub(crate) fn of_version(program: &Path, command: Command) -> Command {
+    let mut of_version = Command::new(program);
+    of_version.args(command.get_args()).env_clear().current_dir("/");
+    of_version.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    of_version
+}
+
 /// The plugin.
 fn plugin() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_margay")).with_file_name("margay-ipam");
@@ -190,6 +206,7 @@ pub(crate) struct Call {
     environment: Vec<(String, String)>,
     conf: Value,
     uid: Option<u32>,
+    program: PathBuf,
 }
 
 impl fmt::Debug for Call {
@@ -209,12 +226,18 @@ impl Call {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { environment, conf: conf.clone(), uid: None }
+        Self { environment, conf: conf.clone(), uid: None, program: plugin() }
     }
 
     /// With these arguments of the runtime.
     pub(crate) fn args(mut self, args: &str) -> Self {
         self.environment.push(("CNI_ARGS".to_owned(), args.to_owned()));
+        self
+    }
+
+    /// Of this program.
+    pub(crate) fn of(mut self, program: PathBuf) -> Self {
+        self.program = program;
         self
     }
 
@@ -225,7 +248,7 @@ impl Call {
     }
 
     pub(crate) fn start(&self) -> Running {
-        let mut command = Command::new(plugin());
+        let mut command = Command::new(&self.program);
         command.env_clear().envs(self.environment.iter().cloned()).current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(uid) = self.uid {

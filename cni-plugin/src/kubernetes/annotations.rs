@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use agent::{CniError, Result};
 use serde_json::{Map, Value};
 
 use super::pod::{Namespace, Pod, Port};
-use crate::error::{CniError, Result};
 use crate::gojson::Json;
 use crate::govalues;
 

@@ -4,13 +4,13 @@ use std::fs;
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use agent::{CniError, Code, Result};
 use hyper::StatusCode;
 
 use super::api::{Answer, Api, CHECK_ADDRESS};
 use super::pod::{Namespace, Pod, pod_cidrs};
 use super::problem::{Failure, Problem};
 use super::{Kubernetes, NO_CONFIGURATION, is_dns_name};
-use crate::error::{CniError, Code, Result};
 
 const AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 

@@ -5,11 +5,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use agent::CniError;
 use nix::libc::O_NONBLOCK;
 use nix::unistd::geteuid;
 
 use super::problem::Problem;
-use crate::error::CniError;
 
 /// Far more than any of these files has, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -41,7 +41,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Problem> {
 }
 
 /// The same check of a file with etcd's key or certificates, which others read. A file that cannot be opened is theirs to report.
-pub(crate) fn check_owner(path: &Path) -> crate::error::Result<()> {
+pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check(path, &file, ETCD)) {
         Ok(Err(Problem { code, what, advice })) => Err(CniError::new(code, what).with_details(advice)),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent::{CniError, Code, Result};
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper::header::{AUTHORIZATION, HOST, USER_AGENT};
@@ -12,7 +13,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use super::api::deadline;
 use super::dial::{Address, Route, password};
 use super::tls::{self, Trust};
-use crate::error::{CniError, Code, Result};
 use crate::gojson::quoted;
 
 /// How often a gate is queried, and for how long, as in Calico's plugin. That one begins with a pause.

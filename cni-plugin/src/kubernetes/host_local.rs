@@ -1,9 +1,9 @@
 //! The configuration of the IPAM plugin host-local, in which a subnet may stand for the ranges of this node's pods.
 
+use agent::{CniError, Result};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use crate::error::{CniError, Result};
 use crate::gojson::Json;
 use crate::govalues;
 

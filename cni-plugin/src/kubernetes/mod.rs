@@ -27,8 +27,8 @@ use tokio::runtime::Builder;
 use self::api::{Api, CHECK_ADDRESS};
 use self::problem::{Failure, Problem};
 use crate::env::Environment;
-use crate::error::{CniError, Result};
 use crate::netconf::NetConf;
+use agent::{CniError, Result};
 
 pub(crate) use annotations::{Allowed, Mac, PodFacts};
 pub(crate) use dial::Connection;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use crate::error::Code;
+use agent::Code;
 
 /// A problem, and the advice about it. No secret is kept in it.
 #[derive(Debug, PartialEq, Eq)]

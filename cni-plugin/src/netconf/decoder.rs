@@ -1,6 +1,7 @@
 //! Reading a configuration's values as Go does.
 
-use crate::error::{CniError, Result};
+use agent::{CniError, Result};
+
 use crate::gojson::Json;
 
 /// Puts values where they belong and remembers the first of a wrong type. `path` is the way to the value from the top

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent::{Result, Session};
 use ipam_core::model::Orchestrator;
+use kv::Purpose;
 
 use super::container;
 use super::ongoing::Add;
 use super::pod;
 use super::setup::Setup;
-use crate::error::Result;
 use crate::kubernetes::gates;
 use crate::netns;
-use crate::session::{Purpose, Session};
 
 /// ADD.
 ///
@@ -24,7 +24,7 @@ pub(super) fn add(setup: &Setup<'_>) -> Result<String> {
         return Err(netns::own_netns_error());
     }
     pass_gates(setup)?;
-    let session = Arc::new(Session::open(&setup.store, Purpose::Assign)?);
+    let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
     let mut add = Add::begin(setup, session)?;
     let answer = match setup.workload.orchestrator {
         Orchestrator::Cni => container::add(&mut add),
@@ -40,9 +40,10 @@ fn pass_gates(setup: &Setup<'_>) -> Result<()> {
     if gates.is_empty() {
         return Ok(());
     }
-    let session = Session::open(&setup.store, Purpose::Assign)?;
+    let session = Session::open(&setup.store, Purpose::Any)?;
     let ready = setup.check_ready(&session);
-    let paused = session.pause();
-    ready?;
-    paused.run(gates::wait(gates, Duration::MAX))
+    session.pause();
+    let passed = ready.and_then(|()| session.run(gates::wait(gates, Duration::MAX)));
+    session.close();
+    passed
 }

@@ -4,19 +4,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use agent::{Allocator, CniError, Code, Result, Served, Session};
 use ipam_core::endpoints::{EndpointQuery, Pools};
 use ipam_core::model::{Orchestrator, WorkloadEndpoint};
+use kv::Purpose;
 
-use super::WIRING;
-use super::ipam::{IpamCall, IpamPlugin};
+use super::ipam::IpamPlugin;
 use super::setup::Setup;
+use super::{WIRING, told};
 use crate::dataplane_grpc::Dataplane;
-use crate::error::{CniError, Code, Result};
+use crate::env::Verb;
 use crate::kubernetes::Mac;
 use crate::prev_result;
-use crate::request::Allocator;
-use crate::served::Served;
-use crate::session::{Purpose, Session};
 
 /// CHECK. Calico's plugin prints `OK` at once; ours prints it after a comparison.
 ///
@@ -48,7 +47,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
         plan.routes = setup.routes()?;
         plan.prefixes = prev_result::prefixes(setup.conf.net.prev_result.as_ref());
         plan.mac = Mac::read(endpoint.mac()).ok().map(|mac| mac.bytes);
-        wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING)?);
+        wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING).map_err(told)?);
     }
     if wrong.is_empty() {
         return Ok("OK\n".to_owned());
@@ -65,7 +64,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
 
 /// The stored endpoint, and the IPAM plugin's answer about the allocation.
 fn read(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
-    let session = Arc::new(Session::open(&setup.store, Purpose::Assign)?);
+    let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
     let query = EndpointQuery {
         namespace: setup.workload.namespace.clone(),
         prefix: Some(setup.workload.prefix()?),
@@ -90,8 +89,7 @@ fn read(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     };
     let allocator =
         session.as_ref().map_or_else(|| Box::new(Served::default()) as Box<dyn Allocator>, Setup::allocator);
-    let stdin = setup.stdin_to_release()?;
-    let allocation = plugin.call(&IpamCall { stdin: &stdin, ..setup.ipam_call("CHECK") }, &*allocator).map(drop);
+    let allocation = setup.call_later(&plugin, Verb::Check, &*allocator);
     drop(allocator);
     session.into_iter().for_each(finish);
     Ok((endpoint, allocation))

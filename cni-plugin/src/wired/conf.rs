@@ -4,7 +4,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use crate::error::{CniError, Result};
+use agent::{CniError, Result};
+
 use crate::gojson::{Json, quoted};
 use crate::kubernetes;
 use crate::netconf::{Decoder, NetConf};

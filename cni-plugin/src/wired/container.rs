@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use agent::{CniError, Result};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, WorkloadEndpoint, check_endpoint};
 use kv::Revision;
 
 use super::interfaces;
-use super::ipam_result::IpamResult;
 use super::ongoing::Add;
-use crate::error::{CniError, Result};
+use crate::env::Verb;
+use crate::result::AddResult;
 
 /// ADD of a plain container.
 ///
@@ -29,9 +30,9 @@ pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
 
 /// The container has an endpoint and its interface: this stores the endpoint with another network's profile, and nothing else.
 fn join(add: &mut Add<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
-    let assigned = IpamResult::of_addresses(&endpoint.addresses());
+    let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
-    add.answer(&assigned, endpoint.interface(), endpoint.mac())
+    add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
 /// The facts of a container's endpoint before it has addresses.
@@ -65,12 +66,12 @@ fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
     // Calico checks the names after all the work.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
-    add.make_way(&plugin)?;
+    add.make_way(&plugin);
     if add.found.is_some() && plugin.is_other() {
         // Not every IPAM plugin takes a second ADD of the same attachment.
         add.release_all(&plugin);
     }
-    let mut assigned = plugin.add(&setup.ipam_call("ADD"), &*add.allocator())?;
+    let mut assigned = plugin.call(&setup.ipam_call(Verb::Add), &*add.allocator())?;
     if assigned.ips.is_empty() {
         add.release_all(&plugin);
         return Err(CniError::internal("IPAM plugin returned no IP addresses in result"));
@@ -84,9 +85,9 @@ fn wire(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
     if add.found.is_some() {
         // A repeated ADD answers with the addresses alone, as Calico's.
         let prefixes = assigned.prefixes;
-        assigned = IpamResult { prefixes, ..IpamResult::of_addresses(&facts.addresses) };
+        assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }
-    add.answer(&assigned, &facts.interface, &facts.mac)
+    add.answer(assigned, &facts.interface, &facts.mac)
 }
 
 /// The labels of an endpoint without the one that names its namespace, which Calico sets by itself.

@@ -3,25 +3,22 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use agent::{
+    Allocator, Answer, CniError, Code, Del, Failure, Result, Rules, Served, Session, StoreAt, explain, is_no_store,
+};
 use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::model::Orchestrator;
+use kv::Purpose;
 use tokio::runtime::Builder;
 
 use super::check::finish;
-use super::ipam::{IpamCall, IpamPlugin};
+use super::ipam::IpamPlugin;
 use super::remover;
 use super::setup::Setup;
-use crate::allocator::failure::{Failure, explain};
-use crate::allocator::is_no_store;
+use super::told;
 use crate::dataplane_grpc::Dataplane;
-use crate::error::{CniError, Code, Result};
+use crate::env::Verb;
 use crate::netns;
-use crate::request::{
-    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, GcRequest, Quarantine, StoreAt,
-};
-use crate::run::Rules;
-use crate::served::Served;
-use crate::session::{Purpose, Session};
 
 /// An allocator whose DEL deletes the endpoint in the same commit.
 struct WithEndpoint<'e> {
@@ -30,28 +27,9 @@ struct WithEndpoint<'e> {
 }
 
 impl Allocator for WithEndpoint<'_> {
-    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
-        self.inner.add(request)
-    }
-
-    fn del(&self, request: &DelRequest) -> Result<()> {
-        self.inner.del(&DelRequest { endpoint: Some(self.endpoint.clone()), ..request.clone() })
-    }
-
-    fn check(&self, request: &CheckRequest) -> Result<Checked> {
-        self.inner.check(request)
-    }
-
-    fn status(&self, request: &AddRequest) -> Result<()> {
-        self.inner.status(request)
-    }
-
-    fn quarantine(&self, at: &StoreAt, what: &Quarantine) -> Result<()> {
-        self.inner.quarantine(at, what)
-    }
-
-    fn gc(&self, request: &GcRequest) -> Result<Collected> {
-        self.inner.gc(request)
+    fn call(&self, at: &StoreAt, verb: &agent::Verb) -> Result<Answer> {
+        let agent::Verb::Del(del) = verb else { return self.inner.call(at, verb) };
+        self.inner.call(at, &agent::Verb::Del(Del { endpoint: Some(self.endpoint.clone()), ..del.clone() }))
     }
 }
 
@@ -69,7 +47,7 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
                 // The other program has books of its own.
-                Ok(plugin) if plugin.is_other() => release_by(&plugin, setup),
+                Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, Verb::Del, &Served::default()),
                 _ => Ok(()),
             };
             return unwired.and(released).map(|()| String::new());
@@ -109,7 +87,7 @@ fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> R
     let released = match &plugin {
         Ok(plugin @ IpamPlugin::Own(_)) => {
             let inner = Setup::allocator(&session);
-            let done = plugin.call(&setup.ipam_call("DEL"), &WithEndpoint { inner, endpoint });
+            let done = plugin.call(&setup.ipam_call(Verb::Del), &WithEndpoint { inner, endpoint });
             if done.is_ok() {
                 finish(session);
                 return Ok(());
@@ -118,19 +96,12 @@ fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> R
         }
         Ok(plugin) => {
             let deleted = delete(session, endpoint);
-            return release_by(plugin, setup).and(deleted);
+            return setup.call_later(plugin, Verb::Del, &Served::default()).and(deleted);
         }
         Err(error) => Err(error.clone()),
     };
     // The endpoint goes although the address could not be released.
     released.and(delete(session, endpoint))
-}
-
-/// Has another program release the address.
-fn release_by(plugin: &IpamPlugin, setup: &Setup<'_>) -> Result<()> {
-    let stdin = setup.stdin_to_release()?;
-    let call = IpamCall { stdin: &stdin, ..setup.ipam_call("DEL") };
-    plugin.call(&call, &Served::default()).map(drop)
 }
 
 fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
@@ -153,7 +124,7 @@ fn unwire(setup: &Setup<'_>, session: Option<&Arc<Session>>) -> Result<()> {
     }
     let (netns, interface) = (setup.netns(), &setup.call.interface);
     let Dataplane::Grpc(program) = setup.dataplane()? else {
-        return Ok(wiring::disconnect(&netns, interface, Instant::now() + super::WIRING, remover::start)?);
+        return wiring::disconnect(&netns, interface, Instant::now() + super::WIRING, remover::start).map_err(told);
     };
     let netns = netns.to_string_lossy();
     let removal = |left| program.del(interface, &netns, left);

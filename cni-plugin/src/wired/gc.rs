@@ -6,22 +6,20 @@
 
 use std::collections::BTreeSet;
 
+use agent::{Failure, Result, Rules, Served, Session, explain, is_no_store};
 use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::Allocation;
 use ipam_core::model::WorkloadEndpoint;
 use ipam_core::timestamps::{age, parse_rfc3339};
+use kv::Purpose;
 use time::Duration;
 
-use super::ipam::{IpamCall, IpamPlugin};
+use super::ipam::IpamPlugin;
 use super::setup::Setup;
 use super::status::UNKNOWN_VERB;
-use crate::allocator::failure::{Failure, explain};
-use crate::allocator::is_no_store;
-use crate::error::Result;
+use super::told;
+use crate::env::Verb;
 use crate::gc::valid_attachments;
-use crate::run::Rules;
-use crate::served::Served;
-use crate::session::{Purpose, Session};
 
 /// A younger endpoint stays.
 const YOUNG: Duration = Duration::MINUTE;
@@ -51,13 +49,12 @@ pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
 
 fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
     let plugin = setup.ipam_plugin()?;
-    let stdin = setup.stdin_to_release()?;
-    match plugin.call(&IpamCall { stdin: &stdin, ..setup.ipam_call("GC") }, &Served::default()) {
+    match setup.call_later(&plugin, Verb::Gc, &Served::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::info!(%error, "the IPAM plugin knows no GC, so its addresses stay");
             Ok(())
         }
-        done => done.map(drop),
+        done => done,
     }
 }
 
@@ -65,7 +62,7 @@ fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(Stri
     let failed = |error| explain(error, Rules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
     // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
-    let interfaces = wiring::host_interfaces()?;
+    let interfaces = wiring::host_interfaces().map_err(told)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.reach_of(node), deadline)).map_err(failed)?.0;
     let in_use: BTreeSet<&str> =
@@ -81,7 +78,7 @@ fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(Stri
         let name = endpoint.interface();
         let interface = interfaces.iter().find(|one| one.name == name && !in_use.contains(name));
         let removed = match (&deleted, interface) {
-            (Ok(true), Some(interface)) => wiring::remove_host_interface(interface).map_err(Into::into),
+            (Ok(true), Some(interface)) => wiring::remove_host_interface(interface).map_err(told),
             _ => Ok(()),
         };
         tracing::info!(

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use agent::{CniError, Result};
 use ipam_core::model::EndpointFacts;
 use wiring::Plan;
 
-use super::ipam_result::IpamResult;
 use super::ongoing::Add;
 use crate::dataplane_grpc::Dataplane;
 use crate::dataplane_grpc::message::{AddRequest, ContainerSettings, IpConfig, Port, WorkloadIds};
-use crate::error::{CniError, Result};
+use crate::result::AddResult;
 
 /// Makes the interfaces, and records in the facts the name on the host and the MAC address in the container.
 ///
@@ -18,7 +18,7 @@ use crate::error::{CniError, Result};
 pub(super) fn make(
     add: &Add<'_, '_>,
     mut plan: Plan,
-    assigned: &IpamResult,
+    assigned: &AddResult,
     annotations: &BTreeMap<String, String>,
     name: &str,
     facts: &mut EndpointFacts,
@@ -69,7 +69,7 @@ pub(super) fn unmake(add: &Add<'_, '_>) {
 fn request(
     add: &Add<'_, '_>,
     plan: &Plan,
-    assigned: &IpamResult,
+    assigned: &AddResult,
     annotations: &BTreeMap<String, String>,
     name: &str,
     facts: &EndpointFacts,
@@ -90,7 +90,7 @@ fn request(
             allow_ip_forwarding: setup.conf.allow_ip_forwarding,
             mtu: i32::try_from(plan.mtu).unwrap_or(i32::MAX),
         }),
-        container_ips: assigned.ips.iter().map(|ip| IpConfig::new(ip.network, ip.gateway)).collect(),
+        container_ips: assigned.ips.iter().map(|ip| IpConfig::new(ip.address, ip.gateway)).collect(),
         container_routes: plan.routes.iter().map(ToString::to_string).collect(),
         workload: Some(WorkloadIds {
             name: name.to_owned(),

@@ -1,6 +1,6 @@
 //! The IPAM plugin of a network: another process, or this very program, whose allocator then runs in this process.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -10,13 +10,19 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use agent::{Allocator, CniError, Code, Result};
 use serde::Deserialize;
 
-use super::ipam_result::IpamResult;
-use crate::error::{CniError, Code, Result};
+use super::setup::Setup;
+use crate::env::{Call, Verb};
 use crate::gojson::quoted;
-use crate::invocation::{Invocation, Logging, Name};
-use crate::request::Allocator;
+use crate::invocation::Name;
+use crate::kubernetes::HostLocal;
+use crate::netconf::{NetConf, check_name};
+use crate::outcome::caught;
+use crate::result::AddResult;
+use crate::run::Context;
+use crate::versions;
 
 /// How long another program may take. A DHCP server may need a minute.
 const LONGEST: Duration = Duration::from_secs(90);
@@ -32,18 +38,46 @@ pub(super) enum IpamPlugin {
     Other(PathBuf),
 }
 
-/// A call of an IPAM plugin.
+/// A call of an IPAM plugin, for a call of the main plugin.
 pub(super) struct IpamCall<'a> {
-    /// The main plugin's own call.
-    pub(super) invocation: &'a Invocation,
-    /// ADD, DEL, CHECK, GC or STATUS.
-    pub(super) verb: &'static str,
+    pub(super) setup: &'a Setup<'a>,
+    pub(super) verb: Verb,
     /// `CNI_ARGS`.
     pub(super) args: &'a str,
-    /// Variables that are set beside the main plugin's own.
-    pub(super) variables: &'a [(&'static str, String)],
-    /// The network's configuration.
-    pub(super) stdin: &'a [u8],
+    /// The network's configuration, if it is another than the main plugin's.
+    pub(super) changed: Option<&'a [u8]>,
+}
+
+impl Setup<'_> {
+    /// The IPAM plugin of the network.
+    ///
+    /// # Errors
+    /// Calico's texts for a plugin that cannot be found.
+    pub(super) fn ipam_plugin(&self) -> Result<IpamPlugin> {
+        IpamPlugin::find(&self.conf.ipam_type, &self.invocation.environment.text("CNI_PATH"))
+    }
+
+    /// A call of the IPAM plugin with the configuration as it is.
+    pub(super) fn ipam_call(&self, verb: Verb) -> IpamCall<'_> {
+        IpamCall { setup: self, verb, args: &self.args, changed: None }
+    }
+
+    /// Has the IPAM plugin carry out a verb for addresses that it has assigned. host-local gets no ranges that only Kubernetes
+    /// knows.
+    ///
+    /// # Errors
+    /// Calico's texts for a configuration of host-local that has the wrong shape; those of the plugin.
+    pub(super) fn call_later(&self, plugin: &IpamPlugin, verb: Verb, allocator: &dyn Allocator) -> Result<()> {
+        let mut changed = None;
+        if self.conf.ipam_type == "host-local" {
+            let host_local = HostLocal::new(&self.json)?;
+            if host_local.wants_pod_cidrs() {
+                changed = Some(host_local.for_del().conf().to_string().into_bytes());
+            }
+        }
+        let call = IpamCall { changed: changed.as_deref(), ..self.ipam_call(verb) };
+        plugin.call(&call, allocator).map(drop)
+    }
 }
 
 impl IpamPlugin {
@@ -75,59 +109,39 @@ impl IpamPlugin {
         matches!(self, Self::Other(_))
     }
 
-    /// ADD.
+    /// Carries out a verb. The result of an ADD; an empty one for any other verb.
     ///
     /// # Errors
     /// The plugin's own error, and an answer that cannot be read.
-    pub(super) fn add(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<IpamResult> {
-        IpamResult::parse(&self.call(call, allocator)?)
-    }
-
-    /// Any verb; the output of the plugin.
-    ///
-    /// # Errors
-    /// The plugin's own error.
-    pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<Vec<u8>> {
-        let answer = match self {
-            Self::Own(name) => in_process(*name, call, allocator),
-            Self::Other(path) => in_child(path, call)?,
-        };
-        answer.judge()
+    pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<AddResult> {
+        match self {
+            // The main plugin has to undo its work also after a panic.
+            Self::Own(name) => caught(|| call.carry_out(*name, allocator)),
+            Self::Other(path) => {
+                let printed = in_child(path, call)?.judge()?;
+                if call.verb == Verb::Add { AddResult::parse(&printed) } else { Ok(AddResult::default()) }
+            }
+        }
     }
 }
 
-/// The outcome of a plugin.
+/// The outcome of another program.
 struct Answer {
-    status: Status,
+    status: ExitStatus,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-}
-
-enum Status {
-    Done,
-    Failed(String),
-}
-
-fn in_process(name: Name, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Answer {
-    let mut environment = call.invocation.environment.clone();
-    for (variable, value) in call.all_variables() {
-        environment.set(variable, value);
-    }
-    let (drivers, host) = (call.invocation.drivers.clone(), call.invocation.host.clone());
-    let invocation = Invocation { drivers, name, environment, host, logging: Logging::Untouched };
-    let outcome = crate::run::run(&invocation, &mut &call.stdin[..], allocator);
-    let status = if outcome.exit == 0 { Status::Done } else { Status::Failed(format!("exit status {}", outcome.exit)) };
-    Answer { status, stdout: outcome.stdout.into_bytes(), stderr: Vec::new() }
 }
 
 fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
     let failed = |error: io::Error| CniError::internal(format!("fork/exec {}: {error}", path.display()));
     let mut command = Command::new(path);
-    command.env_clear().envs(call.invocation.environment.variables()).envs(call.all_variables());
+    let own = [("CNI_COMMAND", call.verb.name()), ("CNI_ARGS", call.args)];
+    let variables = call.setup.conf.variables.iter().map(|(name, value)| (*name, value.as_str()));
+    command.env_clear().envs(call.setup.invocation.environment.variables()).envs(variables).envs(own);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let text = call.stdin.to_vec();
+    let text = call.changed.unwrap_or(&call.setup.stdin).to_vec();
     // A plugin that does not read its configuration holds up nobody.
     thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
     let (stdout, stderr) = (collect(stdout), collect(stderr));
@@ -149,7 +163,6 @@ fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
         return Err(CniError::new(Code::TryAgain, format!("{name} has not answered within {LONGEST:?} and was ended")));
     };
     let _ = io::stderr().write_all(&stderr);
-    let status = if status.success() { Status::Done } else { Status::Failed(describe(status)) };
     Ok(Answer { status, stdout, stderr })
 }
 
@@ -178,11 +191,20 @@ fn describe(status: ExitStatus) -> String {
 }
 
 impl IpamCall<'_> {
-    fn all_variables(&self) -> impl Iterator<Item = (OsString, OsString)> {
-        let own = [("CNI_COMMAND", self.verb), ("CNI_ARGS", self.args)];
-        let settings = self.variables.iter().map(|(name, value)| (*name, value.as_str()));
-        let all: Vec<_> = settings.chain(own).map(|(name, value)| (name.into(), value.into())).collect();
-        all.into_iter()
+    /// The call of the IPAM plugin that this program is, under a name.
+    fn carry_out(&self, name: Name, allocator: &dyn Allocator) -> Result<AddResult> {
+        let Setup { invocation, json, conf, call, .. } = self.setup;
+        let call =
+            Call { verb: self.verb, command: self.verb.name().to_owned(), args: self.args.to_owned(), ..call.clone() };
+        let changed = self.changed.map(check_name).transpose()?;
+        let net = match &changed {
+            Some(changed) => NetConf::decode(changed)?,
+            None => conf.net.clone(),
+        };
+        let json = changed.as_ref().unwrap_or(json);
+        let version = versions::of_call(&call, json)?;
+        let context = Context::new(invocation, name, call, net, &conf.variables)?;
+        Ok(context.carry_out(json, version, allocator)?.unwrap_or_default())
     }
 }
 
@@ -198,7 +220,10 @@ impl Answer {
             #[serde(default)]
             details: String,
         }
-        let Status::Failed(status) = self.status else { return Ok(self.stdout) };
+        if self.status.success() {
+            return Ok(self.stdout);
+        }
+        let status = describe(self.status);
         if self.stdout.is_empty() {
             return Err(CniError::internal(match self.stderr.as_slice() {
                 [] => format!("netplugin failed with no error message: {status}"),
@@ -242,8 +267,9 @@ mod tests {
 
     #[test]
     fn errors_are_passed_on() {
+        use std::os::unix::process::ExitStatusExt;
         let judge = |stdout: &str, stderr: &str| {
-            let status = Status::Failed("exit status 3".to_owned());
+            let status = ExitStatus::from_raw(3 << 8);
             let answer = Answer { status, stdout: stdout.into(), stderr: stderr.into() };
             let error = answer.judge().unwrap_err();
             (error.code().number(), error.message().to_owned(), error.details().to_owned())

@@ -5,7 +5,6 @@
 //! very program, it runs in this process on the same store.
 
 mod add;
-mod answer;
 mod check;
 mod conf;
 mod container;
@@ -13,7 +12,6 @@ mod del;
 mod gc;
 mod interfaces;
 mod ipam;
-mod ipam_result;
 mod mesos;
 mod names;
 mod ongoing;
@@ -27,19 +25,19 @@ mod test_flag;
 use std::ffi::OsString;
 use std::io::Read;
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use agent::{CniError, Code, Result};
+
+use self::setup::Setup;
 use crate::env::{Call, Verb};
-use crate::error::{CniError, Code, Result};
 use crate::gojson::quoted;
 use crate::invocation::{Invocation, Name};
 use crate::netconf::check_name;
-use crate::panics;
-use crate::run::{Outcome, read};
+use crate::outcome::Outcome;
+use crate::result::AddResult;
+use crate::run::read;
 use crate::versions;
-
-use self::setup::Setup;
 
 /// Reads a configuration as ADD does, for the fuzzers.
 pub(crate) fn check_conf(text: &[u8]) -> Result<()> {
@@ -50,7 +48,7 @@ pub(crate) fn check_conf(text: &[u8]) -> Result<()> {
 
 /// The addresses of an IPAM plugin's result, for the fuzzers.
 pub(crate) fn addresses_of_result(text: &[u8]) -> Result<Vec<IpAddr>> {
-    ipam_result::IpamResult::parse(text).map(|result| result.addresses())
+    AddResult::parse(text).map(|result| result.addresses())
 }
 
 /// How long the wiring of a container may take.
@@ -75,15 +73,15 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         "-v" | "-V" | "--version" => {
             let versions = versions::SUPPORTED.join(", ");
             let stdout = format!("margay-cni {}\nCNI versions: {versions}\n", env!("CARGO_PKG_VERSION"));
-            return Outcome { exit: 0, stdout, stderr: String::new() };
+            return Outcome::said(stdout);
         }
-        "-h" | "--help" => return Outcome { exit: 0, stdout: USAGE.to_owned(), stderr: String::new() },
-        "-t" => return guarded(|| test_flag::test(invocation, stdin)),
+        "-h" | "--help" => return Outcome::said(USAGE.to_owned()),
+        "-t" => return Outcome::of(|| test_flag::test(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
             // Calico's program prints its usage and exits with 2, which its callers may know.
             if is_called && invocation.name == Name::Margay {
                 let message = format!("the plugin has no option {}", quoted(option));
-                return guarded(|| Err(CniError::new(Code::InvalidEnvironment, message)));
+                return Outcome::of(|| Err(CniError::new(Code::InvalidEnvironment, message)));
             }
             return Outcome { exit: 2, stdout: String::new(), stderr: USAGE.to_owned() };
         }
@@ -95,26 +93,12 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         let stderr = format!("Margay CNI plugin {version}\nCNI protocol versions supported: {versions}\n");
         return Outcome { exit: 0, stdout: String::new(), stderr };
     }
-    guarded(|| carry_out(invocation, stdin))
+    Outcome::of(|| carry_out(invocation, stdin))
 }
 
-impl From<wiring::Error> for CniError {
-    fn from(error: wiring::Error) -> Self {
-        Self::internal(error.to_string())
-    }
-}
-
-/// The outcome of a call; every error, a panic included, becomes CNI's error JSON.
-fn guarded(call: impl FnOnce() -> Result<String>) -> Outcome {
-    // Nothing that was borrowed here is used again after a panic.
-    let done = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panics::error(&*payload)));
-    match done {
-        Ok(stdout) => Outcome { exit: 0, stdout, stderr: String::new() },
-        Err(error) => {
-            tracing::error!(code = error.code().number(), "{error}");
-            Outcome { exit: 1, stdout: error.to_json(), stderr: String::new() }
-        }
-    }
+/// An error of the wiring as the runtime gets it.
+fn told(error: wiring::Error) -> CniError {
+    CniError::internal(error.to_string())
 }
 
 fn carry_out(invocation: &Invocation, stdin: &mut dyn Read) -> Result<String> {
@@ -124,30 +108,15 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read) -> Result<String> {
     }
     let text = read(stdin)?;
     let json = check_name(&text)?;
-    let version = versions::configured(&json);
-    match call.verb {
-        Verb::Add => {
-            versions::check_supported(version?)?;
-            add::add(&Setup::new(invocation, call, json, text)?)
-        }
-        Verb::Del => {
-            versions::check_supported(version?)?;
-            del::del(&Setup::new(invocation, call, json, text)?)
-        }
-        Verb::Check => {
-            versions::check_verb("CHECK", "0.4.0", version?)?;
-            check::check(&Setup::new(invocation, call, json, text)?)
-        }
-        Verb::Gc => {
-            versions::check_verb("GC", "1.1.0", version?)?;
-            gc::gc(&Setup::new(invocation, call, json, text)?)
-        }
-        Verb::Status => {
-            versions::check_verb("STATUS", "1.1.0", version?)?;
-            status::status(&Setup::new(invocation, call, json, text)?)
-        }
-        Verb::Unknown | Verb::Version => {
-            Err(CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", call.command)))
-        }
+    versions::of_call(&call, &json)?;
+    let verb = call.verb;
+    let setup = Setup::new(invocation, call, json, text)?;
+    match verb {
+        Verb::Add => add::add(&setup),
+        Verb::Del => del::del(&setup),
+        Verb::Check => check::check(&setup),
+        Verb::Gc => gc::gc(&setup),
+        Verb::Status => status::status(&setup),
+        Verb::Unknown | Verb::Version => Err(setup.call.unknown()),
     }
 }

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
+use agent::{CniError, Result};
 use ipam_core::model::{Orchestrator, WorkloadEndpoint, split_endpoint_name, workload_endpoint_name};
-
-use crate::error::{CniError, Result};
 
 /// So many characters follow the prefix in the name of a host's interface, which has 15 at most.
 const ID: usize = 11;

@@ -3,42 +3,29 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use agent::{Allocator, Result, Rules, Session, explain};
 use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools};
 use ipam_core::model::{EndpointFacts, ReleaseRequest, WorkloadEndpoint};
 use kv::{Deadline, Revision};
 use wiring::{Plan, Wired};
 
-use super::WIRING;
-use super::answer::Answer;
-use super::ipam::{IpamCall, IpamPlugin};
-use super::ipam_result::IpamResult;
+use super::ipam::IpamPlugin;
 use super::outgoing::Outgoing;
 use super::remover;
 use super::setup::Setup;
-use crate::allocator::failure::explain;
-use crate::error::{CniError, Result};
-use crate::request::Allocator;
-use crate::run::Rules;
-use crate::served::Served;
-use crate::session::{Paused, Session};
+use super::{WIRING, told};
+use crate::env::Verb;
+use crate::result::{AddResult, Interface};
 
 /// An ADD that has read the store.
 pub(super) struct Add<'s, 'a> {
     pub(super) setup: &'s Setup<'a>,
-    pub(super) session: SessionState,
-    pub(super) pending: Option<PendingEndpoint>,
+    session: Arc<Session>,
+    pending: PendingEndpoint,
     /// The endpoint that the workload has already.
     pub(super) found: Option<(WorkloadEndpoint, Revision)>,
     /// The way of its packets out of this machine.
     outgoing: Outgoing,
-}
-
-/// The store of an ADD.
-pub(super) enum SessionState {
-    Open(Arc<Session>),
-    Paused(Box<Paused>),
-    /// The store could not be opened again.
-    Gone,
 }
 
 impl<'s, 'a> Add<'s, 'a> {
@@ -62,7 +49,7 @@ impl<'s, 'a> Add<'s, 'a> {
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing = if has_felix { Outgoing::by_calico() } else { Outgoing::by_us(&setup.store.location, &pools) };
         let found = endpoints.into_iter().find(|(found, _)| workload.has(found));
-        Ok(Self { setup, session: SessionState::Open(session), pending: Some(pending), found, outgoing })
+        Ok(Self { setup, session, pending, found, outgoing })
     }
 
     /// The name of the interface on the host.
@@ -81,10 +68,11 @@ impl<'s, 'a> Add<'s, 'a> {
         let wired = match wiring::connect(&netns, plan, deadline) {
             Err(wiring::Error::Taken(_)) => {
                 plan.host_interface = self.setup.workload.other_host_interface();
-                wiring::connect(&netns, plan, deadline)?
+                wiring::connect(&netns, plan, deadline)
             }
-            done => done?,
+            done => done,
         };
+        let wired = wired.map_err(told)?;
         // The host's settings come last: a container that cannot be wired changes none.
         self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
         Ok(wired)
@@ -95,7 +83,7 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// The texts of [`wiring::Error`].
     pub(super) fn has_interface(&self, name: &str) -> Result<bool> {
-        Ok(wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING)?)
+        wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING).map_err(told)
     }
 
     /// Removes the container's interface after a failure. A newer ADD of the same pod may have replaced the host's end, so the
@@ -109,36 +97,19 @@ impl<'s, 'a> Add<'s, 'a> {
 
     /// The allocator for an IPAM plugin that is this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
-        match &self.session {
-            SessionState::Open(session) => Setup::allocator(session),
-            SessionState::Paused(_) | SessionState::Gone => Box::new(Served::default()),
-        }
+        Setup::allocator(&self.session)
     }
 
-    /// Lets an IPAM plugin that is another program have the store, which it may need; opens it for one that is this program.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub(super) fn make_way(&mut self, plugin: &IpamPlugin) -> Result<()> {
+    /// Lets an IPAM plugin that is another program have the store, which it may need.
+    pub(super) fn make_way(&self, plugin: &IpamPlugin) {
         if plugin.is_other() {
             self.pause();
-            return Ok(());
         }
-        self.reopened().map(drop)
     }
 
-    /// Lets other programs have a store that they must wait for otherwise.
-    pub(super) fn pause(&mut self) {
-        if !matches!(&self.session, SessionState::Open(session) if session.is_exclusive()) {
-            return;
-        }
-        self.session = match std::mem::replace(&mut self.session, SessionState::Gone) {
-            SessionState::Open(session) => match Arc::try_unwrap(session) {
-                Ok(session) => SessionState::Paused(Box::new(session.pause())),
-                Err(session) => SessionState::Open(session),
-            },
-            other => other,
-        };
+    /// Lets other programs have a store that they must wait for otherwise, until this call needs it again.
+    pub(super) fn pause(&self) {
+        self.session.pause();
     }
 
     /// Runs a future to its end, with the time that the call has left.
@@ -146,28 +117,7 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// The future's.
     pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
-        match &self.session {
-            SessionState::Open(session) => session.run(future(session.deadline())),
-            SessionState::Paused(paused) => paused.run(future(paused.deadline())),
-            SessionState::Gone => Err(gone()),
-        }
-    }
-
-    /// The open store, opened again if other programs had it.
-    fn reopened(&mut self) -> Result<Arc<Session>> {
-        match std::mem::replace(&mut self.session, SessionState::Gone) {
-            SessionState::Open(session) => {
-                self.session = SessionState::Open(Arc::clone(&session));
-                Ok(session)
-            }
-            SessionState::Paused(paused) => {
-                let session = Arc::new(paused.resume()?);
-                self.pending = self.pending.take().map(|pending| pending.reopened(session.ipam()));
-                self.session = SessionState::Open(Arc::clone(&session));
-                Ok(session)
-            }
-            SessionState::Gone => Err(CniError::internal("the store could not be opened again")),
-        }
+        self.session.run(future(self.session.deadline()))
     }
 
     /// Stores the endpoint: a new one, or the one that was found with these facts.
@@ -175,14 +125,13 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// Another call stored the endpoint meanwhile; those of the store.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
-        let pending = self.pending.as_ref().ok_or_else(gone)?;
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
                 let mut endpoint = found.clone();
                 endpoint.update(facts);
                 (endpoint, Some(*revision))
             }
-            None => (pending.new_endpoint(name, facts), None),
+            None => (self.pending.new_endpoint(name, facts), None),
         };
         self.store_document(&endpoint, replaced)
     }
@@ -192,16 +141,14 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// Those of [`store`](Self::store).
     pub(super) fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
-        let session = self.reopened()?;
         let orchestrator = self.setup.workload.orchestrator;
-        let pending = self.pending.as_mut().ok_or_else(gone)?;
-        let stored = session.run(pending.store(endpoint, replaced, orchestrator));
+        let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
         stored.map_err(|error| explain(error, Rules::Calico).into())
     }
 
     /// Releases the addresses of a call that fails, unless the container had one of them before: a release is about all of
     /// them. The runtime calls DEL, too, so an error here is only logged.
-    pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &IpamResult) {
+    pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
         if assigned.ips.is_empty() || assigned.addresses().iter().any(|address| had.contains(address)) {
@@ -212,15 +159,8 @@ impl<'s, 'a> Add<'s, 'a> {
 
     /// Releases all addresses that the container has from IPAM. An error is only logged.
     pub(super) fn release_all(&mut self, plugin: &IpamPlugin) {
-        // Another program may need the store.
-        if plugin.is_other() {
-            self.pause();
-        }
-        let released = self.setup.stdin_to_release().and_then(|stdin| {
-            let call = IpamCall { stdin: &stdin, ..self.setup.ipam_call("DEL") };
-            plugin.call(&call, &*self.allocator())
-        });
-        if let Err(error) = released {
+        self.make_way(plugin);
+        if let Err(error) = self.setup.call_later(plugin, Verb::Del, &*self.allocator()) {
             tracing::warn!(%error, "an address of a failed ADD stays assigned until DEL");
         }
     }
@@ -230,7 +170,7 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// Those of the store.
     pub(super) fn release_address(&mut self, request: &ReleaseRequest) -> Result<()> {
-        let session = self.reopened()?;
+        let session = &self.session;
         match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
             Ok(_) | Err(ipam_core::Error::ReleaseConflict(_)) => Ok(()),
             Err(error) => Err(explain(error, Rules::Calico).into()),
@@ -241,33 +181,26 @@ impl<'s, 'a> Add<'s, 'a> {
     ///
     /// # Errors
     /// A result before 0.3.0 without an address.
-    pub(super) fn answer(&self, assigned: &IpamResult, host_interface: &str, mac: &str) -> Result<String> {
-        let netns = self.setup.netns();
-        let answer = Answer {
-            assigned,
-            host_interface,
-            interface: &self.setup.call.interface,
-            mac,
-            mtu: self.setup.mtu,
-            netns: &netns.to_string_lossy(),
+    pub(super) fn answer(&self, assigned: AddResult, host_interface: &str, mac: &str) -> Result<String> {
+        let setup = self.setup;
+        let outside = Interface { name: host_interface.to_owned(), ..Interface::default() };
+        let inside = Interface {
+            name: setup.call.interface.clone(),
+            mac: Some(mac.to_owned()),
+            mtu: Some(setup.mtu).filter(|mtu| *mtu > 0),
+            sandbox: Some(setup.netns().to_string_lossy().into_owned()),
         };
         // A configuration without a version gets a result of 0.2.0, as from Calico.
-        let version = self.setup.json.text_member("cniVersion").unwrap_or("");
-        answer.to_json(if version.is_empty() { "0.2.0" } else { version })
+        let version = setup.json.text_member("cniVersion").unwrap_or("");
+        assigned.on([outside, inside]).to_json(if version.is_empty() { "0.2.0" } else { version })
     }
 
     /// Closes the store.
     pub(super) fn close(self) {
         let Self { session, pending, .. } = self;
         drop(pending);
-        if let SessionState::Open(session) = session
-            && let Ok(session) = Arc::try_unwrap(session)
-        {
+        if let Ok(session) = Arc::try_unwrap(session) {
             session.close();
         }
     }
-}
-
-fn gone() -> CniError {
-    CniError::internal("the endpoint was not read")
 }

@@ -3,12 +3,13 @@
 
 use std::net::IpAddr;
 
+use agent::{CniError, Result};
 use datastore::{Location, served};
 use ipam_core::model::Pool;
 use ipnet::IpNet;
 use wiring::{ensure_forwarding, masquerade};
 
-use crate::error::{CniError, Result};
+use super::told;
 
 /// The rules for packets that leave the machine; `None` where Felix makes them.
 pub(super) struct Outgoing(Option<Networks>);
@@ -58,6 +59,6 @@ impl Outgoing {
         // Among themselves, containers need it for IPv6 alone.
         let forwarded: Vec<IpAddr> =
             addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
-        Ok(ensure_forwarding(&forwarded)?)
+        ensure_forwarding(&forwarded).map_err(told)
     }
 }

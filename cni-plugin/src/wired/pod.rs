@@ -3,20 +3,21 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use agent::{CniError, Result};
 use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, ReleaseRequest, check_endpoint, handle_id};
 use ipnet::IpNet;
 use kv::Deadline;
 
 use super::interfaces;
-use super::ipam::IpamPlugin;
-use super::ipam_result::IpamResult;
+use super::ipam::{IpamCall, IpamPlugin};
 use super::names::Workload;
 use super::ongoing::Add;
 use super::setup::Setup;
 use crate::dataplane_grpc::Dataplane;
-use crate::error::{CniError, Result};
+use crate::env::Verb;
 use crate::kubernetes::{Allowed, HostLocal, PodFacts, Port};
 use crate::policy_wait::PolicyWait;
+use crate::result::AddResult;
 
 /// The facts of a pod, read before anything is made.
 struct Wanted {
@@ -24,7 +25,7 @@ struct Wanted {
     /// The routes in the container.
     routes: Vec<IpNet>,
     /// The configuration for the IPAM plugin, if it is another than the main plugin's.
-    stdin: Option<Vec<u8>>,
+    changed: Option<Vec<u8>>,
 }
 
 /// ADD of a pod: always with new addresses and a new pair, also if an endpoint is stored.
@@ -52,7 +53,7 @@ pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
             Ok(())
         })?;
     }
-    add.answer(&assigned, &facts.interface, &facts.mac)
+    add.answer(assigned, &facts.interface, &facts.mac)
 }
 
 /// Wires the pod and stores its endpoint.
@@ -60,7 +61,7 @@ fn wire(
     add: &mut Add<'_, '_>,
     facts: &mut EndpointFacts,
     wanted: &Wanted,
-    assigned: &IpamResult,
+    assigned: &AddResult,
     name: &str,
 ) -> Result<()> {
     facts.addresses = assigned.addresses();
@@ -91,7 +92,7 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
     let until = Instant::now() + setup.store.patience;
     let left = |deadline: Deadline| deadline.remaining().min(until.saturating_duration_since(Instant::now()));
     let routes = setup.routes()?;
-    let mut stdin = None;
+    let mut changed = None;
     if conf.ipam_type == "host-local" {
         let mut host_local = HostLocal::new(&setup.json)?;
         if host_local.wants_pod_cidrs() {
@@ -100,7 +101,7 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
             let cidrs = add.run(async |deadline| client.node_pod_cidrs(node, left(deadline)).await)?;
             host_local = host_local.with_pod_cidrs(node, &cidrs)?;
         }
-        stdin = Some(host_local.conf().to_string().into_bytes());
+        changed = Some(host_local.conf().to_string().into_bytes());
     }
     let facts = if conf.net.policy.kind == "k8s" {
         let Workload { namespace, id, .. } = &setup.workload;
@@ -116,10 +117,10 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
     } else {
         PodFacts::of_network(&conf.net.name)
     };
-    if let Some(changed) = facts.ipam_conf(&setup.json)? {
-        stdin = Some(changed.to_string().into_bytes());
+    if let Some(conf) = facts.ipam_conf(&setup.json)? {
+        changed = Some(conf.to_string().into_bytes());
     }
-    Ok(Wanted { facts, routes, stdin })
+    Ok(Wanted { facts, routes, changed })
 }
 
 fn endpoint_facts(setup: &Setup<'_>, pod: &PodFacts, endpoint: &str, interface: String) -> EndpointFacts {
@@ -161,22 +162,19 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
 }
 
 /// The pod's addresses: those that IPAM chooses, those that an annotation names, or those that no IPAM knows.
-fn assign(add: &mut Add<'_, '_>, plugin: &IpamPlugin, wanted: &Wanted) -> Result<IpamResult> {
+fn assign(add: &mut Add<'_, '_>, plugin: &IpamPlugin, wanted: &Wanted) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
-        return Ok(IpamResult::of_addresses(addresses));
+        return Ok(AddResult::of_addresses(addresses));
     }
     if let Some(addresses) = &wanted.facts.ip_addrs {
         release_found(add)?;
-        add.make_way(plugin)?;
+        add.make_way(plugin);
         return assign_these(add, plugin, addresses);
     }
-    add.make_way(plugin)?;
+    add.make_way(plugin);
     let setup = add.setup;
-    let mut call = setup.ipam_call("ADD");
-    if let Some(stdin) = &wanted.stdin {
-        call.stdin = stdin;
-    }
-    let assigned = plugin.add(&call, &*add.allocator())?;
+    let call = IpamCall { changed: wanted.changed.as_deref(), ..setup.ipam_call(Verb::Add) };
+    let assigned = plugin.call(&call, &*add.allocator())?;
     if assigned.ips.is_empty() {
         return Err(CniError::internal("IPAM plugin returned missing IP config"));
     }
@@ -195,13 +193,12 @@ fn release_found(add: &mut Add<'_, '_>) -> Result<()> {
 }
 
 /// Assigns addresses one after another. If one cannot be had, those before it are released.
-fn assign_these(add: &mut Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<IpamResult> {
-    let mut all = IpamResult::default();
+fn assign_these(add: &mut Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
+    let mut all = AddResult::default();
     for address in addresses {
         let args = format!("{};IP={address}", add.setup.args);
-        let mut call = add.setup.ipam_call("ADD");
-        call.args = &args;
-        let assigned = plugin.add(&call, &*add.allocator()).and_then(|assigned| match assigned.ips.is_empty() {
+        let call = IpamCall { args: &args, ..add.setup.ipam_call(Verb::Add) };
+        let assigned = plugin.call(&call, &*add.allocator()).and_then(|assigned| match assigned.ips.is_empty() {
             true => Err(CniError::internal("IPAM plugin returned missing IP config")),
             false => Ok(assigned),
         });

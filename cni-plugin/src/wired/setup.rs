@@ -1,10 +1,10 @@
 //! This module checks a call, in Calico's order, before a verb opens the store.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use agent::{Allocator, Alone, CniError, Code, Result, Rules, Served, Session, StoreAt, explain};
 use datastore::Location;
 use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools, Ready};
 use ipam_core::model::Orchestrator;
@@ -12,25 +12,18 @@ use ipnet::IpNet;
 use wiring::{Forwarding, NextHop, OldInterface, Plan};
 
 use super::conf::{Conf, Device};
-use super::ipam::{IpamCall, IpamPlugin};
 use super::mesos;
 use super::names::Workload;
-use crate::allocator::StoreAllocator;
-use crate::allocator::failure::explain;
 use crate::args::{AddressForm, Args};
 use crate::dataplane_grpc::Dataplane;
 use crate::env::{Call, OwnNetns, Verb};
-use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
 use crate::identity::Identity;
 use crate::invocation::{Invocation, Logging, Name};
 use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
 use crate::netns;
-use crate::request::{Allocator, StoreAt};
-use crate::run::{Rules, store_at};
-use crate::served::Served;
-use crate::session::Session;
+use crate::run::store_at;
 
 /// A decoded call.
 pub(super) struct Setup<'a> {
@@ -142,39 +135,6 @@ impl<'a> Setup<'a> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// The IPAM plugin of the network.
-    ///
-    /// # Errors
-    /// Calico's texts for a plugin that cannot be found.
-    pub(super) fn ipam_plugin(&self) -> Result<IpamPlugin> {
-        IpamPlugin::find(&self.conf.ipam_type, &self.invocation.environment.text("CNI_PATH"))
-    }
-
-    /// A call of the IPAM plugin with the configuration as it is.
-    pub(super) fn ipam_call(&self, verb: &'static str) -> IpamCall<'_> {
-        IpamCall {
-            invocation: self.invocation,
-            verb,
-            args: &self.args,
-            variables: &self.conf.variables,
-            stdin: &self.stdin,
-        }
-    }
-
-    /// The configuration with which the IPAM plugin releases: for host-local without ranges that only Kubernetes knows.
-    ///
-    /// # Errors
-    /// Calico's texts for a configuration of host-local that has the wrong shape.
-    pub(super) fn stdin_to_release(&self) -> Result<Cow<'_, [u8]>> {
-        if self.conf.ipam_type == "host-local" {
-            let host_local = HostLocal::new(&self.json)?;
-            if host_local.wants_pod_cidrs() {
-                return Ok(Cow::Owned(host_local.for_del().conf().to_string().into_bytes()));
-            }
-        }
-        Ok(Cow::Borrowed(&self.stdin))
-    }
-
     /// The routes in the container: the default ones, or for a pod those of host-local's configuration.
     ///
     /// # Errors
@@ -212,7 +172,7 @@ impl<'a> Setup<'a> {
     /// The allocator for an IPAM plugin that is this program. A store that other programs must wait for has no daemon.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
-            true => Box::new(StoreAllocator::within(Arc::clone(session))),
+            true => Box::new(Alone::within(Arc::clone(session))),
             false => Box::new(Served::within(Arc::clone(session))),
         }
     }

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use agent::{Code, Result, Rights, Served, Session};
 use ipam_core::model::keys;
+use kv::Purpose;
 
 use super::ipam::IpamPlugin;
 use super::setup::Setup;
-use crate::allocator::rights::Rights;
-use crate::error::{Code, Result};
-use crate::served::Served;
-use crate::session::{Purpose, Session};
+use crate::env::Verb;
 
 /// How long the datastore may take.
 const PATIENCE: Duration = Duration::from_millis(900);
@@ -28,7 +27,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
     if setup.store.location.is_shared() {
         let mut at = setup.store.clone();
         at.patience = at.patience.min(PATIENCE);
-        let session = Session::open(&at, Purpose::Assign)?;
+        let session = Session::open(&at, Purpose::Any)?;
         let ready = setup.check_ready(&session).and_then(|()| check_rights(setup, &session));
         session.close();
         ready?;
@@ -36,7 +35,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
         tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
     }
     let plugin = setup.ipam_plugin()?;
-    match plugin.call(&setup.ipam_call("STATUS"), &Served::default()) {
+    match plugin.call(&setup.ipam_call(Verb::Status), &Served::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::debug!(%error, "the IPAM plugin knows no STATUS");
             Ok(String::new())

@@ -3,13 +3,14 @@
 use std::io::Read;
 use std::time::Duration;
 
+use agent::{CniError, Code, Result, Session};
+use kv::Purpose;
+
 use super::setup::Setup;
 use crate::env::{Call, OwnNetns, Verb};
-use crate::error::{CniError, Code, Result};
 use crate::gojson::Json;
 use crate::invocation::Invocation;
 use crate::run::read;
-use crate::session::{Purpose, Session};
 
 /// How long the datastore may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -44,7 +45,7 @@ fn answers(invocation: &Invocation, text: &[u8]) -> Result<()> {
         Code::TryAgain => CniError::internal("error getting ClusterInformation: context deadline exceeded"),
         _ => error,
     };
-    let session = Session::open(&setup.store, Purpose::Assign).map_err(|error| unreachable(error.into()))?;
+    let session = Session::open(&setup.store, Purpose::Any).map_err(|error| unreachable(error.into()))?;
     let read = setup.check_ready(&session).map_err(unreachable);
     let read = read.and_then(|()| kubernetes_answers(&setup, &session));
     session.close();

@@ -128,7 +128,7 @@ pub(crate) fn hints_about(store: &Location) -> Vec<PathBuf> {
 
 /// The files of pending commits on a store, on this machine.
 pub(crate) fn notes_about(store: &str) -> Vec<PathBuf> {
-    files_with(store, cni_plugin::INTENTS_FOLDER)
+    files_with(store, agent::INTENTS_FOLDER)
 }
 
 /// The files of a folder that contain a text.

@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, Checked, CniError, Collected, DelRequest, Environment, GcRequest,
-    Host, Invocation, Logging, Name, Outcome, Quarantine, Result, StoreAt, run,
-};
+use agent::{Add, Allocator, Answer, Check, Checked, CniError, Collected, Del, Gc, Result, StoreAt, Verb};
+use cni_plugin::{Environment, Host, Invocation, Logging, Name, Outcome, run};
+use ipam_core::assign::Assigned;
+use ipnet::IpNet;
 use serde_json::Value;
 
 /// An allocator with prepared answers, which keeps the requests that it gets.
@@ -18,12 +19,14 @@ pub(crate) struct Scripted {
     pub(crate) del: Option<Result<()>>,
     pub(crate) check: Option<Result<Checked>>,
     pub(crate) status: Option<Result<()>>,
-    pub(crate) added: RefCell<Vec<AddRequest>>,
-    pub(crate) deleted: RefCell<Vec<DelRequest>>,
-    pub(crate) checked: RefCell<Vec<CheckRequest>>,
+    pub(crate) added: RefCell<Vec<Add>>,
+    pub(crate) deleted: RefCell<Vec<Del>>,
+    pub(crate) checked: RefCell<Vec<Check>>,
     pub(crate) gc: Option<Result<Collected>>,
-    pub(crate) collected: RefCell<Vec<GcRequest>>,
-    pub(crate) asked: RefCell<Vec<AddRequest>>,
+    pub(crate) collected: RefCell<Vec<Gc>>,
+    pub(crate) asked: RefCell<Vec<Add>>,
+    /// Where the stores of the calls are.
+    pub(crate) at: RefCell<Vec<StoreAt>>,
 }
 
 fn unexpected<T>() -> Result<T> {
@@ -31,34 +34,38 @@ fn unexpected<T>() -> Result<T> {
 }
 
 impl Allocator for Scripted {
-    fn add(&self, request: &AddRequest) -> Result<Vec<Assigned>> {
-        self.added.borrow_mut().push(request.clone());
-        self.add.clone().unwrap_or_else(unexpected)
+    fn call(&self, at: &StoreAt, verb: &Verb) -> Result<Answer> {
+        self.at.borrow_mut().push(at.clone());
+        match verb.clone() {
+            Verb::Add(add) => {
+                self.added.borrow_mut().push(*add);
+                self.add.clone().unwrap_or_else(unexpected).map(Answer::Assigned)
+            }
+            Verb::Del(del) => {
+                self.deleted.borrow_mut().push(del);
+                self.del.clone().unwrap_or_else(unexpected).map(|()| Answer::Released(Vec::new()))
+            }
+            Verb::Check(check) => {
+                self.checked.borrow_mut().push(check);
+                self.check.clone().unwrap_or_else(unexpected).map(Answer::Checked)
+            }
+            Verb::Status(add) => {
+                self.asked.borrow_mut().push(*add);
+                self.status.clone().unwrap_or_else(unexpected).map(|()| Answer::Ready)
+            }
+            Verb::Gc(gc) => {
+                self.collected.borrow_mut().push(gc);
+                self.gc.clone().unwrap_or_else(unexpected).map(Answer::Collected)
+            }
+            Verb::Quarantine(_) => unexpected(),
+        }
     }
+}
 
-    fn del(&self, request: &DelRequest) -> Result<()> {
-        self.deleted.borrow_mut().push(request.clone());
-        self.del.clone().unwrap_or_else(unexpected)
-    }
-
-    fn check(&self, request: &CheckRequest) -> Result<Checked> {
-        self.checked.borrow_mut().push(request.clone());
-        self.check.clone().unwrap_or_else(unexpected)
-    }
-
-    fn quarantine(&self, _: &StoreAt, _: &Quarantine) -> Result<()> {
-        unexpected()
-    }
-
-    fn gc(&self, request: &GcRequest) -> Result<Collected> {
-        self.collected.borrow_mut().push(request.clone());
-        self.gc.clone().unwrap_or_else(unexpected)
-    }
-
-    fn status(&self, request: &AddRequest) -> Result<()> {
-        self.asked.borrow_mut().push(request.clone());
-        self.status.clone().unwrap_or_else(unexpected)
-    }
+/// An address in a block and a pool of these prefix lengths.
+pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>) -> Assigned {
+    let network = |length| IpNet::new(ip, length).unwrap().trunc();
+    Assigned { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
 }
 
 /// The environment of a usual call of a verb.

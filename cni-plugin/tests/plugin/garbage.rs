@@ -2,20 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Scripted, call, environment};
-use cni_plugin::{Assigned, Name, Outcome};
+use cni_plugin::{Name, Outcome};
 use proptest::prelude::*;
 use serde_json::Value;
 
+use crate::common::{Scripted, assigned, call, environment};
+
 fn allocator() -> Scripted {
-    let address = |text: &str, block_prefix, pool_prefix| {
-        let address: std::net::IpAddr = text.parse().unwrap();
-        Assigned { address, prefix_length: None, block_prefix, pool_prefix, gateway: None }
-    };
+    let address = |text: &str, block, pool| assigned(text.parse().unwrap(), block, pool, None);
     Scripted {
         add: Some(Ok(vec![address("10.0.0.5", 26, 24), address("fd00::5", 122, 64)])),
         del: Some(Ok(())),
-        check: Some(Ok(cni_plugin::Checked::Unknown("it was not asked".into()))),
+        check: Some(Ok(agent::Checked::Unknown("it was not asked".into()))),
         status: Some(Ok(())),
         ..Scripted::default()
     }

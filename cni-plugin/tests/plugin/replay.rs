@@ -10,7 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cni_plugin::{Name, Outcome, StoreAllocator};
+use agent::Alone;
+use cni_plugin::{Name, Outcome};
 use datastore::Create;
 use ipnet::IpNet;
 use kv::{Store, StoreExt};
@@ -100,7 +101,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn in_memory() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     runtime().block_on(load(&store));
-    let allocator = StoreAllocator::on(store);
+    let allocator = Alone::on(store);
     replay(|case| call(Name::Margay, &case.env, case.stdin.as_bytes(), &allocator));
 }
 

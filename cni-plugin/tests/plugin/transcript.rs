@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Scripted, call, call_binary};
 use cni_plugin::Outcome;
+use ipam_core::assign::Assigned;
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::common::{Scripted, assigned, call, call_binary};
 
 /// Where we differ from the record on purpose, and why.
 pub(crate) const DIFFERENT_ON_PURPOSE: [(&str, &str); 2] = [
@@ -123,26 +125,20 @@ fn answering(case: &Case) -> Scripted {
     let json: Value = serde_json::from_str(&case.stdout).unwrap_or(Value::Null);
     if case.exit != 0 {
         assert_eq!(json["code"], 999, "{}", case.name);
-        let error = cni_plugin::CniError::internal(json["msg"].as_str().unwrap());
+        let error = agent::CniError::internal(json["msg"].as_str().unwrap());
         return Scripted { add: Some(Err(error)), ..Scripted::default() };
     }
     let new = json["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
     let old = ["ip4", "ip6"].iter().map(|family| &json[family]["ip"]);
-    let assigned = new.chain(old).filter_map(Value::as_str).map(assigned).collect();
+    let assigned = new.chain(old).filter_map(Value::as_str).map(of_record).collect();
     Scripted { add: Some(Ok(assigned)), del: Some(Ok(())), ..Scripted::default() }
 }
 
-fn assigned(address: &str) -> cni_plugin::Assigned {
+fn of_record(address: &str) -> Assigned {
     let net: ipnet::IpNet = address.parse().unwrap();
     // A wanted address is printed as a host's; the prefix of its block does not show.
-    let block_prefix = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
-    cni_plugin::Assigned {
-        address: net.addr(),
-        prefix_length: None,
-        block_prefix,
-        pool_prefix: 24,
-        gateway: Some(net.addr()),
-    }
+    let block = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
+    assigned(net.addr(), block, 24, Some(net.addr()))
 }
 
 #[test]

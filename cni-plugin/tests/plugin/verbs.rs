@@ -2,22 +2,19 @@
 
 use std::net::IpAddr;
 
-use crate::common::{Scripted, call, environment, error_of};
-use cni_plugin::{Assigned, Checked, CniError, Code, Gateway, Name, Network};
+use agent::{Allocator, Answer, Checked, CniError, Code, Collected, Result, StoreAt, Verb};
+use cni_plugin::Name;
+use ipam_core::assign::{Bridge, Gateway, Repeated};
 use ipam_core::{CheckResult, Standing};
+
+use crate::common::{Scripted, assigned, call, environment, error_of};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
 fn one_address() -> Scripted {
-    let assigned = Assigned {
-        address: ip("10.0.0.5"),
-        prefix_length: None,
-        block_prefix: 26,
-        pool_prefix: 24,
-        gateway: Some(ip("10.0.0.1")),
-    };
+    let assigned = assigned(ip("10.0.0.5"), 26, 24, Some(ip("10.0.0.1")));
     Scripted { add: Some(Ok(vec![assigned])), del: Some(Ok(())), ..Scripted::default() }
 }
 
@@ -34,12 +31,13 @@ fn add(conf: &str, args: &str) -> (cni_plugin::Outcome, Scripted) {
 }
 
 /// Wanted addresses and the counts of the one request that an ADD led to.
-fn asked(conf: &str, args: &str) -> (Vec<String>, u32, u32) {
+fn asked(conf: &str, args: &str) -> (Vec<String>, usize, usize) {
     let (outcome, allocator) = add(conf, args);
     assert_eq!(outcome.exit, 0, "{outcome:?}");
     let requests = allocator.added.borrow();
     assert_eq!(requests.len(), 1);
-    (requests[0].wanted.iter().map(ToString::to_string).collect(), requests[0].count_v4, requests[0].count_v6)
+    let wanted = &requests[0].request.wanted;
+    (wanted.these.iter().map(ToString::to_string).collect(), wanted.any_v4, wanted.any_v6)
 }
 
 #[test]
@@ -51,16 +49,17 @@ fn add_on_a_bridge() {
         "{\n    \"cniVersion\": \"1.0.0\",\n    \"ips\": [\n        {\n            \"address\": \"10.0.0.5/24\",\n            \"gateway\": \"10.0.0.1\"\n        }\n    ],\n    \"routes\": [\n        {\n            \"dst\": \"0.0.0.0/0\"\n        }\n    ]\n}"
     );
     let requests = allocator.added.borrow();
-    let request = &requests[0];
-    assert_eq!(request.store.location, stores::at("sled:///var/lib/margay/ipam.sled").unwrap());
-    assert_eq!(request.store.lock_file.to_str(), Some("/var/run/calico/ipam.lock"));
+    let request = &requests[0].request;
+    let at = &allocator.at.borrow()[0];
+    assert_eq!(at.location, stores::at("sled:///var/lib/margay/ipam.sled").unwrap());
+    assert_eq!(at.lock_file.to_str(), Some("/var/run/calico/ipam.lock"));
     assert_eq!(request.attachment.handle(), "net1.c1");
     assert_eq!((request.attachment.node.as_str(), request.attachment.boot.as_deref()), ("host-1", Some("191b29e2")));
     assert_eq!(request.attributes["timestamp"], "2026-11-21 02:41:03 +0000 UTC");
-    assert_eq!(request.pools_v4, ["lab"]);
-    assert_eq!((request.max_blocks, request.namespace.as_str()), (None, "default"));
-    let Network::Bridged(bridged) = &request.network else { panic!("{request:?}") };
-    assert_eq!((bridged.gateway_v4, bridged.own_pools.len()), (Gateway::First, 0));
+    assert_eq!(request.v4_pools, ["lab"]);
+    assert_eq!(request.max_blocks, 0);
+    assert_eq!(request.bridge, Some(Bridge { v4: Gateway::First, v6: Gateway::First }));
+    assert_eq!((request.define.len(), request.repeated), (0, Repeated::SameAnswer));
 }
 
 #[test]
@@ -87,8 +86,8 @@ fn on_calicos_networks_wanted_addresses_take_the_place_of_all() {
     assert_eq!(asked(conf, ""), (vec![], 1, 1));
     let (outcome, allocator) = add(conf, "");
     assert!(outcome.stdout.contains("\"10.0.0.5/26\"") && !outcome.stdout.contains("gateway"), "{}", outcome.stdout);
-    assert_eq!(allocator.added.borrow()[0].network, Network::Calico);
-    assert_eq!(allocator.added.borrow()[0].max_blocks, Some(1));
+    let request = &allocator.added.borrow()[0].request;
+    assert_eq!((request.bridge, request.repeated, request.max_blocks), (None, Repeated::Refused, 1));
     let (outcome, _) = add(conf, "IP=10.0.0.7/24");
     assert!(error_of(&outcome).1.ends_with("invalid IP address: 10.0.0.7/24"));
 }
@@ -208,7 +207,7 @@ fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugi
     answered(more, Ok(Checked::Compared(CheckResult { held, standings })))
 }
 
-fn answered(more: &str, answer: cni_plugin::Result<Checked>) -> cni_plugin::Outcome {
+fn answered(more: &str, answer: Result<Checked>) -> cni_plugin::Outcome {
     let allocator = Scripted { check: Some(answer), ..Scripted::default() };
     call(Name::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
 }
@@ -281,7 +280,7 @@ fn gc_and_status_need_a_version_that_has_them() {
         assert_eq!(code, 7, "{list}");
         assert!(message.ends_with("nothing was released") && !details.is_empty(), "{message}");
     }
-    let allocator = Scripted { gc: Some(Ok(cni_plugin::Collected::default())), ..Scripted::default() };
+    let allocator = Scripted { gc: Some(Ok(Collected::default())), ..Scripted::default() };
     let list = r#","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]"#;
     let conf = bridge(list).replace("1.0.0", "1.1.0");
     let mut env = environment("GC");
@@ -295,7 +294,7 @@ fn gc_and_status_need_a_version_that_has_them() {
 
 #[test]
 fn status_asks_for_what_an_add_would() {
-    let with = |more: &str, answer: cni_plugin::Result<()>| {
+    let with = |more: &str, answer: Result<()>| {
         let allocator = Scripted { status: Some(answer), ..Scripted::default() };
         let mut env = environment("STATUS");
         env.retain(|name, _| matches!(name.as_str(), "CNI_COMMAND" | "CNI_PATH"));
@@ -305,9 +304,10 @@ fn status_asks_for_what_an_add_would() {
     };
     let (ready, asked) = with(r#","ipam":{"assign_ipv6":"true","ipv4_pools":["lab"]}"#, Ok(()));
     assert_eq!((ready.exit, ready.stdout.as_str()), (0, ""));
-    assert_eq!((asked[0].count_v4, asked[0].count_v6, asked[0].wanted.len()), (1, 1, 0));
-    assert_eq!(asked[0].pools_v4, ["lab"]);
-    assert_eq!((asked[0].attachment.network.as_str(), asked[0].attachment.node.as_str()), ("net1", "host-1"));
+    let request = &asked[0].request;
+    assert_eq!((request.wanted.any_v4, request.wanted.any_v6, request.wanted.these.len()), (1, 1, 0));
+    assert_eq!(request.v4_pools, ["lab"]);
+    assert_eq!((request.attachment.network.as_str(), request.attachment.node.as_str()), ("net1", "host-1"));
     // Every error has the one code.
     let refused = CniError::internal("no room").with_details("make some");
     assert_eq!(error_of(&with("", Err(refused)).0), (50, "no room".into(), "make some".into()));
@@ -322,25 +322,12 @@ fn status_asks_for_what_an_add_would() {
 #[test]
 fn a_panic_is_an_error() {
     struct Broken;
-    impl cni_plugin::Allocator for Broken {
-        fn add(&self, _: &cni_plugin::AddRequest) -> cni_plugin::Result<Vec<Assigned>> {
-            panic!("index {} <out> of bounds", 5)
-        }
-        fn del(&self, _: &cni_plugin::DelRequest) -> cni_plugin::Result<()> {
-            unreachable!()
-        }
-        fn check(&self, _: &cni_plugin::CheckRequest) -> cni_plugin::Result<Checked> {
-            std::panic::panic_any(5)
-        }
-        fn quarantine(&self, _: &cni_plugin::StoreAt, _: &cni_plugin::Quarantine) -> cni_plugin::Result<()> {
-            unreachable!()
-        }
-
-        fn gc(&self, _: &cni_plugin::GcRequest) -> cni_plugin::Result<cni_plugin::Collected> {
-            unreachable!()
-        }
-        fn status(&self, _: &cni_plugin::AddRequest) -> cni_plugin::Result<()> {
-            unreachable!()
+    impl Allocator for Broken {
+        fn call(&self, _: &StoreAt, verb: &Verb) -> Result<Answer> {
+            match verb {
+                Verb::Add(_) => panic!("index {} <out> of bounds", 5),
+                _ => std::panic::panic_any(5),
+            }
         }
     }
     cni_plugin::install_hook();

@@ -10,13 +10,13 @@ use driver::Location;
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
-    Batch, Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
-    WatchRequest, WatchStream,
+    Batch, Error, ErrorKind, Operation, Purpose, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
+    TxnResponse, WatchRequest, WatchStream,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
-use wire::keys::{Answer, Asked, Purpose, Request};
+use wire::keys::{Answer, Asked, Request};
 use wire::{FROZEN_AFTER, Frame, Hello, Identity, Kind, MAX_ANSWER, malformed, peer};
 
 use super::{is_meant, is_trusted, socket};

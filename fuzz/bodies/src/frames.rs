@@ -1,6 +1,5 @@
 //! Bytes on the private socket, as both ends read them.
 
-use cni_plugin::served;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wire::{Frame, Hello, Kind, MAX_REQUEST, Progress, keys};
@@ -21,10 +20,10 @@ fn look(frame: &Frame) {
     assert_eq!(again, *frame);
     match frame.kind {
         Kind::Hello => same::<Hello>(frame),
-        Kind::Verb => same::<served::Asked>(frame),
+        Kind::Verb => same::<agent::Asked>(frame),
         Kind::Keys => same::<keys::Asked>(frame),
         Kind::Answer => {
-            same::<served::Answer>(frame);
+            same::<agent::Answer>(frame);
             same::<keys::Answer>(frame);
         }
         Kind::Alive => same::<Progress>(frame),

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
-use cni_plugin::{
-    AddRequest, Allocator, Assigned, CheckRequest, Checked, Collected, DelRequest, Environment, GcRequest, Host,
-    Invocation, Logging, Name, Quarantine, StoreAt, run,
-};
+use agent::{Allocator, Answer, Checked, Collected, StoreAt, Verb};
+use cni_plugin::{Environment, Host, Invocation, Logging, Name, run};
+use ipam_core::assign::{Assigned, Wanted};
 use ipam_core::{CheckResult, Standing};
+use ipnet::IpNet;
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -60,38 +60,29 @@ pub fn netconf(data: &[u8]) {
 struct Pretend;
 
 impl Allocator for Pretend {
-    fn add(&self, request: &AddRequest) -> cni_plugin::Result<Vec<Assigned>> {
-        let chosen = |count: u32, address: &str| (0..count).map(|_| address.parse().unwrap()).collect::<Vec<IpAddr>>();
-        let mut addresses = request.wanted.clone();
-        addresses.extend(chosen(request.count_v4, "10.0.0.9"));
-        addresses.extend(chosen(request.count_v6, "fd00::9"));
-        Ok(addresses
-            .into_iter()
-            .map(|address| {
-                let (block_prefix, pool_prefix) = if address.is_ipv4() { (26, 16) } else { (122, 64) };
-                Assigned { address, prefix_length: None, block_prefix, pool_prefix, gateway: None }
-            })
-            .collect())
+    fn call(&self, _: &StoreAt, verb: &Verb) -> agent::Result<Answer> {
+        Ok(match verb {
+            Verb::Add(add) => Answer::Assigned(assigned(&add.request.wanted)),
+            Verb::Del(_) | Verb::Quarantine(_) => Answer::Released(Vec::new()),
+            Verb::Check(check) => {
+                let standings = check.addresses.iter().map(|ip| (*ip, Standing::Own)).collect();
+                Answer::Checked(Checked::Compared(CheckResult { held: check.addresses.clone(), standings }))
+            }
+            Verb::Status(_) => Answer::Ready,
+            Verb::Gc(_) => Answer::Collected(Collected::default()),
+        })
     }
+}
 
-    fn del(&self, _: &DelRequest) -> cni_plugin::Result<()> {
-        Ok(())
-    }
-
-    fn check(&self, request: &CheckRequest) -> cni_plugin::Result<Checked> {
-        let standings = request.addresses.iter().map(|ip| (*ip, Standing::Own)).collect();
-        Ok(Checked::Compared(CheckResult { held: request.addresses.clone(), standings }))
-    }
-
-    fn status(&self, _: &AddRequest) -> cni_plugin::Result<()> {
-        Ok(())
-    }
-
-    fn quarantine(&self, _: &StoreAt, _: &Quarantine) -> cni_plugin::Result<()> {
-        Ok(())
-    }
-
-    fn gc(&self, _: &GcRequest) -> cni_plugin::Result<Collected> {
-        Ok(Collected::default())
-    }
+fn assigned(wanted: &Wanted) -> Vec<Assigned> {
+    let chosen = |count: usize, address: &str| (0..count).map(|_| address.parse().unwrap()).collect::<Vec<IpAddr>>();
+    let mut addresses = wanted.these.clone();
+    addresses.extend(chosen(wanted.any_v4, "10.0.0.9"));
+    addresses.extend(chosen(wanted.any_v6, "fd00::9"));
+    let one = |ip: IpAddr| {
+        let (block, pool) = if ip.is_ipv4() { (26, 16) } else { (122, 64) };
+        let network = |length| IpNet::new(ip, length).unwrap().trunc();
+        Assigned { ip, prefix_length: None, block: network(block), pool: network(pool), gateway: None }
+    };
+    addresses.into_iter().map(one).collect()
 }

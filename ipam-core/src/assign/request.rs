@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attachment::{Attachment, Names};
 use crate::model::{HostReserved, Labels, Owner, Pool, PoolUse};
-use crate::net::Family;
+use crate::net::{Family, nth};
 use crate::sticky::Sticky;
 
 /// The most blocks of a family that are read ahead because an address may come from them.
@@ -277,6 +277,15 @@ pub struct Assigned {
     pub pool: IpNet,
     /// The gateway of its pool, for a bridged network that wants one.
     pub gateway: Option<IpAddr>,
+}
+
+impl Assigned {
+    /// The address for the interface. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast
+    /// address), so of a prefix it is the second one.
+    pub fn interface_ip(&self) -> IpAddr {
+        let second = |length| nth(IpNet::new(self.ip, length).ok()?, 1);
+        self.prefix_length.and_then(second).unwrap_or(self.ip)
+    }
 }
 
 impl Assigned {

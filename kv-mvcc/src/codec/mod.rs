@@ -25,7 +25,7 @@ use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use kv::LeaseId;
 use uuid::Uuid;
 
-use crate::table::MAX_ROW_BYTES;
+use crate::table::{MAX_ROW_BYTES, Write};
 
 pub(crate) use row::{Change, Kept, Lease, LogRow, Place, Pointer, Row, State, fingerprint};
 
@@ -250,4 +250,16 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
 /// The bytes that a log row counts for: its own, and those of the superseded value that it keeps.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
+}
+
+/// The revision to which a commit of these rows takes the store; `None` if they do not name it.
+pub fn revision_of(writes: &[Write]) -> Option<u64> {
+    writes
+        .iter()
+        .rev()
+        .find_map(|write| match write {
+            Write::Put(key, row) if key == STATE_KEY => decode::<State>(key, row).ok(),
+            _ => None,
+        })
+        .map(|state| state.revision)
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use kv::{
-    Compare, CompareOp, ErrorKind, EventKind, Granted, Key, Lease, LeaseId, Op, Range, RangeRequest, Revision, Store,
-    StoreExt, Target, Txn, WatchRequest,
+    Compare, CompareOp, ErrorKind, EventKind, Granted, Key, Lease, LeaseId, Op, Purpose, Range, RangeRequest, Revision,
+    Store, StoreExt, Target, Txn, WatchRequest,
 };
-use kv_mvcc::{FORMAT, FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options, Purpose, Reserve, Retention};
+use kv_mvcc::{FORMAT, FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options, Reserve, Retention};
 
 use crate::wrapped::{Fault, Wrapped};
 

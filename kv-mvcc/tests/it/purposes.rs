@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kv::{ErrorKind, StoreExt};
-use kv_mvcc::{Options, Purpose, Reserve};
+use kv::{ErrorKind, Purpose, StoreExt};
+use kv_mvcc::{Options, Reserve};
 
 use crate::wrapped::{Fault, Wrapped};
 

@@ -6,10 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use datastore::held::Held;
 use etcd_api::{Backing, Identity, Place, Sizes};
 use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Revision, Store};
-
-use crate::held::Held;
 
 /// A held store, and the URLs by which clients reach it.
 #[derive(Debug)]

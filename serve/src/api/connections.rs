@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,51 +13,49 @@ use etcd_api::Client;
 use futures::Stream;
 use futures::stream::unfold;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tonic::transport::server::Connected;
 
 use super::address::Address;
 use super::authority::Corrected;
 use super::tls::Tls;
+use crate::accept::{self, Acceptor, Excess, Listener};
 
 /// So many clients are connected at once. Further ones are closed at once.
 const MOST: usize = 1024;
 /// A client has so long for the handshake of TLS.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long to wait before the next client is accepted after the system refused one.
-const PAUSE: Duration = Duration::from_millis(50);
-
-/// A listener of the API.
-pub(super) enum Listener {
-    Tcp(TcpListener, Option<Arc<Tls>>),
-    Unix(UnixListener, PathBuf),
+/// The API at one address.
+pub(super) struct Offer {
+    listener: Listener,
+    url: String,
+    tls: Option<Arc<Tls>>,
 }
 
-impl Listener {
+impl Offer {
     /// Listens. A unix socket that an earlier daemon has left is replaced; only the daemon's user may connect to it.
     ///
     /// # Errors
     /// Those of the system.
     pub(super) async fn bind(address: &Address, tls: Option<Arc<Tls>>) -> io::Result<Self> {
-        match address {
-            Address::Tcp { addresses, .. } => Ok(Self::Tcp(TcpListener::bind(&addresses[..]).await?, tls)),
-            Address::Unix(path) => Ok(Self::Unix(bind_unix(path)?, path.clone())),
-        }
+        let (listener, url) = match address {
+            Address::Tcp { addresses, .. } => {
+                let listener = TcpListener::bind(&addresses[..]).await?;
+                let scheme = if tls.is_some() { "https" } else { "http" };
+                let url = format!("{scheme}://{}", listener.local_addr()?);
+                (Listener::Tcp(listener), url)
+            }
+            Address::Unix(path) => (Listener::Unix(bind_unix(path)?), format!("unix://{}", path.display())),
+        };
+        Ok(Self { listener, url, tls })
     }
 
     /// The URL, with the port that the system has chosen.
-    ///
-    /// # Errors
-    /// Those of the system.
-    pub(super) fn url(&self) -> io::Result<String> {
-        Ok(match self {
-            Self::Tcp(listener, None) => format!("http://{}", listener.local_addr()?),
-            Self::Tcp(listener, Some(_)) => format!("https://{}", listener.local_addr()?),
-            Self::Unix(_, path) => format!("unix://{}", path.display()),
-        })
+    pub(super) fn url(&self) -> &str {
+        &self.url
     }
 }
 
@@ -75,25 +73,22 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     placed.map(|()| listener)
 }
 
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-
 /// The connection of a client.
 pub(super) struct Connection {
-    io: Corrected<Box<dyn Io>>,
+    io: Corrected<Box<dyn accept::Stream>>,
     client: Client,
     _place: OwnedSemaphorePermit,
 }
 
-/// The connections of all listeners, whose tasks end with `tasks`.
-pub(super) fn accept(
-    listeners: Vec<Listener>,
+/// The connections at all addresses, whose tasks end with `tasks`.
+pub(super) fn connections(
+    offers: Vec<Offer>,
     tasks: &mut JoinSet<()>,
 ) -> impl Stream<Item = io::Result<Connection>> + use<> {
     let (connected, connections) = mpsc::channel(1);
     let room = Arc::new(Semaphore::new(MOST));
-    for listener in listeners {
-        tasks.spawn(accept_at(listener, Arc::clone(&room), connected.clone()));
+    for offer in offers {
+        tasks.spawn(accept_at(offer, Arc::clone(&room), connected.clone()));
     }
     let next = |mut connections: mpsc::Receiver<Connection>| async {
         connections.recv().await.map(|connection| (Ok(connection), connections))
@@ -101,44 +96,28 @@ pub(super) fn accept(
     Box::pin(unfold(connections, next))
 }
 
-async fn accept_at(listener: Listener, room: Arc<Semaphore>, connected: mpsc::Sender<Connection>) {
+async fn accept_at(offer: Offer, room: Arc<Semaphore>, connected: mpsc::Sender<Connection>) {
+    let Offer { listener, tls, .. } = offer;
+    let acceptor = Acceptor::new("etcd's API", listener, room, Excess::IsAccepted);
     loop {
-        let place = || Arc::clone(&room).try_acquire_owned();
-        let accepted = match &listener {
-            Listener::Tcp(listener, tls) => match listener.accept().await {
-                Ok((stream, _)) => place().map(|place| admit(stream, tls.as_ref(), place, &connected)),
-                Err(error) => {
-                    refused(&error).await;
-                    continue;
-                }
-            },
-            Listener::Unix(listener, _) => match listener.accept().await {
-                Ok((stream, _)) => place().map(|place| hand_on(Box::new(stream), place, &connected)),
-                Err(error) => {
-                    refused(&error).await;
-                    continue;
-                }
-            },
-        };
-        if accepted.is_err() {
-            tracing::warn!(most = MOST, "too many clients of etcd's API: one was sent away");
+        match acceptor.next().await {
+            (client, Some(place)) => admit(client, tls.as_ref(), place, &connected),
+            (_, None) => tracing::warn!(most = MOST, "too many clients of etcd's API: one was sent away"),
         }
     }
 }
 
-async fn refused(error: &io::Error) {
-    tracing::warn!(%error, "a client of etcd's API could not be accepted");
-    sleep(PAUSE).await;
-}
-
-/// Admits a client that came by TCP, after its handshake if that is wanted.
-fn admit(stream: TcpStream, tls: Option<&Arc<Tls>>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<Connection>) {
-    // Without it every answer waits for the client's acknowledgement of the one before.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a client of etcd's API is gone");
-        return;
-    }
-    let Some(tls) = tls else { return hand_on(Box::new(stream), place, connected) };
+/// Admits a client, after its handshake if it came by TCP and that is wanted.
+fn admit(
+    client: accept::Client,
+    tls: Option<&Arc<Tls>>,
+    place: OwnedSemaphorePermit,
+    connected: &mpsc::Sender<Connection>,
+) {
+    let (tls, stream) = match (tls, client) {
+        (Some(tls), accept::Client::Tcp(stream)) => (tls, stream),
+        (_, client) => return hand_on(client.into_stream(), place, connected),
+    };
     let (acceptor, connected) = (tls.acceptor(), connected.clone());
     tokio::spawn(async move {
         match timeout(HANDSHAKE, acceptor.accept(stream)).await {
@@ -149,7 +128,7 @@ fn admit(stream: TcpStream, tls: Option<&Arc<Tls>>, place: OwnedSemaphorePermit,
     });
 }
 
-fn hand_on(io: Box<dyn Io>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<Connection>) {
+fn hand_on(io: Box<dyn accept::Stream>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<Connection>) {
     let connected = connected.clone();
     tokio::spawn(async move {
         // An error means that the daemon ends.

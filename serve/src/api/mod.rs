@@ -18,7 +18,7 @@ use crate::daemon::Daemon;
 
 use address::Address;
 pub(crate) use backing::Served;
-use connections::Listener;
+use connections::Offer;
 pub use options::Options;
 use tls::{Files, Tls};
 
@@ -56,7 +56,7 @@ pub(crate) async fn offer(
         return Err(Refused::at(first, why));
     }
     let mut tls = None;
-    let (mut listeners, mut urls) = (Vec::new(), Vec::new());
+    let (mut offers, mut urls) = (Vec::new(), Vec::new());
     for url in &options.listen {
         let address = Address::parse(url).map_err(|why| Refused::at(url, why))?;
         address.check(options).map_err(|why| Refused::at(url, why))?;
@@ -70,9 +70,9 @@ pub(crate) async fn offer(
             }
             _ => None,
         };
-        let listener = Listener::bind(&address, tls).await.map_err(|why| Refused::at(url, why))?;
-        urls.push(listener.url().map_err(|why| Refused::at(url, why))?);
-        listeners.push(listener);
+        let offer = Offer::bind(&address, tls).await.map_err(|why| Refused::at(url, why))?;
+        urls.push(offer.url().to_owned());
+        offers.push(offer);
     }
     let said = format!(", with etcd's API at {}", urls.join(" and "));
     let advertised = if options.advertise.is_empty() { urls } else { options.advertise.clone() };
@@ -80,7 +80,7 @@ pub(crate) async fn offer(
     if let Some(interval) = options.watch_progress_interval {
         api = api.with_report_interval(interval);
     }
-    let connections = connections::accept(listeners, tasks);
+    let connections = connections::connections(offers, tasks);
     let leases = api.clone();
     tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {

@@ -12,22 +12,21 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use super::Shown;
 use super::answer::secure;
 use super::route::{Origin, answer};
 use super::stall::Stalling;
-use super::{HttpListener, Shown};
+use crate::accept::{Acceptor, Excess, Listener, Stream};
 
 /// The bytes that a connection reads ahead and holds back.
 const BUFFER: usize = 16 * 1024;
 /// The most headers of a request.
 const HEADERS: usize = 64;
-/// The pause after a connection could not be taken, for want of file descriptors say.
-const PAUSE: Duration = Duration::from_millis(100);
 /// The time that requests have to end when the daemon does.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// The most clients that are refused at a time because there are too many.
@@ -44,29 +43,27 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/pla
 ///
 /// # Errors
 /// None now; an error of a connection ends that connection.
-pub async fn serve(listener: HttpListener, shown: Arc<Shown>, stop: impl Future<Output = ()>) -> io::Result<()> {
+pub async fn serve(listener: Listener, shown: Arc<Shown>, stop: impl Future<Output = ()>) -> io::Result<()> {
+    let origin = match &listener {
+        Listener::Tcp(_) => Origin::Network,
+        Listener::Unix(_) => Origin::Socket,
+    };
     let room = Arc::new(Semaphore::new(shown.limits.connections));
+    let acceptor = Acceptor::new("the page", listener, room, Excess::IsAccepted);
     let lobby = Arc::new(Semaphore::new(TURNED_AWAY));
     let (stopper, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
     loop {
-        let accepted = tokio::select! {
+        let (client, place) = tokio::select! {
             () = &mut stop => break,
-            accepted = accept(&listener) => accepted,
+            next = acceptor.next() => next,
             // The outcome of a connection is no concern of others.
             Some(_) = connections.join_next() => continue,
         };
-        let (stream, origin) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "cannot take an HTTP connection");
-                sleep(PAUSE).await;
-                continue;
-            }
-        };
-        match Arc::clone(&room).try_acquire_owned() {
-            Ok(place) => {
+        let stream = client.into_stream();
+        match place {
+            Some(place) => {
                 let (shown, stopped) = (Arc::clone(&shown), stopped.clone());
                 connections.spawn(async move {
                     let _place = place;
@@ -74,7 +71,7 @@ pub async fn serve(listener: HttpListener, shown: Arc<Shown>, stop: impl Future<
                     converse(stream, origin, &shown, stopped).await;
                 });
             }
-            Err(_) => {
+            None => {
                 if let Ok(place) = Arc::clone(&lobby).try_acquire_owned() {
                     connections.spawn(async move {
                         let _place = place;
@@ -87,23 +84,6 @@ pub async fn serve(listener: HttpListener, shown: Arc<Shown>, stop: impl Future<
     drop(stopper);
     _ = timeout(FAREWELL, async { while connections.join_next().await.is_some() {} }).await;
     Ok(())
-}
-
-/// A connection of either kind.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-
-async fn accept(listener: &HttpListener) -> io::Result<(Box<dyn Stream>, Origin)> {
-    match listener {
-        HttpListener::Tcp(listener) => {
-            let (stream, _) = listener.accept().await?;
-            // Events are to arrive at once.
-            _ = stream.set_nodelay(true);
-            Ok((Box::new(stream), Origin::Network))
-        }
-        HttpListener::Unix(listener) => Ok((Box::new(listener.accept().await?.0), Origin::Socket)),
-    }
 }
 
 /// Answers the requests of a connection, one after the other.

@@ -19,12 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use asked::Asked;
+use datastore::held::Held;
 use ipam_core::gc::Reach;
 use ipam_operator::Operator;
 use kv::Store;
-use tokio::net::{TcpListener, UnixListener};
 
-use crate::held::Held;
 use crate::metrics::Metrics;
 
 pub use connection::serve;
@@ -144,13 +143,4 @@ impl fmt::Debug for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shown").field("about", &self.about).field("hosts", &self.hosts).finish_non_exhaustive()
     }
-}
-
-/// The way in for clients.
-#[derive(Debug)]
-pub enum HttpListener {
-    /// A port. The `Host` header of a request must name loopback, or one of [`Shown::hosts`].
-    Tcp(TcpListener),
-    /// A unix socket. Its permissions bound its clients, so that any `Host` header will do.
-    Unix(UnixListener),
 }

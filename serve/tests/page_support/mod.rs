@@ -20,7 +20,8 @@ use ipam_core::reservations::Reservations;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Store, StoreExt};
 use kv_mvcc::{Clock, MemoryTable, MvccStore, Options};
-use serve::http::{About, HttpListener, Limits, Shown, serve};
+use serve::accept::Listener;
+use serve::http::{About, Limits, Shown, serve};
 use serve::metrics::Metrics;
 use time::OffsetDateTime;
 use tokio::net::TcpListener;
@@ -206,7 +207,7 @@ impl Daemon {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let until = async move { _ = stopped.await };
-        runtime.spawn(serve(HttpListener::Tcp(listener), Arc::new(shown), until));
+        runtime.spawn(serve(Listener::Tcp(listener), Arc::new(shown), until));
         Self { address, ipam, metrics, stop: Some(stop), runtime }
     }
 

@@ -64,10 +64,13 @@ fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = 
 
 /// The pools of a store; empty if there is no store.
 async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
-    let open = match datastore::reach(location, &Create::Never.with_wait(PATIENCE)).await {
-        Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
-        opened => opened.map_err(|error| store::explain(location, error))?,
-    };
+    let open =
+        match datastore::open(location, &Create::Never.with_wait(PATIENCE).with_sharing(datastore::Sharing::Served))
+            .await
+        {
+            Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
+            opened => opened.map_err(|error| store::explain(location, error))?,
+        };
     let ipam = Operator::new(open.store(), nodes(location));
     let inventory = ipam.inventory(Deadline::after(PATIENCE)).await;
     drop(ipam);

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use agent::CniError;
+
 use super::server::{Reply, Server};
 use super::{TOKEN, client, reported};
-use crate::error::CniError;
 
 const LONG: Duration = Duration::from_secs(20);
 const NAMESPACE: &str = r#"{"kind":"Namespace","metadata":{"labels":{"team":"x"},"annotations":{"a":"b"}}}"#;

@@ -8,6 +8,7 @@ mod ways_in;
 
 use std::path::Path;
 
+use agent::CniError;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -15,7 +16,6 @@ use self::server::Server;
 use super::Kubernetes;
 use super::client::Client;
 use crate::env::Environment;
-use crate::error::CniError;
 use crate::gojson::Json;
 use crate::netconf::NetConf;
 
@@ -59,7 +59,7 @@ fn client(server: &Server) -> Client {
 /// The number of an error that has no secret in it, and its text.
 #[track_caller]
 fn reported(error: CniError) -> (u32, String) {
-    let all = format!("{error:?} {error} {}", error.to_json());
+    let all = format!("{error:?} {error} {}", crate::outcome::to_json(&error));
     assert!(!all.contains("hidden"), "{all}");
     (error.code().number(), error.message().to_owned())
 }

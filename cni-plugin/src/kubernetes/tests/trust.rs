@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -17,7 +18,6 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::server::{Reply, Server};
 use super::{kubeconfig, kubernetes, reported, write};
-use crate::error::Result;
 use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cni_plugin::{FileIntents, INTENTS_FOLDER};
+use agent::{FileIntents, INTENTS_FOLDER};
 use datastore::Create;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::attachment::Attachment;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cni_plugin::{Checked, Name, Outcome};
+use agent::Checked;
+use cni_plugin::{Name, Outcome};
 use ipam_core::{CheckResult, Standing};
 use serde_json::{Value, json};
 

@@ -1,17 +1,27 @@
 //! The errors of calls on a store, as runtimes get them.
 
-use ipam_core::BridgeError;
+use ipam_core::{BridgeError, QuotaReached};
 
 use crate::error::{CniError, Code};
-use crate::run::Rules;
+
+/// The rules that a network follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// Calico's, with its errors.
+    Calico,
+    /// Those of subnets on a wire.
+    Bridged,
+}
 
 /// The reason for which a call came to nothing.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The store's error.
     Store(kv::Error),
     /// The namespace of the pod must be looked up first.
     NamespaceWanted,
+    /// No address is free, unless leftovers of earlier boots can be released.
+    NoRoom(CniError),
     /// Everything else.
     Cni(CniError),
 }
@@ -33,14 +43,14 @@ impl From<Failure> for CniError {
         match failure {
             Failure::Store(error) => error.into(),
             Failure::NamespaceWanted => Self::from_error(&ipam_core::Error::NamespaceWanted),
-            Failure::Cni(error) => error,
+            Failure::NoRoom(error) | Failure::Cni(error) => error,
         }
     }
 }
 
-/// The error as the runtime gets it. An error that the configuration of a secondary network can mend has code 7; on a
+/// The error of the allocator as the runtime gets it. An error that the configuration of a secondary network can mend has code 7; on a
 /// network of Calico's the allocator's errors are plain ones, as Calico's are.
-pub(crate) fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
+pub fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
         ipam_core::Error::NamespaceWanted => Failure::NamespaceWanted,
@@ -52,7 +62,9 @@ pub(crate) fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
             let advice = advice(&error).filter(|_| rules == Rules::Bridged);
-            CniError::from_error(&error).with_details(advice.unwrap_or_default()).into()
+            let told = CniError::from_error(&error).with_details(advice.unwrap_or_default());
+            let is_quota = matches!(error, ipam_core::Error::Quota(QuotaReached { over_leftovers: false, .. }));
+            if error.is_exhaustion() && !is_quota { Failure::NoRoom(told) } else { told.into() }
         }
     }
 }

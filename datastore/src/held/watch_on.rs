@@ -4,13 +4,13 @@ use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{Batch, ErrorKind, Progress, Result, WatchRequest, WatchStream};
 
-use crate::held::Held;
+use super::Held;
 
 /// Watches the store, or the store of a generation, and the same store after each hand-over.
 ///
 /// # Errors
 /// Those of a watch; `RevisionRegressed` if another store has taken its place.
-pub(crate) async fn watch_on(held: Held, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
+pub(super) async fn watch_on(held: Held, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
     // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
     let request = request.with_progress(Progress::Report);

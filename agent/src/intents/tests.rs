@@ -9,7 +9,9 @@ use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::model::NewPool;
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
-use kv::{Compare, CompareOp, Content, Deadline, Op, Operation, Range, Revision, Store, StoreExt, Target, TxnRange};
+use kv::{
+    Compare, CompareOp, Content, Deadline, Op, Operation, Prev, Range, Revision, Store, StoreExt, Target, TxnRange,
+};
 
 use super::*;
 
@@ -44,8 +46,122 @@ fn note() -> Note {
     Note::new("etcd://h:1", &attachment("c"), &txn())
 }
 
-/// A pending commit for one attachment, in the form in which an earlier version wrote it for that one and the container
-/// `d`, with these steps.
+/// A pending commit in the form of version 1, which earlier versions wrote.
+fn in_first_form(note: &Note) -> Vec<u8> {
+    let mut content = Vec::new();
+    let mut form = FirstForm(&mut content);
+    form.bytes(note.store.as_bytes());
+    ["net", "c", "eth0", "n"].iter().for_each(|name| form.bytes(name.as_bytes()));
+    form.number(note.txn.compares.len() as u64);
+    note.txn.compares.iter().for_each(|compare| form.compare(compare));
+    for ops in [&note.txn.success, &note.txn.failure] {
+        form.number(ops.len() as u64);
+        ops.iter().for_each(|op| form.op(op));
+    }
+    let mut bytes = b"margay-intent\x01".to_vec();
+    bytes.extend(whole_file::CRC_32.checksum(&content).to_le_bytes());
+    bytes.extend(content);
+    bytes
+}
+
+/// Writes the content of the first form.
+struct FirstForm<'b>(&'b mut Vec<u8>);
+
+impl FirstForm<'_> {
+    fn number(&mut self, number: u64) {
+        match number {
+            0..=250 => self.0.push(u8::try_from(number).unwrap()),
+            251..=0xffff => {
+                self.0.push(251);
+                self.0.extend(u16::try_from(number).unwrap().to_le_bytes());
+            }
+            _ => {
+                self.0.push(252);
+                self.0.extend(u32::try_from(number).unwrap().to_le_bytes());
+            }
+        }
+    }
+
+    fn signed(&mut self, number: i64) {
+        self.number(((number << 1) ^ (number >> 63)).cast_unsigned());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.extend(bytes);
+    }
+
+    fn range(&mut self, range: &Range) {
+        let (variant, keys) = match range {
+            Range::Key(key) => (0, vec![key]),
+            Range::Prefix(key) => (1, vec![key]),
+            Range::FromTo(from, to) => (2, vec![from, to]),
+            Range::From(key) => (3, vec![key]),
+            Range::All => (4, Vec::new()),
+        };
+        self.number(variant);
+        keys.into_iter().for_each(|key| self.bytes(key.as_bytes()));
+    }
+
+    fn compare(&mut self, compare: &Compare) {
+        self.range(&compare.range);
+        self.number(match compare.op {
+            CompareOp::Equal => 0,
+            CompareOp::NotEqual => 1,
+            CompareOp::Less => 2,
+            CompareOp::Greater => 3,
+        });
+        match &compare.target {
+            Target::Version(version) => {
+                self.number(0);
+                self.signed(*version);
+            }
+            Target::CreateRevision(revision) => {
+                self.number(1);
+                self.signed(revision.get());
+            }
+            Target::ModRevision(revision) => {
+                self.number(2);
+                self.signed(revision.get());
+            }
+            Target::Value(value) => {
+                self.number(3);
+                self.bytes(value.as_bytes());
+            }
+            other => panic!("{other:?} is not in the first form"),
+        }
+    }
+
+    fn op(&mut self, op: &Op) {
+        match op {
+            Op::Put { key, value, prev, lease: None } => {
+                self.number(0);
+                self.bytes(key.as_bytes());
+                self.bytes(value.as_bytes());
+                self.number(u64::from(*prev == Prev::Return));
+            }
+            Op::Delete { range, prev } => {
+                self.number(1);
+                self.range(range);
+                self.number(u64::from(*prev == Prev::Return));
+            }
+            Op::Range(read) => {
+                self.number(2);
+                self.range(&read.range);
+                self.signed(read.limit);
+                self.number(match read.content {
+                    Content::Full => 0,
+                    Content::KeysOnly => 1,
+                    Content::CountOnly => 2,
+                });
+            }
+            other => panic!("{other:?} is not in the first form"),
+        }
+    }
+}
+
+/// A pending commit for one attachment in the first form, in the form in which an earlier version wrote it for that one and the
+/// container `d`, with these steps.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
@@ -87,12 +203,18 @@ fn ids(pending: io::Result<Vec<Pending>>) -> Vec<IntentId> {
 #[test]
 fn the_bytes_are_these() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let note = note().encode().unwrap();
-    assert_eq!(hex(&note), GOLDEN);
-    assert_eq!(hex(&for_two(&note, "")), GOLDEN_FOR_TWO);
+    assert_eq!(hex(&note().encode().unwrap()), GOLDEN);
+    let first = in_first_form(&note());
+    assert_eq!(hex(&first), GOLDEN_FIRST);
+    assert_eq!(hex(&for_two(&first, "")), GOLDEN_FOR_TWO);
 }
 
 const GOLDEN: &str = "\
+    6d61726761792d696e74656e74039fc52a6d0a657463643a2f2f683a31036e657401630465746830016e0600016b0002fb58\
+    0200016c0002000102702f02021002016101620103017604030001040201120300016b0200ff01000100016c000102016101\
+    6200020203016601010200016b0000";
+
+const GOLDEN_FIRST: &str = "\
     6d61726761792d696e74656e7401269a1afc0a657463643a2f2f683a31036e657401630465746830016e0600016b0002fb58\
     0200016c0002000102702f02021002016101620103017604030001040201120300016b0200ff010100016c00010201610162\
     00020203016601010200016b0000";
@@ -105,8 +227,9 @@ const GOLDEN_FOR_TWO: &str = "\
 #[test]
 fn a_note_comes_back_as_it_was() {
     assert_eq!(Note::decode(&note().encode().unwrap()), Ok((note(), None)));
+    assert_eq!(Note::decode(&in_first_form(&note())), Ok((note(), None)));
     for steps in ["", "c"] {
-        let bytes = for_two(&note().encode().unwrap(), steps);
+        let bytes = for_two(&in_first_form(&note()), steps);
         let (note, steps_at) = Note::decode(&bytes).unwrap();
         assert_eq!((&note.txn, steps_at), (&txn(), Some(bytes.len() - steps.len())));
         assert_eq!(["c", "d", "e"].map(|container| note.is_of(&attachment(container))), [true, true, false]);
@@ -117,7 +240,8 @@ fn a_note_comes_back_as_it_was() {
 #[test]
 fn what_is_cut_changed_or_foreign_is_no_note() {
     let whole = note().encode().unwrap();
-    for bytes in [whole.clone(), for_two(&whole, "")] {
+    let first = in_first_form(&note());
+    for bytes in [whole.clone(), for_two(&first, ""), first] {
         for length in 0..bytes.len() {
             assert!(Note::decode(&bytes[..length]).is_err(), "cut to {length}");
         }
@@ -133,8 +257,8 @@ fn what_is_cut_changed_or_foreign_is_no_note() {
     longer.push(0);
     assert_eq!(Note::decode(&longer), Err(codec::NoNote::Damaged));
     let mut newer = whole;
-    newer[13] = 3;
-    assert_eq!(Note::decode(&newer), Err(codec::NoNote::OtherVersion(3)));
+    newer[13] = 4;
+    assert_eq!(Note::decode(&newer), Err(codec::NoNote::OtherVersion(4)));
 }
 
 #[test]
@@ -204,7 +328,7 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
 
 #[test]
 fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_done() {
-    let note = note().encode().unwrap();
+    let note = in_first_form(&note());
     // Closed and found, closed and done, and the same beside steps that come too late.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
@@ -233,9 +357,10 @@ fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_
 fn a_finder_of_an_earlier_versions_note_takes_the_steps_that_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
     let intents = FileIntents::new(folder.path(), "etcd://h:1");
-    let whole = for_two(&note().encode().unwrap(), "");
+    let note = in_first_form(&note());
+    let whole = for_two(&note, "");
     for (before, after) in [("", "vf"), ("c", "cvf")] {
-        let [path, _] = leave_for_two(folder.path(), &note().encode().unwrap(), before);
+        let [path, _] = leave_for_two(folder.path(), &note, before);
         drop(ids(pending(&intents, &attachment("d"))));
         assert_eq!(fs::read(&path).unwrap()[whole.len()..], *after.as_bytes());
         fs::read_dir(folder.path()).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
@@ -262,7 +387,8 @@ async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
     let broken = ipam(Arc::new(late.clone()));
     broken.assign(&one("c"), Deadline::after(Duration::from_millis(200))).await.unwrap_err();
     let note = folder.path().read_dir().unwrap().next().unwrap().unwrap().path();
-    leave_for_two(folder.path(), &fs::read(&note).unwrap(), "c");
+    let (sent, _) = Note::decode(&fs::read(&note).unwrap()).unwrap();
+    leave_for_two(folder.path(), &in_first_form(&sent), "c");
     fs::remove_file(note).unwrap();
 
     // The release of `d` sends it again. So `c` has an address, until its own release.

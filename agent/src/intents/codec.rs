@@ -1,15 +1,16 @@
 //! The bytes of a pending commit: a fixed beginning, the version of its form, a CRC-32 over its content, and the
 //! content.
 //!
-//! The content is an encoding by bincode of the types below: the order of fields and variants is part of the form. They
-//! repeat the request types of `kv`, which may grow; each addition there must be added here under a new version.
+//! A pending commit has version 3: store, attachment and transaction as the daemon's socket has them ([`wire::encode`]), under a checksum
+//! that covers the version, too. The types of
+//! `kv` may grow: each addition to those of a transaction takes a new version here, which a test with the bytes of this one tells.
 //!
-//! A pending commit has version 1. Version 2 is only read: it is for several attachments, and earlier versions wrote
-//! it. Before its checksum stands the length of the content, which ends with the other attachments, and behind the
-//! content come its [steps](super::several).
+//! Earlier versions wrote two other forms, which are only read. Version 1 is an encoding of the types below. Version 2 is for several
+//! attachments: before its checksum stands the length of the content, which ends with the other attachments, and behind the content come
+//! its [steps](super::several).
 
+use bincode::Decode;
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
-use bincode::{Decode, Encode};
 use ipam_core::attachment::Attachment;
 use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Txn, TxnRange, Value};
 
@@ -17,10 +18,12 @@ use crate::whole_file::CRC_32;
 
 /// The bytes at the beginning of every pending commit.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form of a pending commit for one attachment, and the form for several, which is only read.
-const FOR_ONE: u8 = 1;
+/// The form of a pending commit.
+const CURRENT: u8 = 3;
+/// The first form, and the one for several attachments.
+const FIRST: u8 = 1;
 const FOR_SEVERAL: u8 = 2;
-/// More bytes than any pending commit has.
+/// More bytes than any pending commit of these two has.
 const DECODE_LIMIT: usize = 4 * 1024 * 1024;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
@@ -29,12 +32,12 @@ const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Note {
     pub(super) store: String,
-    attachments: Vec<Form4>,
+    attachments: Vec<Names>,
     pub(super) txn: Txn,
 }
 
 /// Network, container, interface and node of an attachment.
-type Form4 = (String, String, String, String);
+type Names = (String, String, String, String);
 
 /// The reason why bytes are no pending commit, or why a transaction cannot be recorded as one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +51,7 @@ pub(super) enum NoNote {
     /// Its checksum is wrong, or its content cannot be decoded.
     #[error("it is damaged")]
     Damaged,
-    /// The transaction has something that this form has no place for.
+    /// It is for several attachments, or too long.
     #[error("the transaction cannot be noted")]
     Inexpressible,
 }
@@ -65,24 +68,11 @@ impl Note {
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, NoNote> {
         let [attachment] = &self.attachments[..] else { return Err(NoNote::Inexpressible) };
-        let form = Form {
-            store: self.store.clone(),
-            attachment: attachment.clone(),
-            compares: self
-                .txn
-                .compares
-                .iter()
-                .map(FormCompare::of)
-                .collect::<Option<_>>()
-                .ok_or(NoNote::Inexpressible)?,
-            success: ops_of(&self.txn.success)?,
-            failure: ops_of(&self.txn.failure)?,
-        };
-        let rest = bincode::encode_to_vec(form, BINCODE).map_err(|_| NoNote::Inexpressible)?;
+        let content = wire::encode(&(&self.store, attachment, &self.txn)).map_err(|_| NoNote::Inexpressible)?;
         let mut bytes = MAGIC.to_vec();
-        bytes.push(FOR_ONE);
-        bytes.extend(CRC_32.checksum(&rest).to_le_bytes());
-        bytes.extend(rest);
+        bytes.push(CURRENT);
+        bytes.extend(checksum_with(CURRENT, &content).to_le_bytes());
+        bytes.extend(content);
         Ok(bytes)
     }
 
@@ -91,7 +81,7 @@ impl Note {
         let (version, mut rest) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(NoNote::Foreign)?;
         let mut steps = None;
         match *version {
-            FOR_ONE => {}
+            CURRENT | FIRST => {}
             FOR_SEVERAL => {
                 let (length, behind) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
                 let length = u32::from_le_bytes(*length) as usize;
@@ -101,14 +91,19 @@ impl Note {
             other => return Err(NoNote::OtherVersion(other)),
         }
         let (sum, rest) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
-        if CRC_32.checksum(rest) != u32::from_le_bytes(*sum) {
+        let found = if *version == CURRENT { checksum_with(CURRENT, rest) } else { CRC_32.checksum(rest) };
+        if found != u32::from_le_bytes(*sum) {
             return Err(NoNote::Damaged);
+        }
+        if *version == CURRENT {
+            let (store, attachment, txn) = wire::decode(rest).map_err(|_| NoNote::Damaged)?;
+            return Ok((Self { store, attachments: vec![attachment], txn }, None));
         }
         let (form, mut read): (Form, usize) = bincode::decode_from_slice(rest, BINCODE).map_err(|_| NoNote::Damaged)?;
         let Form { store, attachment, compares, success, failure } = form;
         let mut attachments = vec![attachment];
         if steps.is_some() {
-            let (others, more): (Vec<Form4>, usize) =
+            let (others, more): (Vec<Names>, usize) =
                 bincode::decode_from_slice(&rest[read..], BINCODE).map_err(|_| NoNote::Damaged)?;
             attachments.extend(others);
             read += more;
@@ -124,32 +119,36 @@ impl Note {
     }
 }
 
-fn names(attachment: &Attachment) -> Form4 {
+/// The checksum of a content and of the version before it: one version's content may read as another one's.
+fn checksum_with(version: u8, content: &[u8]) -> u32 {
+    let mut digest = CRC_32.digest();
+    digest.update(&[version]);
+    digest.update(content);
+    digest.finalize()
+}
+
+fn names(attachment: &Attachment) -> Names {
     let Attachment { network, container, interface, node, .. } = attachment.clone();
     (network, container, interface, node)
 }
 
-fn ops_of(ops: &[Op]) -> Result<Vec<FormOp>, NoNote> {
-    ops.iter().map(FormOp::of).collect::<Option<_>>().ok_or(NoNote::Inexpressible)
-}
-
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 struct Form {
     store: String,
-    attachment: Form4,
+    attachment: Names,
     compares: Vec<FormCompare>,
     success: Vec<FormOp>,
     failure: Vec<FormOp>,
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 struct FormCompare {
     range: FormRange,
     op: FormCompareOp,
     target: FormTarget,
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 enum FormRange {
     Key(Vec<u8>),
     Prefix(Vec<u8>),
@@ -158,7 +157,7 @@ enum FormRange {
     All,
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 enum FormCompareOp {
     Equal,
     NotEqual,
@@ -166,7 +165,7 @@ enum FormCompareOp {
     Greater,
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 enum FormTarget {
     Version(i64),
     CreateRevision(i64),
@@ -174,43 +173,24 @@ enum FormTarget {
     Value(Vec<u8>),
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 enum FormOp {
     Put { key: Vec<u8>, value: Vec<u8>, prev: FormPrev },
     Delete { range: FormRange, prev: FormPrev },
     Range { range: FormRange, limit: i64, content: FormContent },
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 enum FormPrev {
     Omit,
     Return,
 }
 
-#[derive(Encode, Decode)]
+#[derive(Decode)]
 enum FormContent {
     Full,
     KeysOnly,
     CountOnly,
-}
-
-impl FormCompare {
-    fn of(compare: &Compare) -> Option<Self> {
-        let op = match compare.op {
-            CompareOp::Equal => FormCompareOp::Equal,
-            CompareOp::NotEqual => FormCompareOp::NotEqual,
-            CompareOp::Less => FormCompareOp::Less,
-            CompareOp::Greater => FormCompareOp::Greater,
-        };
-        let target = match &compare.target {
-            Target::Version(version) => FormTarget::Version(*version),
-            Target::CreateRevision(revision) => FormTarget::CreateRevision(revision.get()),
-            Target::ModRevision(revision) => FormTarget::ModRevision(revision.get()),
-            Target::Value(value) => FormTarget::Value(value.as_bytes().to_vec()),
-            _ => return None,
-        };
-        Some(Self { range: FormRange::of(&compare.range), op, target })
-    }
 }
 
 impl From<FormCompare> for Compare {
@@ -231,19 +211,6 @@ impl From<FormCompare> for Compare {
     }
 }
 
-impl FormRange {
-    fn of(range: &Range) -> Self {
-        let bytes = |key: &Key| key.as_bytes().to_vec();
-        match range {
-            Range::Key(key) => Self::Key(bytes(key)),
-            Range::Prefix(key) => Self::Prefix(bytes(key)),
-            Range::FromTo(from, to) => Self::FromTo(bytes(from), bytes(to)),
-            Range::From(key) => Self::From(bytes(key)),
-            Range::All => Self::All,
-        }
-    }
-}
-
 impl From<FormRange> for Range {
     fn from(form: FormRange) -> Self {
         match form {
@@ -253,27 +220,6 @@ impl From<FormRange> for Range {
             FormRange::From(key) => Self::From(Key::new(key)),
             FormRange::All => Self::All,
         }
-    }
-}
-
-impl FormOp {
-    fn of(op: &Op) -> Option<Self> {
-        Some(match op {
-            // The allocator attaches nothing to a lease.
-            Op::Put { key, value, prev, lease: None } => {
-                Self::Put { key: key.as_bytes().to_vec(), value: value.as_bytes().to_vec(), prev: FormPrev::of(*prev) }
-            }
-            Op::Delete { range, prev } => Self::Delete { range: FormRange::of(range), prev: FormPrev::of(*prev) },
-            Op::Range(read) => {
-                let content = match read.content {
-                    Content::Full => FormContent::Full,
-                    Content::KeysOnly => FormContent::KeysOnly,
-                    Content::CountOnly => FormContent::CountOnly,
-                };
-                Self::Range { range: FormRange::of(&read.range), limit: read.limit, content }
-            }
-            _ => return None,
-        })
     }
 }
 
@@ -292,15 +238,6 @@ impl From<FormOp> for Op {
                 };
                 Self::Range(TxnRange::new(range.into()).with_limit(limit).with_content(content))
             }
-        }
-    }
-}
-
-impl FormPrev {
-    fn of(prev: Prev) -> Self {
-        match prev {
-            Prev::Omit => Self::Omit,
-            Prev::Return => Self::Return,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A store that the daemon holds open, and that other processes get whenever they wait for it.
+//! A store that a process holds open, and lends to other processes: the daemon whenever they wait for it, a reader of much between
+//! two of its calls, and the main plugin while another program has its turn.
 //!
 //! Each call has a [`KeptOpen`]: while it lasts the store stays open. A hand-over waits until all are dropped, closes the store, lets the
 //! processes that wait have it, and opens it again. Calls that come meanwhile wait for that. Watches go on after it, since a
@@ -8,34 +9,43 @@
 //! no future that is given away may have a `KeptOpen` across an `await`, or wait for a lock that a hand-over needs: what keeps
 //! the store open runs in a task of its own.
 
+mod calls;
+mod gate;
+mod holding;
+mod watch_on;
+
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use datastore::care::{self, Queued};
-use datastore::{Create, Location, OpenStore, served};
-use kv::{Error, ErrorKind, Operation, Result, Revision, Store};
-use kv_mvcc::{Purpose, Retention};
+use driver::{Location, Opened};
+use kv::{Error, ErrorKind, Operation, Purpose, Result, Revision, Store};
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, Identity};
 
-use crate::gate::{Gate, Turn, Use};
-use crate::metrics::Metrics;
+use self::gate::{Found, Gate, Turn, Use};
+use self::holding::Wait;
+use crate::care::{self, Queued};
+use crate::open::open_here;
+use crate::served;
+
+pub use self::holding::{Holding, LEAST_HOLD, Observer};
 
 /// How long a process that has announced itself may take until it waits for the lock.
 const ANNOUNCED: Duration = Duration::from_millis(20);
+/// How long the search for the process may take that has the store.
+const SEARCH: Duration = Duration::from_millis(500);
 /// How often it is looked for.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// How long the lock is waited for at once.
-pub(crate) const WAIT: Duration = Duration::from_secs(60);
-
 /// A store that is held. Clones are handles to the same one.
 #[derive(Clone)]
 pub struct Held {
     shared: Arc<Shared>,
     /// The purpose of the calls that this handle makes.
-    pub(crate) purpose: Purpose,
+    purpose: Purpose,
+    /// The store that this handle means, of those that were at this place; `None` for whichever is there.
+    pinned: Option<u64>,
 }
 
 struct Shared {
@@ -44,9 +54,7 @@ struct Shared {
     gate: Arc<Gate>,
     /// The store that was there last.
     seen: Mutex<Seen>,
-    metrics: Arc<Metrics>,
-    /// The bounds that the store gets on its history; `None` leaves it those that it has.
-    history: Option<Retention>,
+    holding: Holding,
     /// The oldest revision that clients of etcd's API may read, as far as it is known.
     oldest_for_clients: AtomicI64,
 }
@@ -87,7 +95,7 @@ impl KeptOpen {
     }
 
     /// The open store.
-    pub fn open(&self) -> Result<&OpenStore> {
+    pub fn open(&self) -> Result<&dyn Opened> {
         // It is made with an open store only.
         self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
@@ -106,10 +114,9 @@ impl fmt::Debug for KeptOpen {
 }
 
 impl Held {
-    /// A handle to the store at this location, which the first call opens. The metrics follow the lock. A store of format 2 gets
-    /// these bounds on its history, if there are any.
-    pub fn new(location: Location, history: Option<Retention>, metrics: Arc<Metrics>) -> Self {
-        let name = location.to_string();
+    /// A handle to the store at this location, which the first call opens.
+    pub fn new(location: Location, holding: Holding) -> Self {
+        let (name, purpose) = (location.to_string(), holding.options.purpose);
         let seen = Mutex::new(Seen { identity: Identity::Nothing, halves: (0, 0), generation: 0, queued: None });
         Self {
             shared: Arc::new(Shared {
@@ -117,17 +124,29 @@ impl Held {
                 name,
                 gate: Gate::new(),
                 seen,
-                metrics,
-                history,
+                holding,
                 oldest_for_clients: AtomicI64::new(0),
             }),
-            purpose: Purpose::Any,
+            purpose,
+            pinned: None,
         }
+    }
+
+    /// A handle to the store that is at this location now. Its calls fail with `RevisionRegressed` if another store takes its place.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub(crate) async fn begin(location: Location, holding: Holding) -> Result<Self> {
+        let held = Self::new(location, holding);
+        let mut turn = held.shared.gate.turn().await;
+        held.reopen(&mut turn, held.shared.holding.options.wait).await?;
+        drop(turn);
+        Ok(Self { pinned: Some(held.generation()), ..held })
     }
 
     /// A handle whose transactions only release, which they still can when the disk is full.
     #[must_use]
-    pub(crate) fn to_release(&self) -> Self {
+    pub fn to_release(&self) -> Self {
         Self { purpose: Purpose::Release, ..self.clone() }
     }
 
@@ -158,7 +177,7 @@ impl Held {
     }
 
     /// The two halves of the id of the embedded store that was there last, and its generation.
-    pub(crate) fn place(&self) -> ((u64, u64), u64) {
+    pub fn place(&self) -> ((u64, u64), u64) {
         let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.halves, seen.generation)
     }
@@ -167,7 +186,7 @@ impl Held {
         self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
+    fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
@@ -176,18 +195,21 @@ impl Held {
     /// # Errors
     /// Those of opening it; `Locked` if others have it until then.
     pub async fn keep_open(&self, until: Instant) -> Result<KeptOpen> {
-        let wait = async {
-            loop {
-                if let Some(used) = self.shared.gate.wait().await {
-                    return Ok::<_, Error>(used);
-                }
-                let opened = self.to_the_end(move |held| async move { held.open_until(until).await }).await;
-                opened.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))?;
+        let locked = || self.error(ErrorKind::Locked, Operation::Open);
+        loop {
+            match timeout_at(until.into(), self.shared.gate.wait()).await {
+                Ok(Found::Open(used)) => return Ok(KeptOpen { used, generation: self.generation() }),
+                Ok(Found::Ended) => return Err(self.error(ErrorKind::Closed, Operation::Open)),
+                Ok(Found::Closed | Found::Turning) => {}
+                Err(_) => return Err(locked()),
             }
-        };
-        match timeout_at(until.into(), wait).await {
-            Ok(used) => Ok(KeptOpen { used: used?, generation: self.generation() }),
-            Err(_) => Err(self.error(ErrorKind::Locked, Operation::Open)),
+            // A call that waits in vain searches for the process that has the store, and its error names that.
+            let opened = self.to_the_end(move |held| async move { held.open_until(until).await });
+            match timeout_at((until + SEARCH).into(), opened).await {
+                Ok(Some(opened)) => opened?,
+                Ok(None) => return Err(self.error(ErrorKind::Closed, Operation::Open)),
+                Err(_) => return Err(locked()),
+            }
         }
     }
 
@@ -203,24 +225,26 @@ impl Held {
 
     /// Opens the store and looks which one it is.
     async fn reopen(&self, turn: &mut Turn, wait: Duration) -> Result<()> {
-        let _wait = self.shared.metrics.pulse.wait();
+        let Holding { options, opens_when_full, history, observer, .. } = &self.shared.holding;
+        let _wait = Wait::begin(&**observer);
         let location = &self.shared.location;
-        let open = match datastore::open(location, &Create::Never.with_wait(wait)).await {
-            // There may be room for releases. Other writes are refused until what was kept for these is there again.
-            Err(error) if *error.kind() == ErrorKind::NoSpace => {
-                datastore::open(location, &Create::Never.with_wait(wait).with_purpose(Purpose::Release)).await?
+        let options = options.clone().with_wait(wait);
+        let open = match open_here(location, &options).await {
+            // Other writes are refused until what was kept for releases is there again.
+            Err(error) if *error.kind() == ErrorKind::NoSpace && *opens_when_full => {
+                open_here(location, &options.with_purpose(Purpose::Release)).await?
             }
             opened => opened?,
         };
-        let identity = match (open.embedded(), self.shared.location.path()) {
+        let identity = match (open.embedded(), location.path()) {
             (Some(store), Some(folder)) => {
                 let queue = FileId::at(&folder.join("queue"));
                 let queue = queue.ok_or_else(|| self.error(ErrorKind::Missing, Operation::Open))?;
                 Identity::Embedded { id: store.id().to_string(), queue }
             }
-            _ => served::cluster(&self.shared.location).unwrap_or(Identity::Nothing),
+            _ => served::cluster(location).unwrap_or(Identity::Nothing),
         };
-        if let (Some(store), Some(history)) = (open.embedded(), self.shared.history)
+        if let (Some(store), Some(history)) = (open.embedded(), *history)
             && store.has_leases()
             && store.retention() != history
             && let Err(error) = store.set_retention(history).await
@@ -238,9 +262,9 @@ impl Held {
         seen.queued = care::queued(location).ok().map(Arc::new);
         drop(seen);
         if let Some(store) = open.embedded() {
-            let metrics = Arc::clone(&self.shared.metrics);
-            store.observe_commits(move |took| metrics.observe_sync(took));
-            self.shared.metrics.lock_taken();
+            let synced = Arc::clone(observer);
+            store.observe_commits(move |took| synced.synced(took));
+            observer.taken();
         }
         turn.put(open);
         Ok(())
@@ -276,10 +300,8 @@ impl Held {
     async fn hand_over_at_once(&self, announced: Announced) {
         self.shared.gate.share().await;
         let mut turn = self.shared.gate.turn().await;
-        let Some(open) = turn.take() else { return };
-        self.shared.metrics.lock_handed_over();
-        if let Err(error) = open.close().await {
-            tracing::warn!(%error, "the store could not be closed cleanly");
+        if !self.lend(&mut turn).await {
+            return;
         }
         if announced == Announced::Yes {
             let end = Instant::now() + ANNOUNCED;
@@ -289,13 +311,46 @@ impl Held {
             }
         }
         // The lock goes to the processes that wait now before it comes back.
-        if let Err(error) = self.reopen(&mut turn, WAIT).await {
+        self.take_back(&mut turn).await;
+    }
+
+    /// Lets other processes have the store until the next call.
+    pub async fn put_down(&self) {
+        self.to_the_end(|held| async move {
+            let mut turn = held.shared.gate.turn().await;
+            held.lend(&mut turn).await;
+        })
+        .await;
+    }
+
+    /// Closes the store for other processes. False if it was not open.
+    async fn lend(&self, turn: &mut Turn) -> bool {
+        let Some(open) = turn.take() else { return false };
+        self.shared.holding.observer.handed_over();
+        if let Err(error) = open.close().await {
+            tracing::warn!(%error, "the store could not be closed cleanly");
+        }
+        true
+    }
+
+    async fn take_back(&self, turn: &mut Turn) {
+        if let Err(error) = self.reopen(turn, self.shared.holding.options.wait).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
         }
     }
 
+    /// Gives the store to a process that waits, at the end of a call, if it has been open for long enough.
+    async fn yield_now(&self) {
+        let (Some(least), Some(open_for)) = (self.shared.holding.yields_after, self.shared.gate.open_for()) else {
+            return;
+        };
+        if open_for >= least && self.is_wanted() {
+            self.put_down().await;
+        }
+    }
+
     /// The oldest revision that clients of etcd's API may read. While another process has the store, as it was before.
-    pub(crate) fn oldest_for_clients(&self) -> Revision {
+    pub fn oldest_for_clients(&self) -> Revision {
         let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
         if let Some(now) = now {
@@ -308,7 +363,7 @@ impl Held {
     ///
     /// # Errors
     /// Those of the engine.
-    pub(crate) async fn defragment(&self) -> Result<()> {
+    pub async fn defragment(&self) -> Result<()> {
         let defragmented = self.to_the_end(|held| async move { held.defragment_at_once().await }).await;
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
@@ -324,38 +379,44 @@ impl Held {
 
     async fn defragment_at_once(&self) -> Result<()> {
         let mut turn = self.shared.gate.turn().await;
-        if let Some(open) = turn.take() {
-            self.shared.metrics.lock_handed_over();
-            if let Err(error) = open.close().await {
-                tracing::warn!(%error, "the store could not be closed cleanly");
-            }
-        }
-        let wait = self.shared.metrics.pulse.wait();
-        let shrunk = care::shrink(&self.shared.location, WAIT).await;
+        self.lend(&mut turn).await;
+        let Holding { options, observer, .. } = &self.shared.holding;
+        let wait = Wait::begin(&**observer);
+        let shrunk = care::shrink(&self.shared.location, options.wait).await;
         drop(wait);
-        if let Err(error) = self.reopen(&mut turn, WAIT).await {
-            tracing::warn!(%error, "the store is not open; the next call looks again");
-        }
+        self.take_back(&mut turn).await;
         shrunk.map(drop)
     }
 
     /// The error for a client that means a store whose place another one has taken.
-    pub(crate) fn replaced(&self, operation: Operation) -> Error {
+    pub fn replaced(&self, operation: Operation) -> Error {
         self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
     }
 
-    /// Closes the store for good, once all that keep it open have ended.
-    pub async fn close(&self) {
-        self.to_the_end(|held| async move { held.close_at_once().await }).await;
+    /// Closes the store, once all that keep it open have ended. The next call opens it again.
+    ///
+    /// # Errors
+    /// The error of the engine. Everything that was acknowledged is durable all the same.
+    pub async fn close(&self) -> Result<()> {
+        let closed = self.to_the_end(|held| async move { held.close_at_once().await }).await;
+        closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    async fn close_at_once(&self) {
+    /// Closes the store for good: later calls fail with `Closed`.
+    ///
+    /// # Errors
+    /// Those of [`close`](Self::close).
+    pub(crate) async fn end(&self) -> Result<()> {
+        self.shared.gate.end();
+        self.close().await
+    }
+
+    async fn close_at_once(&self) -> Result<()> {
         let open = self.shared.gate.turn().await.take();
-        self.shared.metrics.lock_released();
-        if let Some(open) = open
-            && let Err(error) = open.close().await
-        {
-            tracing::warn!(%error, "the store could not be closed cleanly");
+        self.shared.holding.observer.released();
+        match open {
+            Some(open) => open.close().await,
+            None => Ok(()),
         }
     }
 }
@@ -368,7 +429,3 @@ pub enum Announced {
     /// It waits already.
     No,
 }
-
-#[cfg(test)]
-#[path = "held_tests.rs"]
-mod tests;

@@ -14,8 +14,8 @@ use datastore::served::instance;
 use kv::{ErrorKind, Key, MAX_TXN_OPS, Store, Txn};
 use serde::{Deserialize, Serialize};
 
-use super::failure::Failure;
 use crate::error::CniError;
+use crate::failure::Failure;
 use crate::hints::HINTS_FOLDER;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::whole_file;
@@ -27,7 +27,7 @@ const MAX_BYTES: u64 = 64 * 1024;
 
 /// The rights of a node in a network.
 #[derive(Debug)]
-pub(crate) struct Rights {
+pub struct Rights {
     folder: PathBuf,
     whose: Whose,
 }
@@ -57,7 +57,7 @@ fn unix_now() -> u64 {
 
 impl Rights {
     /// The rights of a node of a cluster in a network; `None` for any other store.
-    pub(crate) fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
+    pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
         }
@@ -102,7 +102,7 @@ impl Rights {
     ///
     /// # Errors
     /// The reason why it cannot; any store error.
-    pub(crate) async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), Failure> {
+    pub async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), Failure> {
         let now = unix_now();
         match self.recall(now) {
             Some(Tried { refusal: None, .. }) => return Ok(()),

@@ -4,51 +4,58 @@
 //! polled, which its owner may never do. A caller that finds the store closed waits for a change and looks again, and its use begins
 //! in the poll that returns it.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use datastore::OpenStore;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use tokio::time::sleep_until;
 
-/// The bounds on the time that callers who waited for the store get before it is closed again.
-const MIN_SHARE: Duration = Duration::from_millis(5);
-const MAX_SHARE: Duration = Duration::from_millis(250);
+use driver::Opened;
 
-/// The open store of a daemon.
-pub(crate) struct Gate {
+/// The bounds on the time that callers who waited for the store get before it is handed over again.
+const SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
+
+/// The open store of a holder.
+pub(super) struct Gate {
     state: watch::Sender<State>,
     turn: Arc<Mutex<()>>,
 }
 
 struct State {
-    store: Option<Arc<OpenStore>>,
+    store: Option<Arc<Box<dyn Opened>>>,
     /// How many uses of the store there are.
     users: usize,
     /// True while a task closes or opens the store; then no use begins.
     is_turning: bool,
+    /// True once the store is closed for good.
+    has_ended: bool,
+    /// When it was opened.
+    opened_at: Instant,
     /// The store stays open until then.
     share_end: Instant,
 }
 
 /// The state of the store, as a caller finds it.
-pub(crate) enum Found {
+pub(super) enum Found {
     Open(Use),
     /// The store is not open, and no task opens it.
     Closed,
     /// A task closes or opens the store.
     Turning,
+    /// It is closed for good.
+    Ended,
 }
 
 /// The open store, which is not closed while this exists.
-pub(crate) struct Use {
+pub(super) struct Use {
     gate: Arc<Gate>,
     /// `None` only while this is dropped.
-    store: Option<Arc<OpenStore>>,
+    store: Option<Arc<Box<dyn Opened>>>,
 }
 
 /// The right of one task to close and open the store.
-pub(crate) struct Turn {
+pub(super) struct Turn {
     gate: Arc<Gate>,
     begun: Instant,
     _alone: OwnedMutexGuard<()>,
@@ -56,16 +63,19 @@ pub(crate) struct Turn {
 
 impl Gate {
     /// Without an open store.
-    pub(crate) fn new() -> Arc<Self> {
-        let state = State { store: None, users: 0, is_turning: false, share_end: Instant::now() };
+    pub(super) fn new() -> Arc<Self> {
+        let now = Instant::now();
+        let state =
+            State { store: None, users: 0, is_turning: false, has_ended: false, opened_at: now, share_end: now };
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
     /// Begins a use of the store, if it is open.
-    pub(crate) fn enter(self: &Arc<Self>) -> Found {
+    pub(super) fn enter(self: &Arc<Self>) -> Found {
         let mut found = Found::Closed;
         self.state.send_if_modified(|state| {
             found = match &state.store {
+                _ if state.has_ended => Found::Ended,
                 _ if state.is_turning => Found::Turning,
                 None => Found::Closed,
                 Some(store) => {
@@ -79,13 +89,12 @@ impl Gate {
     }
 
     /// Begins a use of the store, or says that it is closed, once no task closes or opens it.
-    pub(crate) async fn wait(self: &Arc<Self>) -> Option<Use> {
+    pub(super) async fn wait(self: &Arc<Self>) -> Found {
         let mut changes = None;
         loop {
             match self.enter() {
-                Found::Open(used) => return Some(used),
-                Found::Closed => return None,
                 Found::Turning => {}
+                found => return found,
             }
             // The first look at a new receiver comes after it was made, so that no change is missed.
             match &mut changes {
@@ -96,33 +105,44 @@ impl Gate {
         }
     }
 
+    /// No use begins any more.
+    pub(super) fn end(&self) {
+        self.state.send_modify(|state| state.has_ended = true);
+    }
+
     /// Waits until the store is open.
-    pub(crate) async fn until_open(&self) {
+    pub(super) async fn until_open(&self) {
         let is_open = |state: &State| state.store.is_some() && !state.is_turning;
         // The sender lives as long as the gate.
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
 
     /// Looks at the store if it is open, without a use of it: `look` must not wait.
-    pub(crate) fn peek<T>(&self, look: impl FnOnce(&OpenStore) -> T) -> Option<T> {
-        self.state.borrow().store.as_deref().map(look)
+    pub(super) fn peek<T>(&self, look: impl FnOnce(&dyn Opened) -> T) -> Option<T> {
+        self.state.borrow().store.as_deref().map(|store| look(&**store))
+    }
+
+    /// For how long the store has been open, if it is.
+    pub(super) fn open_for(&self) -> Option<Duration> {
+        let state = self.state.borrow();
+        state.store.as_ref().map(|_| state.opened_at.elapsed())
     }
 
     /// True if the store is closed, and no task opens it.
-    pub(crate) fn is_given_up(&self) -> bool {
+    pub(super) fn is_given_up(&self) -> bool {
         let state = self.state.borrow();
         state.store.is_none() && !state.is_turning
     }
 
     /// Waits until the callers who waited for the store have had their share of it.
-    pub(crate) async fn share(&self) {
+    pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
     }
 
-    /// Waits for the other turns and for all uses to end; no use begins before the turn ends. Only tasks of the daemon's own may await
+    /// Waits for the other turns and for all uses to end; no use begins before the turn ends. Only tasks of the holder's own may await
     /// this: they are polled until they end.
-    pub(crate) async fn turn(self: &Arc<Self>) -> Turn {
+    pub(super) async fn turn(self: &Arc<Self>) -> Turn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {
             state.is_turning = true;
@@ -136,8 +156,8 @@ impl Gate {
 
 impl Use {
     /// The store.
-    pub(crate) fn store(&self) -> Option<&OpenStore> {
-        self.store.as_deref()
+    pub(super) fn store(&self) -> Option<&dyn Opened> {
+        self.store.as_deref().map(|store| &**store)
     }
 }
 
@@ -154,12 +174,12 @@ impl Drop for Use {
 
 impl Turn {
     /// True if the store is open.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.gate.state.borrow().store.is_some()
     }
 
     /// Takes the store out, to close it.
-    pub(crate) fn take(&mut self) -> Option<OpenStore> {
+    pub(super) fn take(&mut self) -> Option<Box<dyn Opened>> {
         let mut store = None;
         self.gate.state.send_if_modified(|state| {
             store = state.store.take();
@@ -169,9 +189,10 @@ impl Turn {
     }
 
     /// Puts an open store in.
-    pub(crate) fn put(&mut self, store: OpenStore) {
+    pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));
+            state.opened_at = Instant::now();
             false
         });
     }
@@ -181,7 +202,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         // Processes that come one after the other would else have the store nearly all of the time.
         let has_callers = self.gate.state.receiver_count() > 0;
-        let share = if has_callers { self.begun.elapsed().clamp(MIN_SHARE, MAX_SHARE) } else { Duration::ZERO };
+        let share = if has_callers { self.begun.elapsed().clamp(*SHARE.start(), *SHARE.end()) } else { Duration::ZERO };
         self.gate.state.send_modify(|state| {
             state.is_turning = false;
             state.share_end = Instant::now() + share;

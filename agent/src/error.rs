@@ -1,11 +1,9 @@
-//! The error that a runtime gets: its parts, and the JSON that is printed.
+//! The error that a runtime gets.
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-
-use crate::gojson;
 
 /// A result of this crate.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
@@ -40,7 +38,7 @@ pub enum Code {
 
 impl Code {
     /// The code of a number that another plugin answered. 0 is no code of an error.
-    pub(crate) fn of(number: u32) -> Self {
+    pub fn of(number: u32) -> Self {
         if number == 0 { Self::Internal } else { Self::Other(number) }
     }
 
@@ -129,19 +127,6 @@ impl CniError {
     pub fn details(&self) -> &str {
         &self.details
     }
-
-    /// The JSON for standard output: indented by four, without `cniVersion` and without a newline at the end, as Go's
-    /// CNI library prints it.
-    pub fn to_json(&self) -> String {
-        #[derive(Serialize)]
-        struct Printed<'a> {
-            code: u32,
-            msg: &'a str,
-            #[serde(skip_serializing_if = "str::is_empty")]
-            details: &'a str,
-        }
-        gojson::indented(&Printed { code: self.code.number(), msg: &self.message, details: &self.details })
-    }
 }
 
 impl fmt::Display for CniError {
@@ -165,16 +150,6 @@ impl From<kv::Error> for CniError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn printed_as_go_prints_it() {
-        let error = CniError::new(Code::InvalidConfig, "a <nil> & \"b\"\u{2028}").with_details("x\ny");
-        assert_eq!(
-            error.to_json(),
-            "{\n    \"code\": 7,\n    \"msg\": \"a \\u003cnil\\u003e \\u0026 \\\"b\\\"\\u2028\",\n    \"details\": \"x\\ny\"\n}"
-        );
-        assert_eq!(CniError::internal("m").to_json(), "{\n    \"code\": 999,\n    \"msg\": \"m\"\n}");
-    }
 
     #[test]
     fn what_may_succeed_later_is_told_so() {

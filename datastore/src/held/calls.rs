@@ -1,17 +1,15 @@
 //! The calls of the held store: each runs in a task, which keeps the store open.
 
-use std::time::Instant;
-
 use async_trait::async_trait;
 use kv::{
-    ErrorKind, Operation, Outcome, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
+    ErrorKind, Operation, Outcome, Purpose, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
     WatchRequest, WatchStream,
 };
-use kv_mvcc::{MvccStore, Purpose};
+use kv_mvcc::MvccStore;
 use tokio::task::JoinHandle;
 
-use crate::held::{Held, KeptOpen, WAIT};
-use crate::watch_on::watch_on;
+use super::watch_on::watch_on;
+use super::{Held, KeptOpen};
 
 /// A task that ends when this is dropped.
 struct Task<T>(JoinHandle<T>);
@@ -31,18 +29,23 @@ impl Held {
         &self,
         work: impl FnOnce(KeptOpen) -> F,
     ) -> Result<T> {
-        let kept = self.keep_open(Instant::now() + WAIT).await?;
+        let kept = self.keep_open(self.shared.holding.patience()).await?;
+        if self.pinned.is_some_and(|pinned| pinned != kept.generation) {
+            return Err(self.replaced(Operation::Open));
+        }
         let mut task = Task(tokio::spawn(work(kept)));
         // It panicked, or the runtime ends.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
-        (&mut task.0).await.unwrap_or_else(|_| Err(lost()))
+        let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
+        self.yield_now().await;
+        done
     }
 
-    /// Does `work` on the embedded store, given which store it is of those that were at this place, as [`with_store`](Self::with_store).
+    /// Does `work` on the embedded store, given which store it is of those that were at this place, as every call does.
     ///
     /// # Errors
     /// Those of opening the store and of `work`; `Unsupported` for a store that is not embedded.
-    pub(crate) async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+    pub async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(MvccStore, u64) -> F + Send + 'static,
     ) -> Result<T> {
@@ -55,7 +58,7 @@ impl Held {
     }
 
     /// False for a store whose format has no bounds on its history; true also if there is no store yet.
-    pub(crate) async fn has_bounds_of_its_own(&self) -> bool {
+    pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
     }
@@ -64,7 +67,7 @@ impl Held {
     ///
     /// # Errors
     /// `NoSpace`; those of opening the store.
-    pub(crate) async fn check_room(&self) -> Result<()> {
+    pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
 
@@ -80,7 +83,7 @@ impl Held {
     ///
     /// # Errors
     /// Those of [`watch_of`](Self::watch_of).
-    pub(crate) async fn watch_open(&self, of: Option<u64>, request: WatchRequest) -> Result<(u64, WatchStream)> {
+    pub(super) async fn watch_open(&self, of: Option<u64>, request: WatchRequest) -> Result<(u64, WatchStream)> {
         let held = self.clone();
         self.with_store(move |kept| async move {
             if of.is_some_and(|generation| generation != kept.generation) {
@@ -104,8 +107,12 @@ impl Store for Held {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
+    /// A holder that yields between two calls has no watch: none of its calls would end meanwhile.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        watch_on(self.clone(), None, request).await
+        if self.shared.holding.yields_after.is_some() && self.shared.location.path().is_some() {
+            return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
+        }
+        watch_on(self.clone(), self.pinned, request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
