@@ -276,7 +276,7 @@ fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
     let result = succeed(&added);
     let prefix = result["margay.io/prefixes"][0].as_str().unwrap().strip_suffix("::/64").unwrap();
     assert_eq!(result["ips"][1]["address"], format!("{prefix}::1/64"), "{result}");
-    shell("ip -6 addr add 2001:db8:9::1/128 dev lo");
+    shell("ip -6 addr add 2001:db8:9::1/128 dev lo nodad");
     let ping = |host: &str| format!("ping -6 -c 1 -W 5 -I 2001:db8:9::1 {host}");
     shell(&ping(&format!("{prefix}::1")));
     shell(&format!("ip netns exec a ip -6 addr add {prefix}:ab::5/128 dev eth0 nodad"));
