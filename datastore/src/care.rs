@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 pub use kv_local::{Glance, Holder, Queued, Room, Upgraded};
 pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Share, Status, Verified};
 
-use crate::open::explained;
+use crate::here::explained;
 
 /// Looks at an embedded store without waiting for the lock; see [`kv_local::glance`].
 ///

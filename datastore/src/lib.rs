@@ -15,6 +15,7 @@ mod config_file;
 mod conflist;
 mod environment;
 pub mod held;
+mod here;
 mod netconf;
 mod open;
 mod operator;

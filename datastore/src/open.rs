@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use driver::{ClusterStore, Location, OpenOptions, Sharing};
-use kv::{Error, ErrorKind, Purpose, Result, Store};
+use kv::{Purpose, Result, Store};
 use kv_mvcc::MvccStore;
 
 use crate::held::{Held, Holding, LEAST_HOLD};
+use crate::here::open_here;
 use crate::served::{self, ServedStore};
 
 /// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
@@ -136,30 +137,4 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let holding = Holding { until, yields_after, ..Holding::new(options.clone()) };
     let held = Held::begin(location.clone(), holding).await?;
     Ok(OpenStore { opened: Opened::Held(held) })
-}
-
-/// Has the driver open a store, for this process alone.
-pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Result<Box<dyn driver::Opened>> {
-    location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
-}
-
-/// Adds to the error of a store in a folder what the engine cannot know: the command that makes a store, or which other engine's
-/// files are there.
-pub(crate) fn explained(location: &Location, error: Error) -> Error {
-    let Some(folder) = location.path() else { return error };
-    match (error.kind(), error.detail()) {
-        (ErrorKind::Missing, Some(detail)) => {
-            let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
-            error.with_detail(detail)
-        }
-        // An engine reads in `store.id` whose store it is; without that file the drivers know.
-        (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
-            let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
-            match names.find(|name| *name != location.facts().name) {
-                Some(other) => error.with_detail(kv_local::store_of(folder, other)),
-                None => error,
-            }
-        }
-        _ => error,
-    }
 }

@@ -27,7 +27,7 @@ use wire::{FileId, Identity};
 use self::gate::{Found, Gate, Turn, Use};
 use self::holding::Wait;
 use crate::care::{self, Queued};
-use crate::open::open_here;
+use crate::here::open_here;
 use crate::served;
 
 pub use self::holding::{Holding, LEAST_HOLD, Observer};
