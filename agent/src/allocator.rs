@@ -25,7 +25,7 @@ impl dyn Allocator + '_ {
     /// ADD. `None` if a pool is chosen by the labels of the namespace, which the request does not have.
     ///
     /// # Errors
-    /// Those of [`call`](Allocator::call).
+    /// The errors of [`call`](Allocator::call).
     pub fn add(&self, at: &StoreAt, add: &Add) -> Result<Option<Vec<Assigned>>> {
         match self.call(at, &Verb::Add(Box::new(add.clone())))? {
             Answer::Assigned(assigned) => Ok(Some(assigned)),
@@ -37,7 +37,7 @@ impl dyn Allocator + '_ {
     /// DEL. The addresses that were released.
     ///
     /// # Errors
-    /// Those of [`call`](Allocator::call).
+    /// The errors of [`call`](Allocator::call).
     pub fn del(&self, at: &StoreAt, del: Del) -> Result<Vec<IpAddr>> {
         match self.call(at, &Verb::Del(del))? {
             Answer::Released(addresses) => {
@@ -51,7 +51,7 @@ impl dyn Allocator + '_ {
     /// CHECK.
     ///
     /// # Errors
-    /// Those of [`call`](Allocator::call).
+    /// The errors of [`call`](Allocator::call).
     pub fn check(&self, at: &StoreAt, check: Check) -> Result<Checked> {
         match self.call(at, &Verb::Check(check))? {
             Answer::Checked(checked) => Ok(checked),
@@ -73,7 +73,7 @@ impl dyn Allocator + '_ {
     /// GC.
     ///
     /// # Errors
-    /// Those of [`call`](Allocator::call).
+    /// The errors of [`call`](Allocator::call).
     pub fn gc(&self, at: &StoreAt, gc: Gc) -> Result<Collected> {
         match self.call(at, &Verb::Gc(gc))? {
             Answer::Collected(collected) => Ok(collected),
@@ -84,7 +84,7 @@ impl dyn Allocator + '_ {
     /// A step of an ADD with a probe.
     ///
     /// # Errors
-    /// Those of [`call`](Allocator::call).
+    /// The errors of [`call`](Allocator::call).
     pub fn quarantine(&self, at: &StoreAt, what: Quarantine) -> Result<()> {
         self.call(at, &Verb::Quarantine(what)).map(drop)
     }

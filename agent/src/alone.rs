@@ -85,7 +85,7 @@ impl Alone {
             }
             done
         });
-        // A name server that does not answer holds up nobody.
+        // The process does not wait for a name server that does not answer.
         runtime.shutdown_background();
         done
     }

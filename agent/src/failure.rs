@@ -9,7 +9,7 @@ use crate::error::{CniError, Code};
 pub enum Rules {
     /// Calico's, with its errors.
     Calico,
-    /// Those of subnets on a wire.
+    /// The rules of subnets on a wire.
     Bridged,
 }
 

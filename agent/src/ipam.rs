@@ -31,7 +31,7 @@ pub fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<d
     }
 }
 
-/// The same for a process that scans the machine when it finds no room.
+/// The allocator as [`ipam_on`] makes it, for a process that scans the machine when it finds no room.
 pub(crate) fn on_machine(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     ipam_on(store, location, cluster).with_live(Arc::new(Sight))
 }

@@ -36,7 +36,7 @@ enum Came {
 }
 
 impl Served {
-    /// The same for a call that has the store open already: what the daemon leaves to the plugin is done in the session.
+    /// An allocator for a call that has the store open already: what the daemon leaves to the plugin is done in the session.
     pub fn within(session: Arc<Session>) -> Self {
         Self { alone: Alone::within(session) }
     }

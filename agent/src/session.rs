@@ -76,7 +76,7 @@ impl Session {
         if let Err(error) = self.runtime.block_on(self.open.close()) {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
-        // A name server that does not answer holds up nobody.
+        // The process does not wait for a name server that does not answer.
         self.runtime.shutdown_background();
     }
 }

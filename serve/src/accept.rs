@@ -1,6 +1,5 @@
 //! The acceptance of clients: on the private socket, for the page, and for etcd's API.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,18 +53,13 @@ pub(crate) enum Excess {
 }
 
 /// A listener, and the room for its clients.
+#[derive(Debug)]
 pub(crate) struct Acceptor {
     /// The purpose of the clients, for the log.
     what: &'static str,
     listener: Listener,
     room: Arc<Semaphore>,
     excess: Excess,
-}
-
-impl fmt::Debug for Acceptor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acceptor").field("listener", &self.listener).finish_non_exhaustive()
-    }
 }
 
 impl Acceptor {

@@ -38,7 +38,7 @@ pub(crate) fn earlier(program: &str) -> PathBuf {
     path
 }
 
-/// The same command of another program.
+/// A command with the same arguments, of another program.
 pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     let mut of_version = Command::new(program);
     of_version.args(command.get_args()).env_clear().current_dir("/");

@@ -109,7 +109,7 @@ impl Store for Held {
 
     /// A holder that yields between two calls has no watch: none of its calls would end meanwhile.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        if self.shared.holding.yields_after.is_some() && self.shared.location.path().is_some() {
+        if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
         }
         watch_on(self.clone(), self.pinned, request).await

@@ -10,12 +10,13 @@ use kv_mvcc::Retention;
 const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// How long a reader of much has the store at least; then it gives the store to a process that waits.
 pub const LEAST_HOLD: Duration = Duration::from_millis(10);
+
 /// How a store is held.
 #[derive(Clone)]
 pub struct Holding {
     /// How it is opened, each time.
     pub options: OpenOptions,
-    /// No wait for the store ends later.
+    /// No call waits for the store beyond this moment.
     pub until: Option<Instant>,
     /// Once the store has been open for so long, the end of a call gives it to a process that waits; `None` leaves that to
     /// [`Held::hand_over`](super::Held::hand_over) and [`Held::put_down`](super::Held::put_down).
