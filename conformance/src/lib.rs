@@ -1,4 +1,4 @@
-//! The rules of `kv/SEMANTICS.md` as cases: judge any KV-with-revisions store.
+//! The rules of `crates/kv/SEMANTICS.md` as cases: judge any KV-with-revisions store.
 //!
 //! The author of a store implements [`Harness`] and [`Fixture`] for it and calls [`main`](crate::main()) from a test
 //! with `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a

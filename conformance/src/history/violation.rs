@@ -24,7 +24,7 @@ impl Violation {
         self
     }
 
-    /// The number of the rule in `kv/SEMANTICS.md` that is broken.
+    /// The number of the rule in `crates/kv/SEMANTICS.md` that is broken.
     pub fn rule(&self) -> &'static str {
         self.rule
     }

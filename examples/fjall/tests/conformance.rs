@@ -1,6 +1,6 @@
 //! The store on fjall, judged by all cases.
 
-#[path = "../../../kv-local/tests/support/judged.rs"]
+#[path = "../../../crates/kv-local/tests/support/judged.rs"]
 mod judged;
 
 use std::process::ExitCode;

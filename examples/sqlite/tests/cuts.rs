@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../../kv-local/tests/support/cuts.rs"]
+#[path = "../../../crates/kv-local/tests/support/cuts.rs"]
 mod cuts;
 
 use std::process::ExitCode;

@@ -2,16 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "the modules are the command's own tests' as well, which use more of them")]
 
-#[path = "../../../../cli/tests/command/book/mod.rs"]
+#[path = "../../../../crates/cli/tests/command/book/mod.rs"]
 mod book;
-#[path = "../../../../cli/tests/command/common/mod.rs"]
+#[path = "../../../../crates/cli/tests/command/common/mod.rs"]
 mod common;
 #[path = "../../../../backend-etcd/tests/support/server.rs"]
 mod support;
 #[path = "../support/tested.rs"]
 mod tested;
 
-#[path = "../../../../cli/tests/command/install"]
+#[path = "../../../../crates/cli/tests/command/install"]
 mod install {
     pub(crate) mod tree;
 }

@@ -3,25 +3,25 @@
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 #![allow(dead_code, reason = "the modules are the plugin's own tests' as well, which use more of them")]
 
-#[path = "../../../../cni-plugin/tests/system/books.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/books.rs"]
 mod books;
-#[path = "../../../../cni-plugin/tests/power/callers.rs"]
+#[path = "../../../../crates/cni-plugin/tests/power/callers.rs"]
 mod callers;
-#[path = "../../../../cni-plugin/tests/power/cuts.rs"]
+#[path = "../../../../crates/cni-plugin/tests/power/cuts.rs"]
 mod cuts;
-#[path = "../../../../cni-plugin/tests/system/lab.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/lab.rs"]
 mod lab;
-#[path = "../../../../cni-plugin/tests/power/ledger.rs"]
+#[path = "../../../../crates/cni-plugin/tests/power/ledger.rs"]
 mod ledger;
-#[path = "../../../../cni-plugin/tests/system/process.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/process.rs"]
 mod process;
-#[path = "../../../../cni-plugin/tests/system/random.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/random.rs"]
 mod random;
-#[path = "../../../../cni-plugin/tests/power/served.rs"]
+#[path = "../../../../crates/cni-plugin/tests/power/served.rs"]
 mod served;
 #[path = "../support/tested.rs"]
 mod tested;
-#[path = "../../../../cni-plugin/tests/power/world.rs"]
+#[path = "../../../../crates/cni-plugin/tests/power/world.rs"]
 mod world;
 
 use std::process::ExitCode;

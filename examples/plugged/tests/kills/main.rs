@@ -3,21 +3,21 @@
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 #![allow(dead_code, reason = "the modules are the plugin's own tests' as well, which use more of them")]
 
-#[path = "../../../../cni-plugin/tests/system/books.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/books.rs"]
 mod books;
-#[path = "../../../../cni-plugin/tests/system/crash.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/crash.rs"]
 mod crash;
-#[path = "../../../../cni-plugin/tests/system/lab.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/lab.rs"]
 mod lab;
-#[path = "../../../../cni-plugin/tests/system/life.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/life.rs"]
 mod life;
-#[path = "../../../../cni-plugin/tests/system/process.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/process.rs"]
 mod process;
-#[path = "../../../../cni-plugin/tests/system/random.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/random.rs"]
 mod random;
 #[path = "../support/tested.rs"]
 mod tested;
-#[path = "../../../../cni-plugin/tests/system/victim.rs"]
+#[path = "../../../../crates/cni-plugin/tests/system/victim.rs"]
 mod victim;
 
 use lab::Engine;

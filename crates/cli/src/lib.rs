@@ -1,0 +1,192 @@
+//! The operator command `margay`.
+//!
+//! A command is parsed, the store is chosen and opened, the verb runs and makes an answer, and the store is closed.
+//! Only then the answer is printed on stdout; everything else is on stderr.
+
+mod answer;
+mod args;
+mod backup;
+mod cni;
+mod error;
+mod follow;
+mod gc;
+mod happening;
+mod hex;
+mod holder;
+mod hook;
+mod install;
+mod interrupt;
+mod judge;
+mod manual;
+mod map;
+mod output;
+mod pools;
+mod process;
+mod quarantine;
+mod reservations;
+mod serve;
+mod store;
+mod times;
+mod transfer;
+mod usage;
+mod verbs;
+mod watch;
+
+/// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+pub struct Library;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use datastore::{Drivers, Environment, Location};
+use tokio::runtime::{Builder, Runtime};
+use tracing_subscriber::filter::LevelFilter;
+
+pub use process::main;
+
+use crate::answer::Answer;
+use crate::args::{Cli, Command, LogLevel, report_hint, with_report};
+use crate::error::{Failure, Result};
+use crate::output::patiently;
+use crate::store::Context;
+
+/// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
+/// interrupted and could end in an orderly way.
+///
+/// `drivers` are the stores that the program is made with. `args` begins with the program's name, as [`std::env::args_os`]
+/// does.
+pub fn run(
+    drivers: &Drivers,
+    args: impl IntoIterator<Item = OsString>,
+    env: &Environment<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> u8 {
+    let args = with_report(args);
+    let cli = match args::parse(drivers, &args) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            let code = explain(&usage, out, err);
+            if let Some(hint) = report_hint(&usage, &args) {
+                _ = writeln!(err, "{hint}");
+            }
+            return code;
+        }
+    };
+    let context = Context { drivers, env };
+    log_to_stderr(cli.log_level);
+    store::set_wait(cli.lock_timeout);
+    let done = match &cli.command {
+        Command::OnStore(command) => {
+            let conf_dir = &cli.cni_conf_dir;
+            let verb = async |location: &Location| {
+                patiently(&format!("working on {location}"), verbs::run(command, location, conf_dir)).await
+            };
+            execute(&cli, context, out, err, verb).map(|()| 0)
+        }
+        Command::Moving(verb) => verbs::moving::run(&cli, verb, context, out, err).map(|()| 0),
+        Command::Documents(command) => {
+            execute(&cli, context, out, err, async |location| verbs::documents::run(command, location).await)
+                .map(|()| 0)
+        }
+        Command::Gc(args) => gc::run(&cli, args, context, out, err).map(|()| 0),
+        Command::Store(verb) => {
+            execute(&cli, context, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
+        }
+        Command::Watch(args) => watch::run(&cli, args, context, out, err),
+        Command::Serve(args) => serve::run(&cli, args, context, out, err).map(|()| 0),
+        Command::Install(args) => install::run(&cli, args, context, out, err).map(|()| 0),
+        Command::Conformance(args) => judge::run(&cli, args, context, out, err),
+        Command::Completions { shell } => manual::completions(drivers, *shell, out).map(|()| 0),
+        Command::ManPages { folder } => manual::man_pages(drivers, folder).map(|()| 0),
+    };
+    match done {
+        Ok(code) => code,
+        Err(failure) => {
+            failure.print(err);
+            u8::from(!failure.silent)
+        }
+    }
+}
+
+/// Plays the role for which a case of `margay conformance` has started this process, if any. Returns the exit code.
+fn play_role(drivers: &Drivers) -> Option<ExitCode> {
+    conformance::play_role(&judge::site::Joining(drivers.clone()))
+}
+
+/// Reports a bug, and returns the exit code.
+fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
+    let failure = Failure::new(format!("internal error: {what}"));
+    failure
+        .hint("this is a bug in margay; a store is never left half written, so the command can be repeated")
+        .print(err);
+    1
+}
+
+fn execute(
+    cli: &Cli,
+    context: Context<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+    verb: impl AsyncFnOnce(&Location) -> Result<Answer>,
+) -> Result<()> {
+    let chosen = store::choose(cli, context, err)?;
+    let runtime = runtime()?;
+    let answer = runtime.block_on(verb(&chosen.location))?;
+    answer.print(cli.output, out, err)
+}
+
+/// The runtime for a command's calls.
+fn runtime() -> Result<Runtime> {
+    started(Builder::new_current_thread())
+}
+
+/// The runtime for a watch. Its second thread reads what the store reports while the first one waits for a receiver.
+fn watching() -> Result<Runtime> {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(1);
+    started(builder)
+}
+
+fn started(mut builder: Builder) -> Result<Runtime> {
+    builder.enable_all().build().map_err(|error| Failure::new(format!("cannot start: {error}")))
+}
+
+/// Prints help and version on stdout, and an error of the usage on stderr.
+fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+    let text = usage.render();
+    if usage.use_stderr() {
+        _ = write!(err, "{text}");
+        return 1;
+    }
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Ok(()) => 0,
+        Err(error) => {
+            let failure = Failure::from(error);
+            failure.print(err);
+            u8::from(!failure.silent)
+        }
+    }
+}
+
+fn log_to_stderr(level: LogLevel) {
+    let level = match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).finish();
+    // After the first of several commands in one process there is a subscriber already.
+    _ = tracing::subscriber::set_global_default(subscriber);
+}

@@ -1,0 +1,135 @@
+//! The sessions of the book are run, each page from top to bottom on a machine of its own (see [`machine`]), and what comes
+//! out is compared with what the page says. Where a page begins from something, its scene prepares that.
+//!
+//! `MARGAY_BOOK=write` writes what has come out into the pages instead.
+
+mod engine;
+pub(crate) mod machine;
+mod nodes;
+mod page;
+mod rules;
+mod scenes;
+
+use std::collections::BTreeSet;
+use std::{env, fs, thread};
+
+use machine::Machine;
+use page::{Page, Part, Step};
+
+use crate::tested::{NOT_RUN, docs, instead};
+
+/// Sections that are not run, and why.
+const SECTIONS_NOT_RUN: &[(&str, &str, &str)] = &[
+    ("command-line.md", "gc", "its second look comes a minute later; crates/cli/tests/command/gc.rs and gone run it"),
+    (
+        "judge-a-store.md",
+        "What failed",
+        "which revision it is is another each time; crates/cli/tests/command/conformance.rs runs it",
+    ),
+    ("when-addresses-run-out.md", "Has something leaked?", "it waits for a minute"),
+];
+
+/// The pages with sessions.
+fn pages() -> Vec<Page> {
+    let files = fs::read_dir(docs()).unwrap().map(|file| file.unwrap().path());
+    let mut pages: Vec<Page> =
+        files.filter(|file| file.extension().is_some_and(|kind| kind == "md")).map(Page::read).collect();
+    pages.retain(|page| page.steps().any(|step| !step.is_others()));
+    pages.sort_by(|a, b| a.name.cmp(&b.name));
+    pages
+}
+
+#[test]
+fn the_sessions_of_the_book_are_what_they_say() {
+    let mut differences = Vec::new();
+    let mut run = 0;
+    for mut page in pages() {
+        // A machine is a matter of the thread.
+        let (page, found, count) = thread::spawn(move || {
+            let (found, count) = play(&mut page);
+            (page, found, count)
+        })
+        .join()
+        .unwrap();
+        if instead().is_none() && env::var("MARGAY_BOOK").is_ok_and(|wish| wish == "write") {
+            page.write();
+        }
+        differences.extend(found);
+        run += count;
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+    assert!(run > 60, "only {run} commands were run");
+}
+
+/// True if this section is not run.
+fn is_left_out(page: &str, section: &str) -> bool {
+    let lists = [SECTIONS_NOT_RUN, NOT_RUN];
+    lists.into_iter().flatten().any(|(of, not, _)| *of == page && (*not == section || *not == "*"))
+}
+
+/// Runs a page; returns what differs, and how many commands were run.
+fn play(page: &mut Page) -> (Vec<String>, usize) {
+    let mut machine = Machine::new();
+    let (mut differences, mut count) = (Vec::new(), 0);
+    let name = page.name.clone();
+    let (mut section, mut is_run) = (String::new(), !is_left_out(&name, ""));
+    if is_run {
+        scenes::set(&name, "", &mut machine);
+    }
+    for part in &mut page.parts {
+        match part {
+            Part::Heading(heading) => {
+                section.clone_from(heading);
+                is_run = !is_left_out(&name, heading);
+                if is_run {
+                    scenes::set(&name, heading, &mut machine);
+                }
+            }
+            Part::Scene(_) if !is_run => {}
+            Part::Scene(scene) => scenes::happen(scene, &mut machine),
+            Part::File { path, text } => machine.put(path, text),
+            Part::Session { steps, .. } if !is_run => assert!(!steps.is_empty(), "{name}, {section}"),
+            Part::Session { line, steps } => {
+                let shows_commands_alone = steps.iter().all(|step| step.expected.is_empty());
+                for step in steps.iter_mut().filter(|step| !step.is_others()) {
+                    if let Some(file) = step.shown_file() {
+                        machine.put(file, &step.expected);
+                        continue;
+                    }
+                    let (code, output) = machine.run(&step.command);
+                    count += 1;
+                    let expected = engine::expected(&step.expected);
+                    let output = rules::without_store_line(&output, expected);
+                    let differs = match shows_commands_alone {
+                        true => code != 0,
+                        false => !rules::agree(expected, &output),
+                    };
+                    if differs {
+                        differences.push(difference(&name, *line, step, &output));
+                        // A person decides what a page leaves out.
+                        if !shows_commands_alone && !step.expected.contains("...\n") {
+                            step.expected = output;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    (differences, count)
+}
+
+fn difference(page: &str, line: usize, step: &Step, output: &str) -> String {
+    format!("docs/{page}:{line}: {}\n--- the page says\n{}--- it is\n{output}", step.command, step.expected)
+}
+
+#[test]
+fn other_programs_are_few_and_known() {
+    let others: BTreeSet<String> = pages()
+        .iter()
+        .flat_map(|page| {
+            page.steps().filter(|step| step.is_others()).map(|step| step.program().to_owned()).collect::<Vec<_>>()
+        })
+        .collect();
+    // Containers are started by the tests of the plugin; `make` belongs to a checkout of the sources.
+    assert_eq!(others.iter().collect::<Vec<_>>(), ["curl", "make", "podman"], "these are not run");
+}

@@ -1,0 +1,123 @@
+//! `margay gc` with a runtime's list, for nodes that are gone, and for a node's new name. Needs root on the machine itself.
+
+mod endpoints;
+mod free;
+mod kill;
+mod lists;
+mod moving;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::common::{Done, Lab, PATIENCE, margay};
+use crate::support::Etcd;
+use datastore::{Create, Location};
+use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::attachment::Attachment;
+use ipam_core::timestamps::go_string;
+use ipam_core::{Ipam, Nodes};
+use kv::{Deadline, Range, Revision, StoreExt};
+use serde_json::Value;
+use time::OffsetDateTime;
+
+/// An etcd with what the real Calico has left in a cluster: 242 addresses in use, three nodes.
+struct Cluster {
+    _etcd: Etcd,
+    location: Location,
+}
+
+impl Cluster {
+    fn of_calicos() -> Self {
+        let etcd = Etcd::start().unwrap();
+        let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
+        let documents: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        on(&location, async |ipam| {
+            for document in &documents {
+                ipam.store().put(document["key"].as_str().unwrap(), document["value"].as_str().unwrap()).await.unwrap();
+            }
+        });
+        Self { _etcd: etcd, location }
+    }
+
+    fn margay(&self, args: &str) -> Done {
+        run(&self.location, args)
+    }
+}
+
+/// Runs a command on a store; the arguments are separated by blanks.
+fn run(location: &Location, args: &str) -> Done {
+    let store = ["--store".to_owned(), location.to_string(), "--cni-conf-dir".to_owned(), "/nowhere".to_owned()];
+    margay(store.into_iter().chain(args.split(' ').map(str::to_owned)))
+}
+
+/// Opens a store, and closes it again.
+fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let nodes = if location.path().is_some() { Nodes::FirstSeen } else { Nodes::Registered };
+        let done = work(&Ipam::new(open.store(), nodes)).await;
+        open.close().await.unwrap();
+        done
+    })
+}
+
+fn attachment(node: &str, container: &str) -> Attachment {
+    Attachment {
+        network: "net".into(),
+        container: container.into(),
+        interface: "eth0".into(),
+        node: node.into(),
+        boot: Some("0badcafe".into()),
+    }
+}
+
+/// Gives a container an address as the plugin does, dated so many seconds ago.
+fn give_dated(location: &Location, attachment: Attachment, seconds_ago: i64) -> String {
+    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let at = OffsetDateTime::now_utc() - time::Duration::seconds(seconds_ago);
+    request.attributes.insert("timestamp".into(), go_string(at));
+    on(location, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
+}
+
+fn give(location: &Location, node: &str, container: &str) -> String {
+    give_dated(location, attachment(node, container), 3600)
+}
+
+/// Takes back what a container has, as the plugin does.
+fn release(location: &Location, node: &str, container: &str) -> Vec<String> {
+    let attachment = attachment(node, container);
+    let released =
+        on(location, async |ipam| ipam.release_attachment(&attachment, &[], Deadline::after(PATIENCE)).await).unwrap();
+    released.iter().map(ToString::to_string).collect()
+}
+
+fn revision(location: &Location) -> Revision {
+    on(location, async |ipam| ipam.store().list(Range::Key("/none".into())).await.unwrap().revision)
+}
+
+/// All addresses that are recorded for a node.
+fn held(location: &Location, node: &str) -> BTreeSet<String> {
+    let estates =
+        on(location, async |ipam| ipam.estates(|_, name| name == node, Deadline::after(PATIENCE)).await).unwrap();
+    let holds = estates.estates.get(node).into_iter().flat_map(|estate| &estate.holds);
+    holds.map(|hold| hold.address.to_string()).collect()
+}
+
+/// The addresses of a list in the answer, of all nodes or stores.
+fn list(report: &Value, name: &str) -> BTreeSet<String> {
+    let rows = report["stores"].as_array().unwrap().iter().flat_map(|store| store[name].as_array().unwrap());
+    rows.map(|row| row["address"].as_str().or(row.as_str()).unwrap().to_owned()).collect()
+}
+
+/// A pool in a store, ranges that no machine has: the look at the machine is real.
+fn pool(lab: &Lab, range: &str) {
+    lab.margay(&format!("pool create lab {range}")).answer();
+}
+
+/// That a check finds nothing.
+fn in_order(location: &Location) {
+    let checked = run(location, "ipam check -o json").json();
+    assert_eq!(checked["problems"], 0, "{checked}");
+}

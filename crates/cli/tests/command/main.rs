@@ -1,0 +1,33 @@
+//! The operator's command as its users meet it, on real stores. One program, since each has to be linked with all stores.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod book;
+mod check;
+mod common;
+mod conditions;
+mod conformance;
+#[path = "../../../cni-plugin/tests/system/copy.rs"]
+mod copy;
+mod cursors;
+mod etcd;
+mod explain;
+mod forecast;
+mod gc;
+mod gone;
+mod habits;
+mod history;
+
+mod history_etcd;
+mod hooks;
+mod install;
+mod manual;
+mod map;
+mod moving;
+mod quotas;
+mod reach;
+mod store;
+#[path = "../../../../backend-etcd/tests/support/server.rs"]
+mod support;
+mod tested;
+mod usage;
+mod verbs;

@@ -1,0 +1,38 @@
+//! `margay serve`, `margay-ipam` and `margay` together, as the real programs: what one of them does must not depend on
+//! another one being well. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod activation;
+mod alike;
+mod api;
+mod bad_input;
+#[path = "../../../../backend-etcd/tests/support/certificates.rs"]
+mod certificates;
+mod cluster;
+mod commands;
+mod crowd;
+mod daemon;
+mod disk;
+mod ends;
+mod fake;
+mod fallback;
+mod frozen;
+mod hand_over;
+mod lab;
+mod late;
+mod lost;
+mod never_needed;
+mod prefixes;
+mod probe;
+mod programs;
+mod quotas;
+mod role;
+#[path = "../../../../backend-etcd/tests/support/server.rs"]
+mod server;
+mod sticky;
+mod trust;
+mod versions;
+#[path = "../../../cni-plugin/tests/support/wire.rs"]
+mod wire;
+
+use server::Etcd;

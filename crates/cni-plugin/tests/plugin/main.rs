@@ -1,0 +1,12 @@
+//! The whole plugin: as a function with an allocator that has prepared answers, and as a process.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+mod garbage;
+mod kubevirt;
+mod process;
+mod replay;
+#[path = "../../../../backend-etcd/tests/support/server.rs"]
+mod server;
+mod transcript;
+mod verbs;

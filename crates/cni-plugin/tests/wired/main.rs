@@ -1,0 +1,141 @@
+//! Calico's main plugin, recorded, and ours: each case of the recording is played again on a machine of its own, and
+//! every call must come to what was recorded: exit status, output, the requests to IPAM and the Kubernetes API, and the
+//! state of store, host and container afterwards.
+//!
+//! A test is named `store/mode/case`, e.g. `etcd/child/plain`:
+//! `cargo test --profile ci -p margay-cni-plugin --test wired -- etcd/child/plain`. `harness/` has the tests of the tests.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod books;
+mod call;
+mod carrier;
+mod checks;
+mod edits;
+mod exceptions;
+mod kubernetes;
+mod matching;
+mod own;
+mod place;
+mod record;
+mod renamed;
+mod replay;
+mod scan;
+#[path = "../../../../backend-etcd/tests/support/server.rs"]
+mod server;
+mod spy;
+mod stand_in;
+mod traps;
+
+use std::any::Any;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use nix::unistd::geteuid;
+
+use exceptions::ON_ETCD_ONLY;
+use record::{Case, record};
+
+/// A kind of store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Etcd,
+    Sled,
+    Redb,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::Sled => "sled",
+            Self::Redb => "redb",
+        }
+    }
+}
+
+/// The program that the main plugin finds as `calico-ipam`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Itself, so that it does IPAM's work in its own process.
+    InProcess,
+    /// Another program, which it runs.
+    Child,
+}
+
+/// The stages that the cases are played on.
+const STAGES: [(&str, Kind, Mode); 4] = [
+    ("etcd/in_process", Kind::Etcd, Mode::InProcess),
+    ("etcd/child", Kind::Etcd, Mode::Child),
+    ("sled/in_process", Kind::Sled, Mode::InProcess),
+    ("redb/in_process", Kind::Redb, Mode::InProcess),
+];
+
+/// Cases that wait most of their time. They begin first, so that the others run meanwhile.
+const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
+/// More than there are processors, since some cases wait for a long time.
+const THREADS: usize = 8;
+
+fn main() -> ExitCode {
+    let program = std::env::args_os().next().unwrap_or_default();
+    if let Some(name) = Path::new(&program).file_name().and_then(|name| name.to_str())
+        && spy::is_spy(name)
+    {
+        return spy::run(name);
+    }
+    // From here, where all is the machine's.
+    carrier::carrier();
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let ignored = cannot_here();
+    let trial = |(name, test): (String, Test)| {
+        let trial = Trial::test(name, || test().map_err(Failed::from));
+        match &ignored {
+            Some(reason) => trial.with_kind(reason).with_ignored_flag(true),
+            None => trial,
+        }
+    };
+    let conclusion = libtest_mimic::run(
+        &arguments,
+        replays().chain(own::all()).chain(traps::all()).chain(checks::all()).map(trial).collect(),
+    );
+    books::stop_all();
+    conclusion.exit_code()
+}
+
+/// A test: it says what is wrong.
+pub(crate) type Test = Box<dyn FnOnce() -> Result<(), String> + Send>;
+
+/// All cases on all stages, those that wait most first.
+fn replays() -> impl Iterator<Item = (String, Test)> {
+    let is_slow = |case: &&Case| SLOW.contains(&case.name.as_str());
+    let (slow, others): (Vec<&Case>, Vec<&Case>) = record().cases.iter().partition(is_slow);
+    let of = |cases: Vec<&'static Case>| {
+        STAGES.into_iter().flat_map(move |stage| cases.clone().into_iter().map(move |case| (stage, case)))
+    };
+    let runs = |((_, kind, _), case): &((&str, Kind, Mode), &Case)| {
+        *kind == Kind::Etcd || !ON_ETCD_ONLY.iter().any(|(name, _)| *name == case.name)
+    };
+    of(slow).chain(of(others)).filter(runs).map(|((stage, kind, mode), case)| {
+        let test: Test = Box::new(move || replay::play(case, kind, mode, &replay::real));
+        (format!("{stage}/{}", case.name), test)
+    })
+}
+
+/// The message of a panic.
+pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+/// Why this host cannot run the tests at all. A missing package is no reason: without it, they fail.
+fn cannot_here() -> Option<String> {
+    if !geteuid().is_root() {
+        return Some("networks of their own need root".to_owned());
+    }
+    let script = "ip link add probe0 type veth peer name probe1 && mount -t tmpfs none /run";
+    let probe = Command::new("unshare").args(["--mount", "--net", "--uts", "sh", "-c", script]).output();
+    let probe = probe.expect("unshare is missing: scripts/setup test installs it");
+    let said = String::from_utf8_lossy(&probe.stderr).trim().replace('\n', "; ");
+    (!probe.status.success()).then(|| format!("no networks and mounts of their own here: {said}"))
+}

@@ -1,0 +1,129 @@
+//! The recording: what Calico's main plugin did, case by case.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// Documents by key.
+pub(crate) type Documents = BTreeMap<String, Value>;
+
+/// `fixtures/calico-plugin/transcript.json`; its README says what the fields mean.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Record {
+    /// The store when a case begins.
+    pub(crate) start: Documents,
+    /// Further IPAM plugins in `CNI_PATH`: name and script.
+    pub(crate) ipam_plugins: BTreeMap<String, String>,
+    pub(crate) cases: Vec<Case>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) setup: Setup,
+    /// Calls of the plugin and changes from outside, in their order.
+    pub(crate) steps: Vec<Value>,
+}
+
+/// The parts of a case besides `start`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Setup {
+    /// The text of `<files>/nodename`, if there is that file.
+    pub(crate) nodename_file: Option<String>,
+    #[serde(default)]
+    pub(crate) store: Documents,
+    /// Keys of `start` that are left out.
+    #[serde(default)]
+    pub(crate) without: Vec<String>,
+    /// Further files: path and text.
+    #[serde(default)]
+    pub(crate) files: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) kubernetes: Value,
+    #[serde(default = "one_namespace")]
+    pub(crate) netns: Vec<String>,
+}
+
+fn one_namespace() -> Vec<String> {
+    vec!["a".to_owned()]
+}
+
+impl Case {
+    /// The store's documents when this case begins.
+    pub(crate) fn documents(&self) -> Documents {
+        let mut documents = record().start.clone();
+        documents.retain(|key, _| !self.setup.without.contains(key));
+        documents.extend(self.setup.store.clone());
+        documents
+    }
+}
+
+/// The whole recording, read once.
+pub(crate) fn record() -> &'static Record {
+    static RECORD: OnceLock<Record> = OnceLock::new();
+    RECORD.get_or_init(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/calico-plugin/transcript.json");
+        let record: Record = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let calls = record.cases.iter().flat_map(|case| &case.steps).filter(|step| is_call(step)).count();
+        assert_eq!((record.cases.len(), calls), (95, 429), "cases and calls");
+        record
+    })
+}
+
+/// A recorded case by its name.
+pub(crate) fn case(name: &str) -> Option<&'static Case> {
+    record().cases.iter().find(|case| case.name == name)
+}
+
+/// A recorded step, counted from 1.
+pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
+    case(case_name)?.steps.get(number.checked_sub(1)?)
+}
+
+/// Whether a step is a call of the plugin.
+pub(crate) fn is_call(step: &Value) -> bool {
+    step.get("exit").is_some()
+}
+
+/// The parts of a step with the state that a call has left.
+pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
+
+/// The compared parts of a recorded call, with nothing left to be understood by its absence. `before` is the state
+/// before the call: it stands where the recording says that nothing changed.
+pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
+    let mut outcome = Map::new();
+    for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {
+        if let Some(value) = step.get(part) {
+            outcome.insert(part.to_owned(), value.clone());
+        }
+    }
+    outcome.insert("api_requests".to_owned(), step.get("api_requests").cloned().unwrap_or_else(|| json!([])));
+    outcome.extend(state(step, before));
+    Value::Object(outcome)
+}
+
+/// The state after a recorded call.
+pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
+    let from = if step.get("state").is_some() { before } else { step };
+    let mut state: Map<String, Value> =
+        STATE.iter().filter_map(|&part| Some((part.to_owned(), from.get(part)?.clone()))).collect();
+    state.entry("host_local_files").or_insert_with(|| json!({}));
+    if let Some(host) = state.get_mut("host").and_then(Value::as_object_mut) {
+        host.entry("interfaces").or_insert_with(|| json!({}));
+    }
+    state
+}
+
+/// Replaces texts in all strings and names of a value.
+pub(crate) fn replaced(value: &Value, texts: &[(&str, &str)]) -> Value {
+    let text = |text: &str| texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+    match value {
+        Value::String(string) => text(string).into(),
+        Value::Array(items) => items.iter().map(|item| replaced(item, texts)).collect(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| (text(name), replaced(value, texts))).collect(),
+        other => other.clone(),
+    }
+}

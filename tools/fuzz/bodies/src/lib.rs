@@ -1,0 +1,56 @@
+//! The work of the fuzzers on one input.
+//!
+//! Each target takes any bytes and panics if what it looks at does something wrong. The programs of cargo-fuzz one folder
+//! above feed them with invented inputs; `tests/seeds.rs` with those in `tools/fuzz/seeds`, so that no target can rot.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a target says that something is wrong")]
+
+mod args;
+mod block;
+mod etcd_requests;
+mod files;
+mod frames;
+mod main_plugin;
+mod netconf;
+mod ranges;
+mod rows;
+mod selector;
+mod store;
+mod txns;
+
+pub use args::cni_args;
+pub use block::block_json;
+pub use etcd_requests::etcd_requests;
+pub use files::{damaged_file, packed_store, quiet_engines};
+pub use frames::frames;
+pub use main_plugin::main_plugin;
+pub use netconf::netconf;
+pub use ranges::key_ranges;
+pub use rows::{damaged_rows, row_codec};
+pub use selector::selector;
+pub use txns::txn_check;
+
+/// A target: its name and what it does with an input.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The name of its program, and of its folder of seeds.
+    pub name: &'static str,
+    /// Its work on an input.
+    pub run: fn(&[u8]),
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "key_ranges", run: key_ranges },
+    Target { name: "txn_check", run: txn_check },
+    Target { name: "row_codec", run: row_codec },
+    Target { name: "damaged_rows", run: damaged_rows },
+    Target { name: "selector", run: selector },
+    Target { name: "netconf", run: netconf },
+    Target { name: "cni_args", run: cni_args },
+    Target { name: "block_json", run: block_json },
+    Target { name: "damaged_file", run: damaged_file },
+    Target { name: "frames", run: frames },
+    Target { name: "main_plugin", run: main_plugin },
+    Target { name: "etcd_requests", run: etcd_requests },
+];

@@ -1,0 +1,53 @@
+//! Every target takes its seeds, as any input, without a word.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use fuzz_bodies::TARGETS;
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+fn names(folder: PathBuf) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_target_takes_its_seeds() {
+    for target in TARGETS {
+        let mut count = 0;
+        for seed in fs::read_dir(folder("seeds").join(target.name)).unwrap() {
+            let path = seed.unwrap().path();
+            println!("{}: {}", target.name, path.file_name().unwrap().display());
+            (target.run)(&fs::read(&path).unwrap());
+            count += 1;
+        }
+        assert!(count >= 3, "{} has {count} seeds", target.name);
+        // The inputs that no fuzzer leaves out.
+        for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
+            (target.run)(input);
+        }
+    }
+}
+
+/// The programs, the seeds and the table have the same targets.
+#[test]
+fn no_target_is_left_out() {
+    let table: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
+    assert_eq!(names(folder("fuzz_targets")), table);
+    assert_eq!(names(folder("seeds")), table);
+}
+
+/// Makes `tools/fuzz/stores` anew: `cargo test -p fuzz-bodies -- --ignored make_stores`, then look at what changed.
+#[test]
+#[ignore = "writes tools/fuzz/stores"]
+fn make_stores() {
+    for name in ["redb", "sled"] {
+        fs::write(folder("stores").join(format!("{name}.pack")), fuzz_bodies::packed_store(name)).unwrap();
+    }
+}
