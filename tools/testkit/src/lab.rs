@@ -21,13 +21,13 @@ pub struct Engine {
     pub file: &'static str,
 }
 
-/// The embedded ones.
+/// The embedded engines.
 pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// Etcd, which keeps its rows where no test looks.
+    /// Etcd. Tests look at none of its files.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
@@ -62,7 +62,7 @@ const NODE: (&str, &str) = (
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-/// A temporary folder, and a store: in the folder, or on etcd servers that end with the lab.
+/// A temporary folder and a store, in the folder or on etcd servers. All of it ends with the lab.
 #[derive(Debug)]
 pub struct Lab {
     pub engine: Engine,
@@ -70,7 +70,7 @@ pub struct Lab {
     /// The folder of an embedded store, which need not exist.
     pub store: PathBuf,
     pub etcds: Vec<Etcd>,
-    /// Members that the configurations of an embedded store have besides.
+    /// More members of the configurations of an embedded store, such as `log_level`.
     pub members: Value,
 }
 

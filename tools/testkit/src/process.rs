@@ -159,7 +159,7 @@ pub fn end_within(child: Child, limit: Duration) -> Option<Output> {
     ended.ok().map(|output| output.unwrap())
 }
 
-/// Waits until a condition holds, at most this long on a quiet machine.
+/// Waits until a condition holds. Fails after `limit`, which is longer on a busy machine (see [`patient`]).
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + patient(limit);

@@ -21,10 +21,10 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Has this process test other programs. It must come before anything else of this crate.
+/// Makes the helpers of this crate run other programs in this process. Call it before any of them.
 ///
 /// # Panics
-/// Programs were used or named before.
+/// Programs were run or named before.
 pub fn use_instead(programs: Programs) {
     assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
 }

@@ -178,7 +178,7 @@ pub(crate) fn run(command: Command) -> Ended {
     Running::start(command, "").end()
 }
 
-/// A call of the plugin whose end the tests here judge by themselves: a daemon may be gone, and the plugin killed.
+/// A call of the plugin that may end in any way, by a signal as well.
 #[derive(Clone, Debug)]
 pub(crate) struct Call(process::Call);
 
