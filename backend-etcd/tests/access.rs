@@ -11,8 +11,9 @@ use conformance::patient;
 use futures::StreamExt;
 use kv::{Error, ErrorKind, Outcome, Range, Store, StoreExt, WatchRequest};
 use support::Etcd;
-use support::certificates::Certificates;
+use support::tls::AsOptions;
 use support::users::{PASSWORD, as_user, guard, guarded};
+use testkit::certificates::Certificates;
 
 fn open(url: impl Into<String>, tls: Option<Tls>) -> EtcdStore {
     let mut options = Options::new([url.into()]).with_call_timeout(Duration::from_secs(3));

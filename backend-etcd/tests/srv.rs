@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "support/dns.rs"]
-mod dns;
 mod support;
 
 use std::net::SocketAddr;
@@ -11,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use backend_etcd::{Discovery, EtcdStore, Options, Tls};
 use conformance::patient;
-use dns::Dns;
 use kv::{Error, ErrorKind, StoreExt};
 use support::{Etcd, dead_address};
+use testkit::dns::Dns;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 

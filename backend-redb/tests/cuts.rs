@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../crates/kv-local/tests/support/cuts.rs"]
-mod cuts;
-
 use std::process::ExitCode;
 
 use backend_redb::Redb;
+use testkit::cuts;
 
 fn main() -> ExitCode {
     cuts::main(Redb, None)

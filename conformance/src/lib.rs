@@ -30,7 +30,8 @@ mod model;
 mod patience;
 mod prefixed;
 mod process;
-mod proxy;
+#[doc(hidden)]
+pub mod proxy;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

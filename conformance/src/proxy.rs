@@ -15,7 +15,7 @@ const CHUNK_BYTES: usize = 16 << 10;
 
 /// The condition of the link between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
+pub enum Link {
     /// Everything comes through.
     Up,
     /// Everything comes through, each piece so much later.
@@ -32,7 +32,7 @@ pub(crate) enum Link {
 
 /// A place of its own on the loopback address where the server seems to be. Dropping it ends all connections.
 #[derive(Debug)]
-pub(crate) struct Proxy {
+pub struct Proxy {
     address: SocketAddr,
     control: Arc<Control>,
     task: AbortHandle,
@@ -55,7 +55,7 @@ impl Proxy {
     ///
     /// # Errors
     /// If there is no free port.
-    pub(crate) fn to(server: SocketAddr) -> io::Result<Self> {
+    pub fn to(server: SocketAddr) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
@@ -72,27 +72,27 @@ impl Proxy {
     }
 
     /// Where clients reach it.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The link is like this from now on, also for existing connections.
-    pub(crate) fn set(&self, link: Link) {
+    pub fn set(&self, link: Link) {
         self.control.link.send_replace(link);
     }
 
     /// Ends all connections; new ones can be made as the link allows.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.control.cut();
     }
 
     /// Cuts when the server has sent so many bytes more, be it in the middle of an answer.
-    pub(crate) fn cut_after(&self, bytes: usize) {
+    pub fn cut_after(&self, bytes: usize) {
         *self.control.until_cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
     }
 
     /// Ends all connections and is up again.
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         // So nothing comes through old connections meanwhile, and no new one is made on the old link.
         self.set(Link::Refusing);
         self.cut();
@@ -100,7 +100,7 @@ impl Proxy {
     }
 
     /// Waits until bytes got lost since this was made.
-    pub(crate) async fn something_got_lost(&self) {
+    pub async fn something_got_lost(&self) {
         // The sender lives in this proxy.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }

@@ -10,9 +10,10 @@ use conformance::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
 use etcd_client::Client;
 use kv::Store;
 use tempfile::TempDir;
+use testkit::certificates::Certificates;
 use tokio::task::spawn_blocking;
 
-use super::certificates::Certificates;
+use super::tls::AsOptions;
 use super::users::{PASSWORD, as_user, guarded};
 use super::{Etcd, bytes_of, copy};
 
@@ -206,7 +207,7 @@ impl Fixture for Held {
 
     async fn make_room(&self) -> Result<(), BoxError> {
         let mut client = Client::connect([self.etcd()?.url()], None).await?;
-        super::room::make_room(&mut client, ROOMY).await?;
+        testkit::room::make_room(&mut client, ROOMY).await?;
         Ok(())
     }
 

@@ -2,20 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../../../backend-etcd/tests/support/certificates.rs"]
-mod certificates;
-#[path = "../../../backend-etcd/tests/support/server.rs"]
-mod support;
-
 use std::io::Write;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use certificates::Certificates;
 use conformance::patient;
 use datastore::{Access, ConfigError, Create, Identity, Location, Login, Pem, open};
 use kv::{Auth, Error, ErrorKind, StoreExt};
-use support::Etcd;
+use testkit::certificates::Certificates;
+use testkit::server::Etcd;
 
 const HIDDEN: &str = "hidden-password";
 
@@ -46,7 +41,14 @@ async fn refused_with(url: &str, access: Access, words: &[&str]) -> Error {
     error
 }
 
-impl Certificates {
+/// Certificates as settings have them.
+trait AsPem {
+    fn file(&self, name: &str) -> Pem;
+
+    fn inline(&self, name: &str) -> Pem;
+}
+
+impl AsPem for Certificates {
     fn file(&self, name: &str) -> Pem {
         Pem::File(self.path(name))
     }
@@ -151,7 +153,7 @@ async fn files_that_are_none_are_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn nobody_there() {
-    let dead = format!("etcd://{}", support::dead_address().unwrap());
+    let dead = format!("etcd://{}", testkit::server::dead_address().unwrap());
     let error =
         refused_with(&dead, Access::default(), &["no connection", "check the address, and that etcd runs"]).await;
     assert_eq!(*error.kind(), ErrorKind::NotSent);

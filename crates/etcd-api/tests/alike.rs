@@ -4,8 +4,6 @@
 
 #[path = "alike/progress.rs"]
 mod progress;
-#[path = "../../../backend-etcd/tests/support/server.rs"]
-mod server;
 mod support;
 
 use std::fmt::Debug;
@@ -18,8 +16,8 @@ use etcd_client::{
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use kv_mvcc::MemoryTable;
-use server::Etcd;
 use support::Server;
+use testkit::server::Etcd;
 
 /// One side of the comparison.
 struct Side {

@@ -1,12 +1,10 @@
 //! The store on fjall, judged by all cases.
 
-#[path = "../../../crates/kv-local/tests/support/judged.rs"]
-mod judged;
-
 use std::process::ExitCode;
 
 use conformance::{Happens, KnownFailure};
 use fjall_store::Fjall;
+use testkit::judged;
 
 const KNOWN: &[KnownFailure] = &[
     KnownFailure {

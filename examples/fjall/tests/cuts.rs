@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../../crates/kv-local/tests/support/cuts.rs"]
-mod cuts;
-
 use std::process::ExitCode;
 
 use fjall_store::Fjall;
+use testkit::cuts;
 
 fn main() -> ExitCode {
     // fjall 3.1.13 takes the end of its journal, where a power cut has left some pages and not others, for damage, and refuses the store.

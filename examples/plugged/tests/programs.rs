@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../../../backend-etcd/tests/support/server.rs"]
-mod server;
 #[path = "support/tested.rs"]
 #[allow(dead_code, reason = "shared with the other test programs")]
 mod tested;
@@ -17,6 +15,7 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::{Value, json};
 
 use tested::{plugged_store, programs};
+use testkit::server;
 
 /// Room for stores, and the programs.
 struct Place {

@@ -25,7 +25,16 @@ async fn world() -> World {
     world
 }
 
-impl World {
+/// The verbs of affinities, as these tests call them.
+trait Claiming {
+    async fn claim(&self, node: &str, cidr: &str) -> (usize, usize);
+
+    async fn give_back(&self, node: &str, cidr: &str, which: ReleaseIf) -> (usize, usize);
+
+    async fn blocks(&self) -> usize;
+}
+
+impl Claiming for World {
     async fn claim(&self, node: &str, cidr: &str) -> (usize, usize) {
         let done = self.ipam.claim_affinity(&Owner::host(node), net(cidr), soon()).await.unwrap();
         (done.claimed.len(), done.failed.len())

@@ -16,7 +16,14 @@ async fn world() -> World {
     world
 }
 
-impl World {
+/// The verb of ensured blocks, as these tests call it.
+trait Ensuring {
+    async fn ensure(&self, node: &str, families: &[Family]) -> ipam_core::Result<Vec<IpNet>>;
+
+    async fn revision(&self) -> kv::Revision;
+}
+
+impl Ensuring for World {
     async fn ensure(&self, node: &str, families: &[Family]) -> ipam_core::Result<Vec<IpNet>> {
         self.ipam.ensure_blocks(&BlockRequest::new(Owner::host(node), families), soon()).await
     }

@@ -18,7 +18,24 @@ use crate::world::{World, attachment, soon};
 /// The time of [`World`] when it begins.
 const START: i64 = 1_800_000_000;
 
-impl World {
+/// The verbs about departed nodes, as these tests call them.
+trait Departing {
+    async fn deregister(&self, node: &str);
+
+    async fn estate(&self, node: &str) -> Estate;
+
+    /// Gives one address to a handle, recorded as this.
+    async fn give(&self, handle: &str, owner: &str, recorded: &[(&str, &str)]) -> IpAddr;
+
+    /// Stores an endpoint of a plain container.
+    async fn store_endpoint(&self, node: &str, container: &str) -> String;
+
+    async fn free_all_of(&self, estate: &Estate) -> Result<Freed, Error>;
+
+    async fn hand_over(&self, from: &str, to: &str) -> Result<usize, Error>;
+}
+
+impl Departing for World {
     async fn deregister(&self, node: &str) {
         self.store.delete(Range::Key(keys::resource(ResourceKind::Node, node))).await.unwrap();
     }
@@ -28,7 +45,6 @@ impl World {
         found.estates.remove(node).unwrap_or_default()
     }
 
-    /// Gives one address to a handle, recorded as this.
     async fn give(&self, handle: &str, owner: &str, recorded: &[(&str, &str)]) -> IpAddr {
         let attributes = recorded.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let request = HandleRequest::new(handle, Owner::host(owner), Wanted::any(1, 0));
@@ -36,7 +52,6 @@ impl World {
         self.ipam.assign_to_handle(&request, soon()).await.unwrap()[0].ip
     }
 
-    /// Stores an endpoint of a plain container.
     async fn store_endpoint(&self, node: &str, container: &str) -> String {
         let name = format!("{node}-cni-{container}-eth0");
         let spec =

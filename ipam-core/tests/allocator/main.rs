@@ -35,5 +35,6 @@ mod settings;
 mod sticky;
 mod together;
 mod vm;
-mod world;
 mod would;
+
+use testkit::world;

@@ -34,14 +34,26 @@ fn subnets(assigned: &[Assigned]) -> Vec<String> {
     assigned.iter().map(|one| one.pool.to_string()).collect()
 }
 
-impl World {
+/// The steps of these tests.
+trait OnNetworks {
+    async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<Assigned>;
+
+    /// The pools by name, after a check that blocks, affinities and reservations are those of pools.
+    async fn pools(&self) -> BTreeMap<String, String>;
+
+    /// Fails unless the network is refused, and nothing changed, since its subnet overlaps with this one of pool `net`.
+    async fn is_refused(&self, of: &[&str], by: &str);
+
+    async fn edit(&self, name: &str, edit: impl Fn(&mut Pool));
+}
+
+impl OnNetworks for World {
     async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<Assigned> {
         let assigned = self.assign(&defining("a", container, of)).await.unwrap();
         assert_eq!(subnets(&assigned), of, "{container}");
         assigned
     }
 
-    /// The pools by name, after a check that blocks, affinities and reservations are those of pools.
     async fn pools(&self) -> BTreeMap<String, String> {
         self.check().await;
         let inventory = self.ipam.inventory(soon()).await.unwrap();
@@ -66,7 +78,6 @@ impl World {
         pools.into_iter().map(|(name, cidr)| (name, cidr.to_string())).collect()
     }
 
-    /// Fails unless the network is refused, and nothing changed, since its subnet overlaps with this one of pool `net`.
     async fn is_refused(&self, of: &[&str], by: &str) {
         let before = self.dump().await;
         let refused = self.assign(&defining("a", "c1", of)).await.unwrap_err();

@@ -16,8 +16,8 @@ use tokio::time::sleep;
 use crate::findings::{Bound, Findings};
 use crate::report::{Times, median};
 use crate::serve::Daemon;
-use crate::support::{Etcd, dead_address};
 use crate::{Outcome, Programs};
+use testkit::server::{Etcd, dead_address};
 
 /// How many keys there are, and how large each value is.
 const KEYS: u32 = 100_000;

@@ -9,7 +9,7 @@ use kv::{Op, StoreExt};
 
 use crate::Outcome;
 use crate::report::{Times, print};
-use crate::support::{Etcd, dead_address};
+use testkit::server::{Etcd, dead_address};
 
 /// How many times each call is measured.
 const ROUNDS: u32 = 3000;

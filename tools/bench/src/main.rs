@@ -23,8 +23,6 @@ mod report;
 mod serve;
 mod single;
 mod size;
-#[path = "../../../backend-etcd/tests/support/server.rs"]
-mod support;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

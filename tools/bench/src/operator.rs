@@ -18,8 +18,8 @@ use crate::contender::Contender;
 use crate::fill::{block_number, block_of};
 use crate::findings::Findings;
 use crate::report::{Times, median};
-use crate::support::Etcd;
 use crate::{Outcome, Programs};
+use testkit::server::Etcd;
 
 /// The contents of the store: so many nodes, each with so many blocks of 64, each with so many addresses in use.
 const NODES: u32 = 100;

@@ -1,15 +1,12 @@
-//! A real etcd: the way in which its adapter's own tests start one.
-
-#[path = "../../../backend-etcd/tests/support/server.rs"]
-mod support;
+//! Real etcd servers.
 
 use std::net::SocketAddr;
 
-pub(crate) use support::Etcd;
+pub(crate) use testkit::server::Etcd;
 
 /// An address on which nobody listens.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
-    support::dead_address()
+    testkit::server::dead_address()
 }
 
 /// An etcd as a long run needs it: history is given up, and there is room.

@@ -1,9 +1,6 @@
 //! One story of all verbs of the allocator, on each real store: the answers and the documents are the same.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../../../backend-etcd/tests/support/server.rs"]
-mod support;
-
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::net::IpAddr;
@@ -236,7 +233,7 @@ async fn on_redb() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_etcd() {
-    let server = support::Etcd::start().unwrap();
+    let server = testkit::server::Etcd::start().unwrap();
     let store = EtcdStore::open(&Options::new([server.url()])).unwrap();
     compare(&Teller::new(Arc::new(store)).tell().await, &expected().await);
 }

@@ -6,8 +6,6 @@ mod check;
 mod common;
 mod conditions;
 mod conformance;
-#[path = "../../../cni-plugin/tests/system/copy.rs"]
-mod copy;
 mod cursors;
 mod etcd;
 mod explain;
@@ -16,7 +14,6 @@ mod gc;
 mod gone;
 mod habits;
 mod history;
-
 mod history_etcd;
 mod hooks;
 mod install;
@@ -26,8 +23,9 @@ mod moving;
 mod quotas;
 mod reach;
 mod store;
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod support;
 mod tested;
 mod usage;
 mod verbs;
+
+use testkit::copy;
+use testkit::server as support;

@@ -23,7 +23,7 @@ fn lab_on_disk(engine: &'static str) -> (Lab, Disk, Mounted) {
     fs::create_dir(&folder).unwrap();
     let disk = Disk::new(Image::default(), Syncs::Kept);
     let mounted = disk.mount(&folder).unwrap();
-    lab.store = folder.canonicalize().unwrap().join("store");
+    lab.move_to(&folder);
     lab.margay(&format!("pool create lab {POOL}")).ok();
     (lab, disk, mounted)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use datastore::{Create, Location, OpenStore, Purpose, care, served};
@@ -12,28 +13,38 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Range, StoreExt};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use serde_json::json;
+use testkit::lab;
 
 use crate::programs::{Call, Ended, PATIENCE, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
-/// A store and the configurations that name it. The plugin logs all.
+/// A store in a folder and its daemon. The plugin logs all.
 #[derive(Debug)]
-pub(crate) struct Lab {
-    pub(crate) engine: &'static str,
-    /// The store's folder.
-    pub(crate) store: PathBuf,
-    root: TempDir,
+pub(crate) struct Lab(lab::Lab);
+
+impl Deref for Lab {
+    type Target = lab::Lab;
+
+    fn deref(&self) -> &lab::Lab {
+        &self.0
+    }
 }
 
 impl Lab {
     /// Without a store.
     pub(crate) fn new(engine: &'static str) -> Self {
-        let root = tempfile::tempdir().unwrap();
-        let store = root.path().canonicalize().unwrap().join("store");
-        Self { engine, store, root }
+        let engine = lab::ENGINES.into_iter().find(|known| known.name() == engine).unwrap();
+        let mut lab = Self(lab::Lab { members: json!({ "log_level": "debug" }), ..lab::Lab::new(engine) });
+        let root = lab.root().to_owned();
+        lab.move_to(&root);
+        lab
+    }
+
+    /// With its store in another folder.
+    pub(crate) fn move_to(&mut self, folder: &Path) {
+        self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
     /// Without a store, on a disk of 24 MiB, whose folder is returned, too; only after [`with_own_mounts`].
@@ -42,7 +53,7 @@ impl Lab {
         let disk = lab.root().join("disk");
         fs::create_dir(&disk).unwrap();
         tmpfs(&disk, "size=24m,mode=700");
-        lab.store = disk.join("store");
+        lab.move_to(&disk);
         (lab, disk)
     }
 
@@ -57,13 +68,9 @@ impl Lab {
         self.root.path()
     }
 
-    pub(crate) fn location(&self) -> Location {
-        self.location_of(&self.store)
-    }
-
     /// A store of the same engine elsewhere.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
-        stores::of_engine(self.engine, folder).unwrap()
+        self.engine.at(folder)
     }
 
     pub(crate) fn url(&self) -> String {
@@ -79,26 +86,6 @@ impl Lab {
     #[track_caller]
     pub(crate) fn margay(&self, args: &str) -> Ended {
         run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
-    }
-
-    /// The configuration of a bridged network.
-    pub(crate) fn conf(&self) -> Value {
-        self.conf_with("bridge", json!({}))
-    }
-
-    /// The configuration of a network of this type, with more in its `ipam`.
-    pub(crate) fn conf_with(&self, plugin: &str, mut ipam: Value) -> Value {
-        ipam["type"] = "margay-ipam".into();
-        json!({
-            "cniVersion": "1.0.0",
-            "name": "net1",
-            "type": plugin,
-            "nodename": "node-1",
-            "datastore_type": self.engine,
-            "datastore_path": self.store,
-            "log_level": "debug",
-            "ipam": ipam,
-        })
     }
 
     pub(crate) fn add(&self, container: &str) -> Call {

@@ -6,8 +6,6 @@ mod activation;
 mod alike;
 mod api;
 mod bad_input;
-#[path = "../../../../backend-etcd/tests/support/certificates.rs"]
-mod certificates;
 mod cluster;
 mod commands;
 mod crowd;
@@ -27,12 +25,8 @@ mod probe;
 mod programs;
 mod quotas;
 mod role;
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod server;
 mod sticky;
 mod trust;
 mod versions;
-#[path = "../../../cni-plugin/tests/support/wire.rs"]
-mod wire;
 
-use server::Etcd;
+use testkit::{certificates, server, wire};

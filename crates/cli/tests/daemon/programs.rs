@@ -1,20 +1,16 @@
 //! The programs, with an end to every wait.
 
-use std::fmt;
-use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-
-use crate::server::send_signal;
+use testkit::process;
+use testkit::server::send_signal;
 
 /// How long anything may take on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,13 +40,6 @@ pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     of_version.args(command.get_args()).env_clear().current_dir("/");
     of_version.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     of_version
-}
-
-/// The plugin.
-fn plugin() -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_margay")).with_file_name("margay-ipam");
-    assert!(path.exists(), "{} is missing: cargo build --profile ci -p margay-cni-plugin", path.display());
-    path
 }
 
 /// Sends a process a signal. A process that must stop has stopped when this returns.
@@ -135,11 +124,7 @@ impl Running {
     pub(crate) fn start(mut command: Command, input: &str) -> Self {
         let what = format!("{:?}", command.get_program());
         let begun = Instant::now();
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {what}: {error}"));
-        if let Some(mut stdin) = child.stdin.take() {
-            // It fits in the pipe, so this does not wait; the program may end without reading it.
-            let _ = stdin.write_all(input.as_bytes());
-        }
+        let child = process::start(&mut command, input.as_bytes());
         Self { child: Some(child), what, begun }
     }
 
@@ -169,17 +154,10 @@ impl Running {
     #[track_caller]
     pub(crate) fn end_within(mut self, limit: Duration) -> Ended {
         let child = self.child.take().unwrap();
-        let (pid, begun) = (child.id(), self.begun);
-        let (done, output) = mpsc::channel();
-        let waiting = thread::spawn(move || done.send(child.wait_with_output()));
-        let ended = output.recv_timeout(limit);
+        let begun = self.begun;
+        let output = process::end_within(child, limit);
         let took = begun.elapsed();
-        if ended.is_err() {
-            // It was not waited for to the end, so the number is still its own.
-            signal(pid, Signal::SIGKILL);
-        }
-        let _ = waiting.join();
-        let output = ended.unwrap_or_else(|_| panic!("{} has not ended after {limit:?}", self.what)).unwrap();
+        let output = output.unwrap_or_else(|| panic!("{} has not ended after {limit:?}", self.what));
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr), took }
     }
@@ -200,61 +178,33 @@ pub(crate) fn run(command: Command) -> Ended {
     Running::start(command, "").end()
 }
 
-/// A call of the plugin.
-#[derive(Clone)]
-pub(crate) struct Call {
-    environment: Vec<(String, String)>,
-    conf: Value,
-    uid: Option<u32>,
-    program: PathBuf,
-}
-
-impl fmt::Debug for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.environment)
-    }
-}
+/// A call of the plugin that may end in any way, by a signal as well.
+#[derive(Clone, Debug)]
+pub(crate) struct Call(process::Call);
 
 impl Call {
     /// A call for the interface `eth0`, in the environment that a runtime gives.
     pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
-        let variables = [
-            ("CNI_COMMAND", verb),
-            ("CNI_CONTAINERID", container),
-            ("CNI_NETNS", "/run/netns/no-such-namespace"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-        ];
-        let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { environment, conf: conf.clone(), uid: None, program: plugin() }
+        Self(process::Call::new(verb, container, conf))
     }
 
     /// With these arguments of the runtime.
-    pub(crate) fn args(mut self, args: &str) -> Self {
-        self.environment.push(("CNI_ARGS".to_owned(), args.to_owned()));
-        self
+    pub(crate) fn args(self, args: &str) -> Self {
+        Self(self.0.with("CNI_ARGS", args))
     }
 
     /// Of this program.
-    pub(crate) fn of(mut self, program: PathBuf) -> Self {
-        self.program = program;
-        self
+    pub(crate) fn of(self, program: PathBuf) -> Self {
+        Self(self.0.by(program))
     }
 
     /// By this user.
-    pub(crate) fn by(mut self, uid: u32) -> Self {
-        self.uid = Some(uid);
-        self
+    pub(crate) fn by(self, uid: u32) -> Self {
+        Self(self.0.as_user(uid))
     }
 
     pub(crate) fn start(&self) -> Running {
-        let mut command = Command::new(&self.program);
-        command.env_clear().envs(self.environment.iter().cloned()).current_dir("/");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if let Some(uid) = self.uid {
-            command.uid(uid).gid(uid);
-        }
-        Running::start(command, &self.conf.to_string())
+        Running::start(self.0.command(), self.0.conf())
     }
 
     #[track_caller]
@@ -271,10 +221,6 @@ impl Call {
 
 /// Waits until something is so.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + patient(PATIENCE);
-    while !is_so() {
-        assert!(Instant::now() < end, "after {PATIENCE:?} still not: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
+pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    process::wait_until(what, PATIENCE, is_so);
 }

@@ -7,7 +7,7 @@ use conformance::patient;
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
 use nix::sys::signal::Signal;
 
-use crate::lab::{Lab, refused, runtime};
+use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
 use crate::room::make_room;
 use crate::server::Etcd;
@@ -15,6 +15,16 @@ use crate::server::Etcd;
 /// The time for a call unless the configuration says otherwise, and a second for a machine that has other things to do.
 const IN_TIME: Duration = Duration::from_secs(11);
 pub(crate) const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
+
+/// The code and the text of a refused call. Checks that the text names each endpoint.
+#[track_caller]
+fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
+    let refusal = outcome.refusal();
+    for etcd in &lab.etcds {
+        assert!(refusal.text.contains(&etcd.url()), "{} is not named: {refusal:?}", etcd.url());
+    }
+    (refusal.code, refusal.text)
+}
 
 /// Runs a call, which must be over in time.
 #[track_caller]

@@ -63,7 +63,7 @@ fn many_at_once_get_an_address_each() {
         let calls = |verb: &str, caller: usize| -> Vec<Outcome> {
             let mut conf = lab.conf();
             if lock == "own" {
-                conf["ipam_lock_file"] = lab.folder.path().join(caller.to_string()).to_str().unwrap().into();
+                conf["ipam_lock_file"] = lab.root.path().join(caller.to_string()).to_str().unwrap().into();
             }
             (0..3).map(|round| Call::new(verb, &format!("{lock}{caller}-{round}"), &conf).ok()).collect()
         };

@@ -141,7 +141,7 @@ fn no_secret(outcome: &Outcome) {
 fn a_pool_is_chosen_by_the_labels_of_the_namespace() {
     let (lab, api) = (lab_with_teams(), Api::answering("200 OK", TEAM));
     lab.put("/calico/resources/v3/projectcalico.org/ippools/lab", &disabled(&lab));
-    let conf = conf(&lab, &api.kubeconfig(lab.folder.path()));
+    let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     let outcome = pod("ADD", &conf).ok();
     no_secret(&outcome);
     assert!(outcome.address().to_string().starts_with("10.78.0."), "{outcome:?}");
@@ -174,7 +174,7 @@ fn disabled(lab: &Lab) -> String {
 fn nobody_is_asked_where_no_pool_wants_it() {
     let api = Api::answering("200 OK", TEAM);
     let lab = Lab::start();
-    let conf = conf(&lab, &api.kubeconfig(lab.folder.path()));
+    let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     pod("ADD", &conf).ok();
     assert_eq!(api.asked().len(), 0);
     // And without a kubeconfig a namespace has no labels, as for Calico.
@@ -194,7 +194,7 @@ fn an_api_that_refuses_is_told_with_what_to_do() {
         ("200 OK", "<html>", 999, ["is no namespace", "the address of a Kubernetes API"]),
     ] {
         let api = Api::answering(status, body);
-        let outcome = pod("ADD", &conf(&lab, &api.kubeconfig(lab.folder.path()))).run();
+        let outcome = pod("ADD", &conf(&lab, &api.kubeconfig(lab.root.path()))).run();
         let refusal = outcome.refusal();
         refusal.says(&["failed to get namespace blue: ", &api.address]).says(&texts);
         assert_eq!(refusal.code, code, "{refusal:?}");
@@ -206,7 +206,7 @@ fn an_api_that_refuses_is_told_with_what_to_do() {
 #[test]
 fn an_api_that_says_nothing_costs_no_more_than_a_call_may_take() {
     let (lab, api) = (lab_with_teams(), Api::answering("", ""));
-    let mut conf = conf(&lab, &api.kubeconfig(lab.folder.path()));
+    let mut conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     let begun = Instant::now();
     let refusal = pod("ADD", &conf).run().refusal();
     assert_eq!(refusal.says(&["failed to get namespace blue: ", "gave no answer in 5.0 s"]).code, 11);
@@ -219,9 +219,9 @@ fn an_api_that_says_nothing_costs_no_more_than_a_call_may_take() {
 #[test]
 fn a_kubeconfig_that_cannot_be_used_is_told_with_what_to_do() {
     let (lab, api) = (lab_with_teams(), Api::answering("200 OK", TEAM));
-    let missing = lab.folder.path().join("none");
+    let missing = lab.root.path().join("none");
     pod("ADD", &conf(&lab, &missing)).run().refusal().says(&["cannot read ", "none: ", "kubernetes.kubeconfig"]);
-    let path = api.kubeconfig(lab.folder.path());
+    let path = api.kubeconfig(lab.root.path());
     let good = std::fs::read_to_string(&path).unwrap();
     for (from, to, texts) in [
         ("token:", "token: [hidden", ["cannot be read: something is wrong in line", "kubectl config view"]),
@@ -252,7 +252,7 @@ fn a_kubeconfig_that_cannot_be_used_is_told_with_what_to_do() {
     }
     write(&path, &good);
     for (file, mode) in [("kubeconfig", 0o664), ("ca.pem", 0o646)] {
-        let file = lab.folder.path().join(file);
+        let file = lab.root.path().join(file);
         set_mode(&file, mode);
         let refusal = pod("ADD", &conf(&lab, &path)).run().refusal();
         refusal.says(&["others than its owner may write to", &format!("chmod go-w {}", file.display())]);
@@ -274,7 +274,7 @@ fn from_within_the_cluster_the_service_account_is_used() {
     let mut conf = lab.conf();
     conf["policy"] = json!({"type": "k8s"});
     pod("ADD", &conf).run().refusal().says(&["nothing says where the Kubernetes API is", "set kubernetes.kubeconfig"]);
-    let account = lab.folder.path().join("account");
+    let account = lab.root.path().join("account");
     std::fs::create_dir(&account).unwrap();
     write(&account.join("token"), &format!("{TOKEN}\n"));
     write(&account.join("ca.crt"), &api.authority);

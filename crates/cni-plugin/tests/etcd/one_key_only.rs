@@ -40,7 +40,7 @@ fn a_server_that_refuses_transactions_on_several_keys_is_recognised_at_once() {
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         runtime.spawn(serve(listener, code, text, Arc::clone(&asked)));
-        let lab = Lab { etcds: Vec::new(), folder: tempfile::tempdir().unwrap() };
+        let lab = Lab::on_empty(Vec::new());
         let conf = lab.conf_at(std::slice::from_ref(&url));
         for (calls, verb) in ["ADD", "DEL"].into_iter().enumerate() {
             let outcome = Call::new(verb, "c1", &conf).run();

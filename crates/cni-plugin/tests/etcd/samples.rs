@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::lab::Lab;
 use crate::process::Call;
-use crate::tested::plugin;
+use testkit::programs::plugin;
 
 #[test]
 fn the_sample_network_of_a_cluster_can_serve_an_add() {
@@ -34,7 +34,7 @@ fn the_sample_network_of_a_cluster_can_serve_an_add() {
         "nodename_file_optional": true, "ipam_lock_file": lab.lock_file(),
     });
     members.extend(own.as_object().unwrap().clone());
-    let bin = lab.folder.path();
+    let bin = lab.root.path();
     for name in ["calico", "calico-ipam"] {
         symlink(plugin(), bin.join(name)).unwrap();
     }

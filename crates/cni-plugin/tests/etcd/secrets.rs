@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::certificates::Certificates;
 use crate::lab::Lab;
 use crate::process::{Call, Outcome};
-use crate::ways_in::{PASSWORD, guard};
+use crate::ways_in::{InConf, PASSWORD, guard};
 
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 
@@ -26,7 +26,7 @@ fn says_no_secret(outcome: &Outcome, log: &std::path::Path) {
 /// A configuration full of secrets, for every verb.
 fn with_secrets(lab: &Lab, mut conf: Value) -> Value {
     conf["cniVersion"] = "1.1.0".into();
-    conf["log_file_path"] = lab.folder.path().join("log").display().to_string().into();
+    conf["log_file_path"] = lab.root.path().join("log").display().to_string().into();
     conf["policy"] = json!({"type": "none", "k8s_auth_token": "hidden-token", "k8s_client_key": "hidden-key"});
     conf["etcd_password"] = "hidden-etcd".into();
     conf["kubernetes"] = json!({"k8s_auth_token": "hidden-token"});
@@ -52,7 +52,7 @@ fn wrong_credentials_are_told_without_them() {
                 let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", user).with("ETCD_PASSWORD", password);
                 let outcome = call.run();
                 outcome.refusal().says(&[text]);
-                says_no_secret(&outcome, &lab.folder.path().join("log"));
+                says_no_secret(&outcome, &lab.root.path().join("log"));
             }
         }
     }
@@ -65,7 +65,7 @@ fn certificates_that_have_run_out_are_told_without_them() {
         ("client", "client.pem, has expired on 2001-01-01: renew it"),
     ] {
         let certificates = Certificates::expired(&[expired]).unwrap();
-        let lab = Lab { etcds: vec![certificates.etcd_for_known().unwrap()], folder: tempfile::tempdir().unwrap() };
+        let lab = Lab::on_empty(vec![certificates.etcd_for_known().unwrap()]);
         let mut conf = with_secrets(&lab, lab.conf());
         certificates.add_to(&mut conf);
         // The server may just be starting: a client that is not let in tries again until time is up.
@@ -81,7 +81,7 @@ fn certificates_that_have_run_out_are_told_without_them() {
                 outcome = call.run();
             }
             outcome.refusal().says(&[text, &lab.etcds[0].url()]);
-            says_no_secret(&outcome, &lab.folder.path().join("log"));
+            says_no_secret(&outcome, &lab.root.path().join("log"));
         }
     }
 }
@@ -89,7 +89,7 @@ fn certificates_that_have_run_out_are_told_without_them() {
 #[test]
 fn files_that_are_mixed_up_are_told_without_what_is_in_them() {
     let certificates = Certificates::make().unwrap();
-    let lab = Lab { etcds: vec![certificates.etcd_for_known().unwrap()], folder: tempfile::tempdir().unwrap() };
+    let lab = Lab::on_empty(vec![certificates.etcd_for_known().unwrap()]);
     let mut conf = with_secrets(&lab, lab.conf());
     certificates.add_to(&mut conf);
     conf["etcd_cert_file"] = certificates.text("client.key").into();
@@ -97,7 +97,7 @@ fn files_that_are_mixed_up_are_told_without_what_is_in_them() {
     for verb in VERBS {
         let outcome = Call::new(verb, "c1", &conf).run();
         outcome.refusal().says(&["has no CERTIFICATE in PEM form", &certificates.text("client.key")]);
-        says_no_secret(&outcome, &lab.folder.path().join("log"));
+        says_no_secret(&outcome, &lab.root.path().join("log"));
     }
 }
 
@@ -111,13 +111,13 @@ fn a_configuration_with_secrets_that_works_shows_none() {
         let outcome = call.run();
         // CHECK expects an address that this container does not have.
         assert_eq!(outcome.exit, i32::from(verb == "CHECK"), "{verb}: {outcome:?}");
-        says_no_secret(&outcome, &lab.folder.path().join("log"));
+        says_no_secret(&outcome, &lab.root.path().join("log"));
     }
     let mut conf = conf;
     conf["etcd_endpoints"] = format!("http://root:hidden@{}", lab.etcds[0].address()).into();
     for verb in VERBS {
         let outcome = Call::new(verb, "c1", &conf).run();
         outcome.refusal().says(&["a store's address has a user or a password in it"]);
-        says_no_secret(&outcome, &lab.folder.path().join("log"));
+        says_no_secret(&outcome, &lab.root.path().join("log"));
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::faults::{disarm, free, full};
 use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
-use crate::tested::plugin;
+use testkit::programs::plugin;
 
 /// The code of every STATUS that fails.
 const UNAVAILABLE: u64 = 50;
@@ -192,7 +192,7 @@ fn the_main_plugin_tries_the_rights_to_endpoints_too() {
     let ipam_alone: &[_] = &[("/calico/", Read), ("/calico/ipam/", Readwrite), ("/margay/", Readwrite)];
     let all: &[_] = &[("/calico/", Readwrite), ("/margay/", Readwrite)];
     guard(&lab, &[("ipam", ipam_alone), ("all", all)]);
-    let bin = lab.folder.path();
+    let bin = lab.root.path();
     for name in ["calico", "calico-ipam"] {
         symlink(plugin(), bin.join(name)).unwrap();
     }

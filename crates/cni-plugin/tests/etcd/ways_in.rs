@@ -25,14 +25,21 @@ pub(crate) fn guard(lab: &Lab) {
     });
 }
 
-impl Certificates {
-    /// A file's path, as a configuration has it.
-    pub(crate) fn text(&self, name: &str) -> String {
+/// Certificates as a configuration has them.
+pub(crate) trait InConf {
+    /// A file's path.
+    fn text(&self, name: &str) -> String;
+
+    /// Adds the files to a configuration.
+    fn add_to(&self, conf: &mut Value);
+}
+
+impl InConf for Certificates {
+    fn text(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
-    /// Adds the files to a configuration.
-    pub(crate) fn add_to(&self, conf: &mut Value) {
+    fn add_to(&self, conf: &mut Value) {
         conf["etcd_ca_cert_file"] = self.text("authority.pem").into();
         conf["etcd_cert_file"] = self.text("client.pem").into();
         conf["etcd_key_file"] = self.text("client.key").into();
@@ -46,7 +53,7 @@ pub(crate) fn is_let_in(call: &Call) {
 }
 
 fn lab_of(etcd: Etcd) -> Lab {
-    Lab { etcds: vec![etcd], folder: tempfile::tempdir().unwrap() }
+    Lab::on_empty(vec![etcd])
 }
 
 #[test]
@@ -113,7 +120,7 @@ fn members_are_found_through_srv_records() {
     let mut lab = Lab::start();
     let dns = Dns::start_at(([127, 0, 0, 77], 53).into()).unwrap();
     dns.set("_etcd-client._tcp.margay.example", &[(1, 1, lab.etcd().address().port())]);
-    let resolver = lab.folder.path().join("resolv.conf");
+    let resolver = lab.root.path().join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.77\n").unwrap();
     // A mount of its own, so that no other process queries this server.
     let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\"", resolver.display());

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
@@ -11,6 +10,7 @@ use cni_plugin::{Environment, Host, Invocation, Logging, Name, Outcome, run};
 use ipam_core::assign::Assigned;
 use ipnet::IpNet;
 use serde_json::Value;
+use testkit::process::start;
 
 /// An allocator with prepared answers, which keeps the requests that it gets.
 #[derive(Default)]
@@ -107,10 +107,7 @@ pub(crate) fn call_binary(env: &BTreeMap<String, String>, stdin: &[u8]) -> Outco
 /// Runs a command to its end.
 pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> Outcome {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    // The plugin may end without reading all of it.
-    let _ = child.stdin.take().unwrap().write_all(stdin);
-    let output = child.wait_with_output().unwrap();
+    let output = start(command, stdin).wait_with_output().unwrap();
     Outcome {
         exit: output.status.code().unwrap().try_into().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),

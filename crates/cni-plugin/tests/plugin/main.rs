@@ -6,7 +6,5 @@ mod garbage;
 mod kubevirt;
 mod process;
 mod replay;
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod server;
 mod transcript;
 mod verbs;

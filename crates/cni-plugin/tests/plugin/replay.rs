@@ -18,8 +18,8 @@ use kv::{Store, StoreExt};
 use serde_json::Value;
 
 use crate::common::{call, call_binary, finish};
-use crate::server::Etcd;
 use crate::transcript::{Case, DIFFERENT_ON_PURPOSE, OTHER_WORDS, record};
+use testkit::server::Etcd;
 
 /// The pools of the record.
 const POOLS: [&str; 6] =

@@ -21,7 +21,7 @@ use crate::cuts::{SEED, Tally, count};
 use crate::lab::{Engine, Lab};
 use crate::random::{Random, setting};
 use crate::served::Daemon;
-use crate::tested::command;
+use testkit::programs::command;
 
 const ROUNDS: u64 = 60;
 const CLIENTS: usize = 3;

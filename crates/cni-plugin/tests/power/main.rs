@@ -15,33 +15,16 @@
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 
 mod api;
-#[path = "../system/books.rs"]
-#[allow(dead_code, reason = "shared with the tests on a disk that has power")]
-mod books;
-mod callers;
-mod cuts;
-#[path = "../system/lab.rs"]
-#[allow(dead_code, reason = "shared with the tests on a disk that has power")]
-mod lab;
-mod ledger;
-#[path = "../system/process.rs"]
-#[allow(dead_code, reason = "shared with the tests on a disk that has power")]
-mod process;
-#[path = "../system/random.rs"]
-mod random;
-mod served;
 mod sweep;
-#[path = "../support/tested.rs"]
-mod tested;
-mod world;
 
 use std::process::ExitCode;
 
 use ::power::{Folders, Syncs};
-use cuts::{SEED, Tally};
-use lab::{ENGINES, Engine};
-use random::Random;
-use world::{Plan, World};
+use testkit::lab::{self, ENGINES, Engine};
+use testkit::power_cuts::world::{self, Plan, World};
+use testkit::power_cuts::{self as cuts, SEED, Tally, served};
+use testkit::process;
+use testkit::random::{self, Random};
 
 const ROUNDS: u64 = 60;
 /// A disk that lies must be found out within so many cuts.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
-use crate::tested::{command, plugin};
+use testkit::programs::{command, plugin};
 
 /// The number of tries for something that takes a moment, with [`PAUSE`] in between.
 const TRIES: u32 = 600;

@@ -5,29 +5,17 @@
 //! it is on a host: every process is gone, the network and everything in memory with it, and the disk stays.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../system/books.rs"]
-#[allow(dead_code, reason = "shared with the tests of the plugin alone")]
-mod books;
 mod containerd;
-#[path = "../system/copy.rs"]
-mod copy;
 mod cri;
-#[path = "../system/lab.rs"]
-#[allow(dead_code, reason = "shared with the tests of the plugin alone")]
-mod lab;
 mod machine;
 mod podman;
-#[path = "../system/process.rs"]
-#[allow(dead_code, reason = "shared with the tests of the plugin alone")]
-mod process;
 mod remains;
-#[path = "../support/tested.rs"]
-mod tested;
 
 use std::process::{Command, ExitCode};
 
-use lab::{ENGINES, Engine};
 use libtest_mimic::{Arguments, Trial};
+use testkit::copy;
+use testkit::lab::{self, ENGINES, Engine};
 
 /// A test: its name and what it does on a store of this engine.
 type Test = (&'static str, fn(Engine));

@@ -26,7 +26,7 @@ fn an_attachment_has_one_address_until_it_is_deleted() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         for plugin in ["bridge", "calico"] {
-            let conf = lab.conf(plugin);
+            let conf = lab.conf_of(plugin);
             let add = Call::new("ADD", "c1", &conf);
             let first = add.ok();
             assert_eq!(add.ok().stdout, first.stdout, "the same attachment again");
@@ -80,7 +80,7 @@ fn a_host_with_another_name_is_the_same() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         let first = lab.add("c1").ok();
-        let mut conf = lab.conf("bridge");
+        let mut conf = lab.conf_of("bridge");
         conf["nodename"] = "renamed".into();
         assert_eq!(Call::new("ADD", "c1", &conf).ok().stdout, first.stdout);
         Call::new("CHECK", "c1", &after(&conf, &first.cidrs())).ok();
@@ -111,7 +111,7 @@ fn wanted_addresses_on_a_bridge() {
         wanting(lab.add("c3"), "10.3.0.1").run().refusal();
         assert_eq!(lab.books().held.len(), 1);
         // By capabilities, and in the notation that they use.
-        let mut conf = lab.conf("bridge");
+        let mut conf = lab.conf_of("bridge");
         conf["runtimeConfig"] = json!({"ips": ["10.2.0.78/24"]});
         assert_eq!(Call::new("ADD", "c4", &conf).ok().cidrs(), ["10.2.0.78/24"]);
         conf["runtimeConfig"] = json!({});
@@ -131,7 +131,7 @@ fn wanted_addresses_on_a_bridge() {
 fn wanted_addresses_on_a_network_of_calicos() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
-        let conf = lab.conf("calico");
+        let conf = lab.conf_of("calico");
         let add = wanting(Call::new("ADD", "c1", &conf), "10.2.0.77");
         assert_eq!(add.ok().cidrs(), ["10.2.0.77/32"]);
         for again in [add.clone(), wanting(Call::new("ADD", "c2", &conf), "10.2.0.77")] {
@@ -159,7 +159,7 @@ fn a_bridged_network_names_its_pools_where_there_are_several() {
             assert!(address.to_string().starts_with("10.3.0."), "{address}");
         }
         // Calico's networks take from any pool.
-        Call::new("ADD", "c2", &lab.conf("calico")).ok();
+        Call::new("ADD", "c2", &lab.conf_of("calico")).ok();
     }
 }
 
@@ -172,7 +172,7 @@ fn nobody_gets_network_broadcast_or_gateway() {
         assert_eq!(first.json()["ips"][0]["gateway"], "10.2.0.1");
         let reserved: BTreeSet<String> = lab.books().reservations["margay-bridge-lab"].iter().cloned().collect();
         assert_eq!(reserved, ["10.2.0.0/32", "10.2.0.1/32", "10.2.0.15/32"].map(str::to_owned).into());
-        let conf = lab.conf("calico");
+        let conf = lab.conf_of("calico");
         let mut held = BTreeSet::from([first.address()]);
         for number in 0..12 {
             let address = Call::new("ADD", &format!("routed-{number}"), &conf).ok().address();
@@ -201,7 +201,7 @@ fn the_smallest_pools() {
 
         let lab = Lab::with_pool(engine, "10.2.0.5/32");
         assert_eq!(lab.add("c1").run().refusal().says(&["10.2.0.5/32", "larger pool"]).code, 7);
-        assert_eq!(Call::new("ADD", "c1", &lab.conf("calico")).ok().cidrs(), ["10.2.0.5/32"]);
+        assert_eq!(Call::new("ADD", "c1", &lab.conf_of("calico")).ok().cidrs(), ["10.2.0.5/32"]);
     }
 }
 

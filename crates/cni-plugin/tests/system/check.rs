@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use crate::copy::copy_program;
 use crate::lab::{ENGINES, Lab, after};
 use crate::process::Call;
-use crate::tested::plugin;
+use testkit::programs::plugin;
 
 #[test]
 fn only_what_is_free_or_anothers_fails() {
@@ -15,7 +15,7 @@ fn only_what_is_free_or_anothers_fails() {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");
         let own = lab.add("c1").ok().address();
         let others = lab.add("c2").ok().address();
-        let conf = lab.conf("bridge");
+        let conf = lab.conf_of("bridge");
         let check = |address: &str| Call::new("CHECK", "c1", &after(&conf, &[address.to_owned()]));
         let before = lab.books().held;
         check(&format!("{own}/24")).ok();
@@ -39,7 +39,7 @@ fn a_store_that_cannot_be_reached_is_asked_again_later() {
         copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
-        let conf = after(&lab.conf("bridge"), &[format!("{own}/24")]);
+        let conf = after(&lab.conf_of("bridge"), &[format!("{own}/24")]);
         let check = Call::new("CHECK", "c1", &conf).by(&program_copy);
         let mut command = check.command();
         command.uid(65534).gid(65534);

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::lab::{ENGINES, Engine, Lab, Mount, after};
+use crate::lab::{ENGINES, Engine, Lab, after};
+use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 
 const SIZE: &str = "8m";
@@ -56,7 +57,7 @@ fn full(engine: Engine, spare: u64) {
     let _mount = Mount::tmpfs(&disk, SIZE);
     lab.store = disk.join("store");
     lab.pool("lab", "10.99.0.0/24");
-    let conf = lab.conf("bridge");
+    let conf = lab.conf_of("bridge");
     let mut held: BTreeMap<String, IpAddr> = BTreeMap::new();
     for number in 0..20 {
         let container = format!("early-{number}");

@@ -38,11 +38,11 @@ fn every_verb_is_refused_until_it_is_finished() {
         put(&lab, true);
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         let before = newest();
-        let check = Call::new("CHECK", "c1", &after(&lab.conf("bridge"), &[format!("{own}/24")]));
+        let check = Call::new("CHECK", "c1", &after(&lab.conf_of("bridge"), &[format!("{own}/24")]));
         for call in [lab.add("c2"), lab.add("c1"), lab.del("c1"), lab.del("nobody"), check] {
             assert_eq!(call.run().refusal().says(&["not finished", COMMAND]).code, 11);
         }
-        let mut conf = lab.conf("bridge");
+        let mut conf = lab.conf_of("bridge");
         conf["cniVersion"] = "1.1.0".into();
         let without = |call: Call| {
             ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"].iter().fold(call, |call, name| call.without(name))

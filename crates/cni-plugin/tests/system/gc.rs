@@ -17,8 +17,19 @@ use crate::process::Call;
 
 const EARLIER: &str = "0badcafe";
 
-impl Lab {
+trait Collected {
     /// With a pool that a bridge has used, so that its gateway is nobody's.
+    fn bridged(engine: Engine, cidr: &str) -> Self;
+
+    /// Assigns an address, so long ago, to a container of the network that the plugin's calls are for.
+    fn plant(&self, container: &str, boot: &str, ago: Duration) -> IpAddr;
+
+    fn gc(&self, valid: &Value) -> Call;
+
+    fn addresses(&self) -> BTreeSet<IpAddr>;
+}
+
+impl Collected for Lab {
     fn bridged(engine: Engine, cidr: &str) -> Self {
         let lab = Self::with_pool(engine, cidr);
         lab.add("first").ok();
@@ -26,7 +37,6 @@ impl Lab {
         lab
     }
 
-    /// Assigns an address, so long ago, to a container of the network that the plugin's calls are for.
     fn plant(&self, container: &str, boot: &str, ago: Duration) -> IpAddr {
         let attachment = Attachment {
             network: "net1".into(),
@@ -42,7 +52,7 @@ impl Lab {
     }
 
     fn gc(&self, valid: &Value) -> Call {
-        let mut conf = self.conf("bridge");
+        let mut conf = self.conf_of("bridge");
         conf["cniVersion"] = "1.1.0".into();
         conf["cni.dev/valid-attachments"] = valid.clone();
         Call::new("GC", "unused", &conf).without("CNI_CONTAINERID").without("CNI_NETNS").without("CNI_IFNAME")
@@ -169,7 +179,7 @@ fn gc_frees_what_the_list_does_not_have() {
         let (kept, gone) = (lab.plant("kept", EARLIER, old), lab.plant("gone", EARLIER, old));
         let (young, ahead) = (lab.plant("young", EARLIER, Duration::seconds(5)), lab.plant("ahead", EARLIER, -old));
         let list = json!([{"containerID": "kept", "ifname": "eth0"}, {"containerID": "other", "ifname": "eth0"}]);
-        let mut foreign = lab.conf("bridge");
+        let mut foreign = lab.conf_of("bridge");
         foreign["name"] = "net2".into();
         let other = Call::new("ADD", "gone", &foreign).ok().address();
         assert_eq!(lab.gc(&list).ok().stdout, "");

@@ -7,11 +7,8 @@
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 
 mod attachments;
-mod books;
 mod check;
 mod clocks;
-mod copy;
-mod crash;
 mod crashes;
 mod damage;
 mod disk;
@@ -19,27 +16,17 @@ mod fallback;
 mod filling;
 mod gc;
 mod hostlocal;
-mod kills;
-mod lab;
-mod life;
-mod prefix_pools;
 mod prefixes;
 mod probe;
-mod process;
 mod quotas;
-mod random;
 mod refusals;
 mod samples;
 mod status;
 mod stdout;
 mod sticky;
-mod sticky_kills;
-#[path = "../support/tested.rs"]
-#[allow(dead_code, reason = "shared with the other test programs")]
-mod tested;
 mod torture;
-mod under_quota;
-mod victim;
 mod whereabouts;
-#[path = "../support/wire.rs"]
-mod wire;
+
+use testkit::{
+    copy, crash, kills, lab, mounts, prefix_pools, process, random, sticky_kills, under_quota, victim, wire,
+};

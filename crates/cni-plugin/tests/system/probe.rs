@@ -30,7 +30,7 @@ fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
 /// The address that the first container gets in a new store with this pool.
 fn first_of(engine: Engine, pool: &str) -> IpAddr {
     let lab = Lab::with_pool(engine, pool);
-    Call::new("ADD", "c1", &lab.conf("macvlan")).ok().address()
+    Call::new("ADD", "c1", &lab.conf_of("macvlan")).ok().address()
 }
 
 fn quarantine(lab: &Lab) -> Quarantine {
@@ -64,7 +64,7 @@ fn a_devices_address_is_quarantined_and_another_one_assigned() {
         assert_eq!(quarantine(&lab), found);
         assert_eq!(lab.books().held.len(), 1);
         // Others pass over it, also without a probe, and also by name.
-        let plain = lab.conf("macvlan");
+        let plain = lab.conf_of("macvlan");
         let taken = Call::new("ADD", "c2", &plain).with("CNI_ARGS", &format!("IP={first}")).run();
         taken.refusal().says(&[&first.to_string(), "reserved", "margay ipam show --ip"]);
         for container in ["c1", "c2"] {

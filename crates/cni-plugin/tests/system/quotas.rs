@@ -10,7 +10,7 @@ use crate::under_quota::{is_refused, kills_leave_the_quota_exact, limit, of_shop
 fn a_full_quota_is_an_error_that_says_what_to_do() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
-        let conf = lab.conf("bridge");
+        let conf = lab.conf_of("bridge");
         limit(&lab, &shop(), 1);
         of_shop("ADD", "c1", &conf).ok();
         of_shop("ADD", "c1", &conf).ok();
@@ -28,7 +28,7 @@ fn a_full_quota_is_an_error_that_says_what_to_do() {
 fn status_warns_before_a_quota_bites_and_never_fails_for_it() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
-        let mut conf = lab.conf("bridge");
+        let mut conf = lab.conf_of("bridge");
         conf["cniVersion"] = "1.1.0".into();
         limit(&lab, &Subject::new(QuotaKind::Network, "net1"), 5);
         let status = || Call::new("STATUS", "", &conf).without("CNI_CONTAINERID").without("CNI_IFNAME").ok();
@@ -47,6 +47,6 @@ fn status_warns_before_a_quota_bites_and_never_fails_for_it() {
 fn kills_at_random_moments_never_lead_over_a_quota() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
-        kills_leave_the_quota_exact(&lab, &lab.conf("bridge"));
+        kills_leave_the_quota_exact(&lab, &lab.conf_of("bridge"));
     }
 }

@@ -8,9 +8,10 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::copy::copy_program;
-use crate::lab::{ENGINES, Engine, Lab, Mount, conf_at};
+use crate::lab::{ENGINES, Engine, Lab, conf_at};
+use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
-use crate::tested::plugin;
+use testkit::programs::plugin;
 
 const SUBNET: &str = "10.3.0.0/24";
 /// The user `nobody`.
@@ -42,7 +43,7 @@ fn a_store_that_is_not_there() {
     for engine in ENGINES {
         for plugin in ["bridge", "calico"] {
             let lab = Lab::new(engine);
-            let conf = lab.conf(plugin);
+            let conf = lab.conf_of(plugin);
             let refusal = Call::new("ADD", "c1", &conf).run().refusal();
             let url = format!("{}://{}", engine.name(), lab.store.display());
             refusal.says(&["there is no store", "margay --store", &url, "pool create"]);
@@ -85,7 +86,7 @@ fn a_store_of_somebody_else() {
         }
         let own = conf_at(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
         for verb in ["ADD", "CHECK", "DEL"] {
-            for conf in [&lab.conf("bridge"), &own] {
+            for conf in [&lab.conf_of("bridge"), &own] {
                 let call = Call::new(verb, "c1", conf).by(&program_copy);
                 let mut command = call.command();
                 if is_root {
@@ -157,7 +158,7 @@ fn a_read_only_file_system() {
         let held = lab.add("c1").ok().address();
         mount.remount("ro");
         for verb in ["ADD", "CHECK", "DEL"] {
-            Call::new(verb, "c1", &lab.conf("bridge")).run().refusal().says(&["read-only file system", "write"]);
+            Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
         // A store that would have to be made.
         let conf = conf_at(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
@@ -258,7 +259,7 @@ fn a_store_without_its_queue() {
 #[test]
 fn a_type_that_nobody_knows() {
     let lab = Lab::new(Engine::SLED);
-    let mut conf = lab.conf("bridge");
+    let mut conf = lab.conf_of("bridge");
     conf["datastore_type"] = "rocksdb".into();
     let refusal = Call::new("ADD", "c1", &conf).run().refusal();
     assert_eq!(refusal.says(&["unknown datastore type: rocksdb", "sled, redb or etcdv3"]).code, 7);

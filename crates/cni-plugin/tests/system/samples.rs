@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::lab::{Engine, Lab};
 use crate::process::Call;
-use crate::tested::plugin;
+use testkit::programs::plugin;
 
 /// Runs the words that follow on a machine of its own with the network namespace of a container, `c1`; both are gone
 /// with it.

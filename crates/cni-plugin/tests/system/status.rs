@@ -11,7 +11,8 @@ use kv::StoreExt;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use crate::lab::{ENGINES, Engine, Lab, Mount};
+use crate::lab::{ENGINES, Engine, Lab};
+use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 
 /// The code of every STATUS that fails.
@@ -52,7 +53,7 @@ fn it_says_whether_there_is_an_address_to_give() {
     for engine in ENGINES {
         // Network, broadcast and gateway are nobody's.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
-        let conf = lab.conf("bridge");
+        let conf = lab.conf_of("bridge");
         // The first number is the newest revision; the second one shows how the files were left.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
@@ -83,7 +84,7 @@ fn a_node_that_has_given_all_it_may_stays_in_service() {
     for engine in ENGINES {
         // Every address rests after its release.
         let lab = Lab::with_pool(engine, "10.5.0.0/30");
-        let conf = lab.conf("calico");
+        let conf = lab.conf_of("calico");
         settings(&lab, IpamConfig::default().with_cooldown_seconds(3600));
         let containers = ["c0", "c1", "c2", "c3"];
         containers.iter().for_each(|container| drop(add(&conf, container)));
@@ -104,7 +105,7 @@ fn a_node_that_has_given_all_it_may_stays_in_service() {
             lab.with_ipam(Create::IfMissing, async |ipam, deadline| {
                 ipam.create_pool(&pool, None, deadline).await.unwrap();
             });
-            let conf = lab.conf("calico");
+            let conf = lab.conf_of("calico");
             // The limit of blocks holds for registered nodes.
             lab.with_ipam(Create::Never, async |ipam, _| {
                 let node = Node::new("node-1", Default::default(), "uid", OffsetDateTime::now_utc());
@@ -125,7 +126,7 @@ fn a_node_that_has_given_all_it_may_stays_in_service() {
 fn a_store_that_is_not_there() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
-        unavailable(&lab.conf("bridge"), &["there is no store", "margay --store", "pool create"]);
+        unavailable(&lab.conf_of("bridge"), &["there is no store", "margay --store", "pool create"]);
         ready(&lab.conf_with("bridge", json!({"subnet": "10.5.0.0/24"})));
         assert!(!lab.store.exists(), "nothing is made");
     }
@@ -186,7 +187,7 @@ fn a_disk_that_became_read_only() {
         let mount = Mount::tmpfs(&disk, "8m");
         lab.store = disk.join("store");
         lab.pool("lab", "10.5.0.0/24");
-        let conf = lab.conf("bridge");
+        let conf = lab.conf_of("bridge");
         ready(&conf);
         mount.remount("ro");
         unavailable(&conf, &["read-only file system"]);
@@ -216,7 +217,7 @@ fn a_busy_store_is_ready() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.5.0.0/24");
         lab.while_open(|| {
-            let outcome = ready(&lab.conf("bridge"));
+            let outcome = ready(&lab.conf_of("bridge"));
             assert!(outcome.stderr.contains("in use by another process"), "{outcome:?}");
         });
     }
@@ -226,13 +227,13 @@ fn a_busy_store_is_ready() {
 fn a_store_that_cannot_be_used() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.5.0.0/24");
-        let mut other = lab.conf("bridge");
+        let mut other = lab.conf_of("bridge");
         other["datastore_type"] = engine.other().name().into();
         unavailable(&other, &["set datastore_type to"]);
         fs::write(lab.store.join("store.id"), "?").unwrap();
-        unavailable(&lab.conf("bridge"), &["the store is damaged", "restore"]);
+        unavailable(&lab.conf_of("bridge"), &["the store is damaged", "restore"]);
     }
-    let mut etcd = Lab::new(Engine::REDB).conf("bridge");
+    let mut etcd = Lab::new(Engine::REDB).conf_of("bridge");
     etcd["datastore_type"] = "etcdv3".into();
     etcd["etcd_endpoints"] = "http://127.0.0.1:1".into();
     etcd.as_object_mut().unwrap().remove("datastore_path");

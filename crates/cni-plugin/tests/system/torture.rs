@@ -96,7 +96,7 @@ struct Caller<'a> {
 impl<'a> Caller<'a> {
     /// Every second caller is on a bridge, the others on a network of Calico's; all take from one pool.
     fn new(number: u64, lab: &Lab, shared: &'a Shared) -> Self {
-        let mut conf = lab.conf(if number.is_multiple_of(2) { "bridge" } else { "calico" });
+        let mut conf = lab.conf_of(if number.is_multiple_of(2) { "bridge" } else { "calico" });
         conf["name"] = format!("net-{}", number % 2).into();
         Self { number, conf, shared, random: Random::new(11, number), rounds: 0, held: Vec::new() }
     }

@@ -15,7 +15,7 @@ use crate::Kind;
 use crate::carrier::{Served, forward};
 use crate::place::ETCD;
 use crate::record::Documents;
-use crate::server::Etcd;
+use testkit::server::Etcd;
 
 /// The time that a call waits for a store, and the store's owner for a call.
 const PATIENCE: Duration = Duration::from_secs(10);

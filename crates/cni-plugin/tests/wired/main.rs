@@ -20,8 +20,6 @@ mod record;
 mod renamed;
 mod replay;
 mod scan;
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod server;
 mod spy;
 mod stand_in;
 mod traps;

@@ -2,16 +2,14 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-mod backing;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use backing::Memory;
 use etcd_api::{Api, Backing};
 use futures::stream::unfold;
 use kv_mvcc::{FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options};
+pub(crate) use testkit::backing::Memory;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 

@@ -10,13 +10,9 @@ mod reading;
 mod secondary;
 mod sticky;
 mod vm;
-#[path = "../../../../ipam-core/tests/allocator/world.rs"]
-#[allow(dead_code, reason = "other tests use the rest of it")]
-mod world;
 
 use ipam_operator::Operator;
-
-use crate::world::World;
+use testkit::world::{self, World};
 
 /// A world whose store an operator works on.
 pub(crate) trait Operated {

@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on fails")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the page, and how far it is")]
 
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod server;
 #[path = "../../tests/support/tested.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
 mod tested;
@@ -22,6 +20,7 @@ use datastore::{Create, Location};
 use kv::StoreExt;
 use serde_json::Value;
 use tested::{command, drivers};
+use testkit::server;
 
 /// The number of commits that are measured, and the size of their values in bytes.
 const COMMITS: u32 = 500;

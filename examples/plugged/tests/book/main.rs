@@ -6,8 +6,6 @@
 mod book;
 #[path = "../../../../crates/cli/tests/command/common/mod.rs"]
 mod common;
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod support;
 #[path = "../support/tested.rs"]
 mod tested;
 
@@ -15,3 +13,5 @@ mod tested;
 mod install {
     pub(crate) mod tree;
 }
+
+use testkit::server as support;

@@ -69,6 +69,11 @@ pub(crate) fn programs() -> PathBuf {
     PROGRAMS.clone()
 }
 
+/// Has the helpers of `testkit` call these programs.
+pub(crate) fn use_plugged() {
+    testkit::programs::use_instead(testkit::programs::Programs { folder: programs, drivers });
+}
+
 /// The operator's command.
 pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")

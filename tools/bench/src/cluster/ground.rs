@@ -22,8 +22,8 @@ use tokio::task::JoinSet;
 
 use crate::contender::{Contender, PER_CONTAINER};
 use crate::fill::{self, NETWORK, soon};
-use crate::support::Etcd;
 use crate::{Outcome, Programs};
+use testkit::server::Etcd;
 
 /// The pools: of all IPv4 addresses that are for private use the largest network, and as much IPv6 as one likes.
 const POOL: &str = "10.0.0.0/8";

@@ -1,11 +1,7 @@
 //! Requests of etcd's API, as the server decodes and answers them.
 
-#[path = "../../../../crates/etcd-api/tests/support/backing.rs"]
-mod backing;
-
 use std::sync::Arc;
 
-use backing::Memory;
 use etcd_api::Api;
 use etcd_client::proto::{
     PbCompactionRequest, PbDeleteRequest, PbKvService, PbLeaseGrantRequest, PbLeaseRevokeRequest, PbLeaseService,
@@ -13,6 +9,7 @@ use etcd_client::proto::{
 };
 use kv_mvcc::{FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options};
 use prost::Message;
+use testkit::backing::Memory;
 use tonic::Request;
 
 /// The requests of one input: more say nothing new.

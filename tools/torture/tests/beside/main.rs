@@ -13,6 +13,3 @@ mod reader;
 mod scene;
 mod steps;
 mod turns;
-
-#[path = "../../../../backend-etcd/tests/support/server.rs"]
-mod etcd;

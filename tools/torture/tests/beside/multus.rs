@@ -17,13 +17,13 @@ use ipam_core::model::{AssignmentMode, NewPool, Owner, keys};
 use kv::{Store, StoreExt};
 
 use crate::calico::{Calico, JUST_NOW, LONG_AGO, Pool};
-use crate::etcd::Etcd;
 use crate::halting::{Halting, Left};
 use crate::judge::Stored;
 use crate::kube_controllers::{KubeControllers, Pods};
 use crate::random::seed;
 use crate::scene::{HOSTS, allocator, attachment, blocks_of, calico, clean_up, everything, judge, prepare, soon};
 use crate::turns::{Authors, Commits, Side, noting};
+use testkit::server::Etcd;
 
 /// Calico's pool, and that of the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];

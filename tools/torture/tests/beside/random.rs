@@ -10,11 +10,11 @@ use ipam_core::model::Owner;
 use kv::Store;
 
 use crate::calico::{Calico, JUST_NOW, LONG_AGO, Pool};
-use crate::etcd::Etcd;
 use crate::halting::{Halting, Left};
 use crate::judge::Stored;
 use crate::scene::{HOSTS, add, allocator, blocks_of, calico, clean_up, del, everything, judge, prepare, soon};
 use crate::turns::{Authors, Commits, Side, noting};
+use testkit::server::Etcd;
 
 const POOL: &str = "10.0.0.0/27";
 const ROUNDS: usize = 60;

@@ -10,10 +10,10 @@ use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::model::NewPool;
 use kv::{Store, StoreExt};
 
-use crate::etcd::Etcd;
 use crate::random::seed;
 use crate::scene::{add, allocator, attachment, del, everything, prepare, soon};
 use crate::turns::{Authors, Commits, Side, noting};
+use testkit::server::Etcd;
 
 const PREFIX: &str = "/calico/ipam/v2/";
 

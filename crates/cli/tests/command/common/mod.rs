@@ -9,10 +9,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use datastore::{Create, Location};
+use ipam_core::Ipam;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
-use ipam_core::{Ipam, Nodes};
-use kv::Deadline;
+use testkit::lab::ENGINES;
 
 use crate::tested::drivers;
 
@@ -84,11 +84,10 @@ pub(crate) fn margay<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Do
     Run::new(args).run()
 }
 
-/// A store in a folder of its own, that need not exist.
+/// A store in a folder of its own, that need not exist, and the command in this process.
 #[derive(Debug)]
 pub(crate) struct Lab {
-    /// Gone with the lab.
-    folder: tempfile::TempDir,
+    lab: testkit::lab::Lab,
     /// The store.
     pub(crate) location: Location,
 }
@@ -96,21 +95,21 @@ pub(crate) struct Lab {
 impl Lab {
     /// One for each engine.
     pub(crate) fn each() -> [Self; 2] {
-        ["sled", "redb"].map(|engine| {
-            let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
-            let location = drivers().of_engine(engine, folder.path().join("some/store")).unwrap();
-            Self { folder, location }
+        ENGINES.map(|engine| {
+            let mut lab = testkit::lab::Lab::new(engine);
+            lab.store = lab.root.path().join("some/store");
+            Self { location: lab.location(), lab }
         })
     }
 
     /// True if anything was made on disk.
     pub(crate) fn exists(&self) -> bool {
-        self.folder.path().join("some").exists()
+        self.folder().join("some").exists()
     }
 
     /// A folder beside the store.
     pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
+        self.lab.root.path()
     }
 
     /// Runs a command on the store; the arguments are separated by blanks.
@@ -127,20 +126,11 @@ impl Lab {
             node: "node1".into(),
             boot: Some("0badcafe".into()),
         };
-        let request = AssignRequest::new(attachment, Wanted::any(1, 0));
-        let given = self.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await);
-        given.unwrap_or_else(|error| panic!("{error}"))[0].ip.to_string()
+        self.lab.assign(&AssignRequest::new(attachment, Wanted::any(1, 0))).to_string()
     }
 
     /// Opens the store, which must be there, and closes it again.
     pub(crate) fn with_ipam<T>(&self, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        runtime.unwrap_or_else(|error| panic!("{error}")).block_on(async {
-            let open = datastore::open(&self.location, &Create::Never.with_wait(PATIENCE)).await;
-            let open = open.unwrap_or_else(|error| panic!("{error}"));
-            let done = work(&Ipam::new(open.store(), Nodes::FirstSeen)).await;
-            open.close().await.unwrap_or_else(|error| panic!("{error}"));
-            done
-        })
+        self.lab.with_ipam(Create::Never, async |ipam, _| work(ipam).await)
     }
 }

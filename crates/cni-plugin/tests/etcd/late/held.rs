@@ -38,7 +38,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     proxy.set(Link::Slow(ON_ITS_WAY));
     // A process that stands still keeps the lock of its host; a dead one does not.
     let mut apart = conf.clone();
-    apart["ipam_lock_file"] = lab.folder.path().join("other.lock").display().to_string().into();
+    apart["ipam_lock_file"] = lab.root.path().join("other.lock").display().to_string().into();
     let add = Call::new("ADD", "c1", &apart);
     let mut late = add.start(add.command());
     let begun = Instant::now();

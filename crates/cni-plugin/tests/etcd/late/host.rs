@@ -73,7 +73,7 @@ impl<'a> Host<'a> {
         let mut conf = self.lab.conf_at(&urls);
         conf["datastore_timeout"] = 1.into();
         if self.locks == HostLocks::Apart {
-            conf["ipam_lock_file"] = self.lab.folder.path().join(container).to_str().unwrap().into();
+            conf["ipam_lock_file"] = self.lab.root.path().join(container).to_str().unwrap().into();
         }
         conf
     }

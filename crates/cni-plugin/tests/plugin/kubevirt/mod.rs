@@ -20,10 +20,10 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::common::finish;
-use crate::server::Etcd;
 use api::{Api, Content};
 use deviations::{DEVIATIONS, Deviation};
 use state::{State, advance, brief, numbers, renaming};
+use testkit::server::Etcd;
 
 /// The outcome that a call must have.
 #[derive(Clone, Debug, PartialEq)]

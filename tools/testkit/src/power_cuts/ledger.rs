@@ -15,7 +15,7 @@ const EACH: usize = 2;
 
 /// Acknowledged calls, and calls on their way.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     held: BTreeMap<String, Addresses>,
     /// The containers of calls without an answer, and what each had before: `None` for an ADD.
     pending: BTreeMap<String, Option<Addresses>>,
@@ -25,7 +25,7 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Begins a call: an ADD for a new container, or the DEL of one.
-    pub(crate) fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
+    pub fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
         let names: Vec<_> = self.held.keys().cloned().collect();
         if names.is_empty() || (names.len() < MOST_HELD && random.once_in(2)) {
             return ("ADD", self.begin_add());
@@ -38,7 +38,7 @@ impl Ledger {
     }
 
     /// Begins an ADD for a new container.
-    pub(crate) fn begin_add(&mut self) -> String {
+    pub fn begin_add(&mut self) -> String {
         self.next += 1;
         let container = format!("c{}", self.next);
         self.pending.insert(container.clone(), None);
@@ -46,7 +46,7 @@ impl Ledger {
     }
 
     /// Records an answer, and returns how many there were in this round. `reported` is empty for a DEL.
-    pub(crate) fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
+    pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
             if reported.len() != EACH {
@@ -62,18 +62,18 @@ impl Ledger {
     }
 
     /// How many calls were acknowledged in this round.
-    pub(crate) fn acknowledged(&self) -> u64 {
+    pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
     /// True if one of these addresses was acknowledged and not released.
-    pub(crate) fn has_any(&self, addresses: &[IpAddr]) -> bool {
+    pub fn has_any(&self, addresses: &[IpAddr]) -> bool {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }
 
     /// Compares with what is recorded after the cut, and ends the round: a call without an answer has happened or not,
     /// as it is recorded. Returns how many of them have happened, and how many have not.
-    pub(crate) fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
+    pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {
             let has = recorded.remove(&container).unwrap_or_default();

@@ -2,17 +2,18 @@
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     /// The stream of a seed and a number below it, so that each round of a test can be run alone.
-    pub(crate) fn new(seed: u64, round: u64) -> Self {
+    pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         let start = random.next().wrapping_add(round);
         Self(start)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    #[allow(clippy::should_implement_trait, reason = "a stream without an end is no iterator to its users")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,23 +22,23 @@ impl Random {
     }
 
     /// A number below `end`, which is not 0.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
     /// One of several.
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let index = self.below(from.len() as u64);
         &from[usize::try_from(index).unwrap()]
     }
 
     /// True once in `n` times.
-    pub(crate) fn once_in(&mut self, n: u64) -> bool {
+    pub fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
 /// A number from the environment: a seed, or an amount of work.
-pub(crate) fn setting(name: &str, default: u64) -> u64 {
+pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
 }

@@ -18,7 +18,7 @@ const KILL_WITHIN: u64 = 60;
 const FEWEST: u32 = 5;
 
 /// A call of a container of a workload.
-pub(crate) fn call(verb: &str, container: &str, workload: &str, conf: &Value) -> Call {
+pub fn call(verb: &str, container: &str, workload: &str, conf: &Value) -> Call {
     Call::new(verb, container, conf)
         .with("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={workload}"))
 }
@@ -39,7 +39,7 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
 /// A workload is made and removed again and again, by plugins that are killed half of the time; a runtime sends a DEL
 /// after each ADD that it has no answer of, and repeats a DEL. Each workload must get one address for ever, and no two the
 /// same. Returns the addresses; each waits for its workload then.
-pub(crate) fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
+pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);
         let name = format!("web-{number}");

@@ -1,21 +1,21 @@
-//! Running the program, with an end to every wait.
+//! Calls of the plugin, with an end to every wait.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::patient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::tested::plugin;
+use crate::programs::plugin;
 
 /// How long a call may take on a quiet machine, also in a crowd. Nothing here needs more than a small part of it.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,15 +25,16 @@ const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
 
 /// One call of the plugin: an environment and a configuration.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub struct Call {
     program: PathBuf,
     environment: Vec<(String, String)>,
     conf: String,
+    uid: Option<u32>,
 }
 
 impl Call {
     /// A call for the interface `eth0`, in the environment that a runtime sets and no other.
-    pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
+    pub fn new(verb: &str, container: &str, conf: &Value) -> Self {
         let variables = [
             ("CNI_COMMAND", verb),
             ("CNI_CONTAINERID", container),
@@ -42,42 +43,53 @@ impl Call {
             ("CNI_PATH", "/opt/cni/bin"),
         ];
         let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        Self { program: plugin(), environment, conf: conf.to_string() }
+        Self { program: plugin(), environment, conf: conf.to_string(), uid: None }
     }
 
     /// With a variable set, or set to something else.
-    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
+    pub fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
     /// Without a variable.
-    pub(crate) fn without(mut self, name: &str) -> Self {
+    pub fn without(mut self, name: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self
     }
 
     /// For this interface.
-    pub(crate) fn on(self, interface: &str) -> Self {
+    pub fn on(self, interface: &str) -> Self {
         self.with("CNI_IFNAME", interface)
     }
 
     /// By another program, such as another plugin.
-    pub(crate) fn by(mut self, program: impl Into<PathBuf>) -> Self {
+    pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
+    /// As this user, in the group of the same number.
+    pub fn as_user(mut self, uid: u32) -> Self {
+        self.uid = Some(uid);
+        self
+    }
+
+    /// The configuration that the plugin reads.
+    pub fn conf(&self) -> &str {
+        &self.conf
+    }
+
     /// The command, ready to be run.
-    pub(crate) fn command(&self) -> Command {
+    pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         self.prepare(&mut command);
         command
     }
 
     /// The same as the last words of another command, such as a shell that changes something first.
-    pub(crate) fn command_through(&self, wrapper: &[&str]) -> Command {
+    pub fn command_through(&self, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
         command.args(words);
@@ -88,70 +100,94 @@ impl Call {
     fn prepare(&self, command: &mut Command) {
         command.env_clear().envs(self.environment.iter().cloned()).current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
     }
 
     /// Starts a command that was made for this call, and gives it its configuration.
-    pub(crate) fn start(&self, mut command: Command) -> Child {
-        let mut child =
-            command.spawn().unwrap_or_else(|error| panic!("cannot run {}: {error}", self.program.display()));
-        // It fits in the pipe, so this does not wait; the program may end without reading it.
-        let _ = child.stdin.take().unwrap().write_all(self.conf.as_bytes());
-        child
+    pub fn start(&self, mut command: Command) -> Child {
+        start(&mut command, self.conf.as_bytes())
     }
 
     /// Runs to the end.
-    pub(crate) fn run(&self) -> Outcome {
+    pub fn run(&self) -> Outcome {
         self.run_as(self.command())
     }
 
     /// Runs a command that was made for this call to its end.
-    pub(crate) fn run_as(&self, command: Command) -> Outcome {
+    pub fn run_as(&self, command: Command) -> Outcome {
         self.wait(self.start(command))
     }
 
     /// Waits for the end of a process that was started for this call.
-    pub(crate) fn wait(&self, child: Child) -> Outcome {
-        let pid = Pid::from_raw(child.id().try_into().unwrap());
+    pub fn wait(&self, child: Child) -> Outcome {
         let limit = patient(PATIENCE);
-        let (done, output) = mpsc::channel();
-        let waiting = thread::spawn(move || done.send(child.wait_with_output()));
-        let ended = output.recv_timeout(limit);
-        if ended.is_err() {
-            // Nobody has waited for it to the end, so the number is still its own.
-            let _ = kill(pid, Signal::SIGKILL);
-        }
-        let _ = waiting.join();
-        let output = ended.unwrap_or_else(|_| panic!("{self:?} had no answer after {limit:?}"));
-        Outcome::new(output.unwrap(), self)
+        let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));
+        Outcome::new(output, self)
     }
 
     /// Runs to the end, which must be success.
-    pub(crate) fn ok(&self) -> Outcome {
+    pub fn ok(&self) -> Outcome {
         let outcome = self.run();
         assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
         outcome
     }
 }
 
+/// Starts a program and gives it its input, if its standard input is a pipe.
+pub fn start(command: &mut Command, input: &[u8]) -> Child {
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {:?}: {error}", command.get_program()));
+    if let Some(mut stdin) = child.stdin.take() {
+        // It fits in the pipe, so this does not wait; the program may end without reading it.
+        let _ = stdin.write_all(input);
+    }
+    child
+}
+
+/// Waits for the end of a process and returns its output. `None`: it had not ended after this time, and was killed.
+pub fn end_within(child: Child, limit: Duration) -> Option<Output> {
+    let pid = Pid::from_raw(child.id().try_into().unwrap());
+    let (done, output) = mpsc::channel();
+    let waiting = thread::spawn(move || done.send(child.wait_with_output()));
+    let ended = output.recv_timeout(limit);
+    if ended.is_err() {
+        // It was not waited for to the end, so the number is still its own.
+        let _ = kill(pid, Signal::SIGKILL);
+    }
+    let _ = waiting.join();
+    ended.ok().map(|output| output.unwrap())
+}
+
+/// Waits until a condition holds. Fails after `limit`, which is longer on a busy machine (see [`patient`]).
+#[track_caller]
+pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + patient(limit);
+    while !is_so() {
+        assert!(Instant::now() < end, "after {limit:?} still not: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// How a call ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    pub(crate) exit: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+pub struct Outcome {
+    pub exit: i32,
+    pub stdout: String,
+    pub stderr: String,
 }
 
 /// An error as a runtime reads it.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) code: u64,
+pub struct Refusal {
+    pub code: u64,
     /// The problem, and after it the remedy.
-    pub(crate) text: String,
+    pub text: String,
 }
 
 impl Outcome {
     /// The outcome of a call that has ended. It must not show a panic.
-    pub(crate) fn new(output: Output, call: &Call) -> Self {
+    pub fn new(output: Output, call: &Call) -> Self {
         let signal = output.status.signal();
         let outcome = Self {
             exit: output.status.code().unwrap_or_else(|| panic!("{call:?} was ended by signal {signal:?}")),
@@ -167,12 +203,12 @@ impl Outcome {
     }
 
     /// The result on standard output.
-    pub(crate) fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The error on standard output: the call must have failed as CNI wants it, with a message.
-    pub(crate) fn refusal(&self) -> Refusal {
+    pub fn refusal(&self) -> Refusal {
         assert_eq!(self.exit, 1, "{self:?}");
         let json = self.json();
         let message = json["msg"].as_str().unwrap_or_default();
@@ -182,20 +218,20 @@ impl Outcome {
     }
 
     /// The addresses of a result of CNI 0.3.0 or later, with their prefix lengths.
-    pub(crate) fn cidrs(&self) -> Vec<String> {
+    pub fn cidrs(&self) -> Vec<String> {
         let json = self.json();
         let ips = json["ips"].as_array().unwrap_or_else(|| panic!("no ips: {self:?}"));
         ips.iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
     }
 
     /// The addresses of such a result, bare.
-    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+    pub fn addresses(&self) -> Vec<IpAddr> {
         let bare = |cidr: &String| cidr.split('/').next().unwrap().parse().unwrap();
         self.cidrs().iter().map(bare).collect()
     }
 
     /// Its one address.
-    pub(crate) fn address(&self) -> IpAddr {
+    pub fn address(&self) -> IpAddr {
         let addresses = self.addresses();
         assert_eq!(addresses.len(), 1, "{self:?}");
         addresses[0]
@@ -205,7 +241,7 @@ impl Outcome {
 impl Refusal {
     /// Checks that the error says all of this.
     #[track_caller]
-    pub(crate) fn says(&self, texts: &[&str]) -> &Self {
+    pub fn says(&self, texts: &[&str]) -> &Self {
         for text in texts {
             assert!(self.text.contains(text), "{text:?} is not said: {self:?}");
         }

@@ -18,12 +18,12 @@ const ROUNDS: u64 = 10;
 const CALLERS: u64 = 6;
 
 /// The namespace that has the quota.
-pub(crate) fn shop() -> Subject {
+pub fn shop() -> Subject {
     Subject::new(QuotaKind::Namespace, "shop")
 }
 
 /// Sets a quota behind everybody's back.
-pub(crate) fn limit(lab: &Lab, subject: &Subject, limit: u64) {
+pub fn limit(lab: &Lab, subject: &Subject, limit: u64) {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let mut quotas = Quotas::default();
         quotas.set(subject, Some(limit));
@@ -32,14 +32,14 @@ pub(crate) fn limit(lab: &Lab, subject: &Subject, limit: u64) {
 }
 
 /// A call for a pod of the namespace.
-pub(crate) fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
+pub fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
     let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={container}");
     Call::new(verb, container, conf).with("CNI_ARGS", &pod)
 }
 
 /// Whether the quota refused a call, which must succeed otherwise.
 #[track_caller]
-pub(crate) fn is_refused(outcome: &Outcome) -> bool {
+pub fn is_refused(outcome: &Outcome) -> bool {
     if outcome.exit == 0 {
         return false;
     }
@@ -100,7 +100,7 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
 
 /// Callers add and delete under a quota, and half of their calls are killed. At no time there were more addresses than the
 /// quota allows, and in the end all of its room is there.
-pub(crate) fn kills_leave_the_quota_exact(lab: &Lab, conf: &Value) {
+pub fn kills_leave_the_quota_exact(lab: &Lab, conf: &Value) {
     const LIMIT: u64 = 3;
     limit(lab, &shop(), LIMIT);
     let since = revision(lab);

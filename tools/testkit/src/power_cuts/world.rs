@@ -13,14 +13,14 @@ use datastore::Create;
 use kv::StoreExt;
 use serde_json::{Value, json};
 
-use crate::callers::Work;
-use crate::cuts::{Tally, count};
+use super::callers::Work;
+use super::ledger::Ledger;
+use super::served::Daemon;
+use super::{Tally, count};
 use crate::lab::{Engine, Lab, conf_at};
-use crate::ledger::Ledger;
 use crate::process::Call;
+use crate::programs::command;
 use crate::random::Random;
-use crate::served::Daemon;
-use crate::tested::command;
 
 /// How many revisions a store keeps.
 const FULL_LOG: usize = 10_000;
@@ -38,18 +38,18 @@ enum Moment {
 
 /// The events of a round.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub struct Plan {
     callers: u64,
     calls: u64,
     moment: Moment,
-    pub(crate) folders: Folders,
+    pub folders: Folders,
     luck: u64,
     /// Whether the callers have a daemon.
     served: bool,
 }
 
 impl Plan {
-    pub(crate) fn draw(random: &mut Random, world: &World) -> Self {
+    pub fn draw(random: &mut Random, world: &World) -> Self {
         let (callers, calls) = (1 + random.below(4), 1 + random.below(4));
         let all = callers * calls;
         let moment = match random.below(4) {
@@ -64,23 +64,23 @@ impl Plan {
 
 /// A disk, and what was acknowledged on it.
 #[derive(Clone, Debug)]
-pub(crate) struct World {
-    pub(crate) engine: Engine,
+pub struct World {
+    pub engine: Engine,
     syncs: Syncs,
-    pub(crate) image: Image,
-    pub(crate) ledger: Ledger,
+    pub image: Image,
+    pub ledger: Ledger,
     /// About how many operations of the disk a call takes.
     operations: u64,
 }
 
 impl World {
     /// On an empty disk.
-    pub(crate) fn empty(engine: Engine, syncs: Syncs) -> Self {
+    pub fn empty(engine: Engine, syncs: Syncs) -> Self {
         Self { engine, syncs, image: Image::default(), ledger: Ledger::default(), operations: OPERATIONS }
     }
 
     /// With a store whose log is full, so that each commit trims it.
-    pub(crate) fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
+    pub fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
         Call::new("ADD", "first", &conf).ok();
@@ -99,7 +99,7 @@ impl World {
     }
 
     /// Lets the callers work, cuts the power, and checks the image that is left; the error says what is wrong with it.
-    pub(crate) fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
+    pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
         let ledger = Mutex::new(std::mem::take(&mut self.ledger));
@@ -147,7 +147,7 @@ impl World {
     }
 
     /// Checks a copy of the image that is left.
-    pub(crate) fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
+    pub fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
         self.image.copy_to(&disk).unwrap();
@@ -165,7 +165,7 @@ impl World {
     }
 
     /// Copies what was left to a folder that stays, and says where.
-    pub(crate) fn keep(&self) -> String {
+    pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();
         folder.display().to_string()
@@ -173,7 +173,7 @@ impl World {
 }
 
 /// Each container has an address of each family.
-pub(crate) fn network() -> Value {
+pub fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 

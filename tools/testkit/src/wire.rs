@@ -1,18 +1,18 @@
 //! A wire with a device on it: a pair of interfaces, one of them in a network namespace of its own. Needs root.
 
-use conformance::patient;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::process::wait_until;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// The wire. It is gone when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub struct Wire {
     /// The interface of this machine on the wire.
-    pub(crate) interface: String,
+    pub interface: String,
     /// The bridge that the interface is a port of, and the namespace of the device.
     bridge: String,
     namespace: String,
@@ -20,7 +20,7 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// A wire whose device has these addresses, with their prefix lengths.
-    pub(crate) fn new(addresses: &[&str]) -> Self {
+    pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };
         let Self { interface, namespace, .. } = &wire;
@@ -34,14 +34,13 @@ impl Wire {
     }
 
     /// The device gets an address ("add"), or has it no more ("del").
-    pub(crate) fn device(&self, what: &str, address: &str) {
+    pub fn device(&self, what: &str, address: &str) {
         let nodad = if what == "add" && address.contains(':') { " nodad" } else { "" };
         ip(&format!("-n {} address {what} {address} dev dev0{nodad}", self.namespace));
     }
 
     /// Makes the wire a part of a bridge of this machine, and returns the bridge's name.
-    #[allow(dead_code, reason = "one of the test programs has no bridge")]
-    pub(crate) fn bridged(&self) -> &str {
+    pub fn bridged(&self) -> &str {
         ip(&format!("link add {} type bridge", self.bridge));
         ip(&format!("link set {} master {}", self.interface, self.bridge));
         ip(&format!("link set {} up", self.bridge));
@@ -50,7 +49,7 @@ impl Wire {
     }
 
     /// The device's MAC address.
-    pub(crate) fn mac(&self) -> String {
+    pub fn mac(&self) -> String {
         let said = ip(&format!("-n {} -o link show dev dev0", self.namespace));
         said.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap().to_owned()
     }
@@ -67,11 +66,9 @@ impl Drop for Wire {
 /// Waits for the kernel to say that the link is up, which takes it up to a second.
 fn until_up(interface: &str) {
     let state = format!("/sys/class/net/{interface}/operstate");
-    let end = Instant::now() + patient(Duration::from_secs(20));
-    while std::fs::read_to_string(&state).unwrap().trim() != "up" {
-        assert!(Instant::now() < end, "{interface} does not come up");
-        sleep(Duration::from_millis(5));
-    }
+    wait_until(&format!("{interface} is up"), Duration::from_secs(20), || {
+        std::fs::read_to_string(&state).unwrap().trim() == "up"
+    });
 }
 
 fn ip(words: &str) -> String {

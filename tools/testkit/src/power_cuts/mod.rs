@@ -1,4 +1,10 @@
-//! Power cuts under the plugin, round by round.
+//! Power cuts under the plugin, round by round: [`callers`] run ADD and DEL on a disk that loses its power, and [`world`] checks what is
+//! left against the [`ledger`].
+
+pub mod callers;
+pub mod ledger;
+pub mod served;
+pub mod world;
 
 use std::collections::BTreeMap;
 
@@ -6,24 +12,24 @@ use power::Syncs;
 
 use crate::lab::Engine;
 use crate::random::{Random, setting};
-use crate::world::{Plan, World};
+use world::{Plan, World};
 
-pub(crate) const SEED: u64 = 20_261_123;
+pub const SEED: u64 = 20_261_123;
 /// Of so many rounds two are on a disk that was empty at first.
 const KINDS: u64 = 5;
 /// After so many rounds of a long run it is said how far it is.
 const PROGRESS: u64 = 250;
 
 /// How often each thing happened.
-pub(crate) type Tally = BTreeMap<String, u64>;
+pub type Tally = BTreeMap<String, u64>;
 
-pub(crate) fn count(tally: &mut Tally, what: impl Into<String>) {
+pub fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
 /// An old store and young ones lose power by turns: so many times, which must meet all that can happen, or as often as the
 /// setting says.
-pub(crate) fn rounds(engine: Engine, usual: u64) {
+pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
     let (mut old, mut young) = (World::with_full_log(engine, Syncs::Kept), World::empty(engine, Syncs::Kept));

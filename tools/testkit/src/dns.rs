@@ -6,25 +6,25 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Priority, weight and port of a record; its target is always `localhost`.
-pub(crate) type Srv = (u16, u16, u16);
+pub type Srv = (u16, u16, u16);
 
 /// The type of SRV records.
 const SRV: [u8; 2] = [0, 33];
 
 /// The server; it runs until the process ends.
 #[derive(Clone, Debug)]
-pub(crate) struct Dns {
-    pub(crate) address: SocketAddr,
+pub struct Dns {
+    pub address: SocketAddr,
     records: Arc<Mutex<HashMap<String, Vec<Srv>>>>,
 }
 
 impl Dns {
     /// On a port that is free.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub fn start() -> io::Result<Self> {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
-    pub(crate) fn start_at(address: SocketAddr) -> io::Result<Self> {
+    pub fn start_at(address: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         let dns = Self { address: socket.local_addr()?, records: Arc::default() };
         let serving = dns.clone();
@@ -33,7 +33,7 @@ impl Dns {
     }
 
     /// From now on this name has these records and no others.
-    pub(crate) fn set(&self, name: &str, records: &[Srv]) {
+    pub fn set(&self, name: &str, records: &[Srv]) {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), records.to_vec());
     }
 

@@ -1,4 +1,4 @@
-//! A store in memory as the API needs it; the fuzzers have it, too.
+//! A store in memory as the etcd API needs it.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use kv_mvcc::MvccStore;
 
 /// A store in memory.
 #[derive(Debug)]
-pub(crate) struct Memory {
-    pub(crate) store: Arc<MvccStore>,
-    pub(crate) url: String,
+pub struct Memory {
+    pub store: Arc<MvccStore>,
+    pub url: String,
 }
 
 #[async_trait]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
 
 /// Gives back what compacted revisions took, until the database has fewer bytes than `roomy`, and takes the alarm back.
-pub(crate) async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
+pub async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
     // A compaction removes the old revisions some time after its answer; only then is there room to free.
     loop {
         client.defragment().await?;

@@ -20,7 +20,7 @@ const LIFE: u64 = 20;
 
 /// A third of the ADDs is killed, and each container gets a DEL; an ADD may find no room. No two containers that live at
 /// once may have the same of what `has` finds in their results.
-pub(crate) fn nobody_shares<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
+pub fn nobody_shares<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {
         for caller in 0..CALLERS {

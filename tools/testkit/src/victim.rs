@@ -10,11 +10,11 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::process::{Call, Outcome};
-use crate::tested::drivers;
+use crate::programs::drivers;
 
 /// How far a process had come when it was stopped, by its open files and its traces on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// It had not come to the store yet.
     Starting,
     /// It was in the queue, or held the lock and had not opened the engine.
@@ -32,7 +32,7 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::AtTheQueue => "at the queue",
@@ -45,15 +45,15 @@ impl Phase {
     }
 
     /// True if it had the store open then.
-    pub(crate) fn is_inside(self) -> bool {
+    pub fn is_inside(self) -> bool {
         matches!(self, Self::Open | Self::Committed)
     }
 }
 
 /// A call on its way. It is killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Victim {
-    pub(crate) call: Call,
+pub struct Victim {
+    pub call: Call,
     store: PathBuf,
     /// The content of the file `head` when it started: the newest revision.
     head: Vec<u8>,
@@ -61,12 +61,12 @@ pub(crate) struct Victim {
 }
 
 /// The newest revision as the store records it beside its engine; nothing if there is no store.
-pub(crate) fn head(store: &Path) -> Vec<u8> {
+pub fn head(store: &Path) -> Vec<u8> {
     fs::read(store.join("head")).unwrap_or_default()
 }
 
 impl Victim {
-    pub(crate) fn start(call: Call, store: &Path) -> Self {
+    pub fn start(call: Call, store: &Path) -> Self {
         let head = head(store);
         let child = call.start(call.command());
         Self { call, store: store.to_owned(), head, child: Some(child) }
@@ -76,12 +76,12 @@ impl Victim {
         self.child.as_mut().unwrap()
     }
 
-    pub(crate) fn pid(&mut self) -> Pid {
+    pub fn pid(&mut self) -> Pid {
         Pid::from_raw(self.child().id().try_into().unwrap())
     }
 
     /// Stops it, and says how far it has come.
-    pub(crate) fn stop(&mut self) -> Phase {
+    pub fn stop(&mut self) -> Phase {
         let pid = self.pid();
         kill(pid, Signal::SIGSTOP).unwrap();
         // It is not waited for to the end here, so that its number and its answer stay.
@@ -93,7 +93,7 @@ impl Victim {
     }
 
     /// How far it has come; if it runs, it may be further by now.
-    pub(crate) fn scan(&mut self) -> Phase {
+    pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
         let has = |name: &str| open.iter().any(|path| path.starts_with(self.store.join(name)));
@@ -111,18 +111,18 @@ impl Victim {
     }
 
     /// Lets it go on.
-    pub(crate) fn go_on(&mut self) {
+    pub fn go_on(&mut self) {
         kill(self.pid(), Signal::SIGCONT).unwrap();
     }
 
     /// True if it is over.
-    pub(crate) fn is_over(&mut self) -> bool {
+    pub fn is_over(&mut self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
     /// Kills it. `None` if that met it alive, else its answer.
-    pub(crate) fn kill(mut self) -> Option<Outcome> {
+    pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
@@ -133,7 +133,7 @@ impl Victim {
     }
 
     /// Waits for its answer, which must be success.
-    pub(crate) fn end(mut self) -> Outcome {
+    pub fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);
         outcome

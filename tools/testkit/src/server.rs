@@ -1,7 +1,5 @@
 //! A real etcd for tests: each member a process on free ports of the loopback address, in a temporary folder.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +17,7 @@ const START: Duration = Duration::from_secs(120);
 
 /// A member. Dropping it ends the process.
 #[derive(Debug)]
-pub(crate) struct Etcd {
+pub struct Etcd {
     folder: TempDir,
     addresses: Addresses,
     scheme: &'static str,
@@ -66,18 +64,18 @@ fn free_addresses() -> std::io::Result<Addresses> {
 }
 
 /// An address on which nobody listens.
-pub(crate) fn dead_address() -> std::io::Result<SocketAddr> {
+pub fn dead_address() -> std::io::Result<SocketAddr> {
     Ok(free_addresses()?[0])
 }
 
 impl Etcd {
     /// A new, empty one.
-    pub(crate) fn start() -> std::io::Result<Self> {
+    pub fn start() -> std::io::Result<Self> {
         Self::start_with("http", &[])
     }
 
     /// A new, empty one with these arguments besides.
-    pub(crate) fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
+    pub fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
         retried(|| {
             let addresses = free_addresses()?;
             let mut etcd = Self::prepare("one", addresses, &format!("one=http://{}", addresses[1]))?;
@@ -89,12 +87,12 @@ impl Etcd {
     }
 
     /// A cluster of three members.
-    pub(crate) fn start_three() -> std::io::Result<[Self; 3]> {
+    pub fn start_three() -> std::io::Result<[Self; 3]> {
         Self::start_three_with(&[])
     }
 
     /// A cluster of three members with these arguments besides.
-    pub(crate) fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
+    pub fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
         retried(|| {
             let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
             let names = ["one", "two", "three"];
@@ -115,7 +113,7 @@ impl Etcd {
     }
 
     /// A learner of this one's cluster, which need not listen yet.
-    pub(crate) async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
+    pub async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
         let addresses = free_addresses()?;
         let members = format!("one=http://{},two=http://{}", etcd.addresses[1], addresses[1]);
         let options = etcd_client::MemberAddOptions::new().with_is_learner();
@@ -134,17 +132,17 @@ impl Etcd {
     }
 
     /// Its address, for clients.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.addresses[0])
     }
 
     /// The folder in which it runs.
-    pub(crate) fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
     /// Where it keeps its state.
-    pub(crate) fn data(&self) -> PathBuf {
+    pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
 
@@ -153,7 +151,7 @@ impl Etcd {
     }
 
     /// The text about itself under `path`: `/health`, or `/metrics`.
-    pub(crate) fn ask(&self, path: &str) -> std::io::Result<String> {
+    pub fn ask(&self, path: &str) -> std::io::Result<String> {
         let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
         connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
@@ -163,7 +161,7 @@ impl Etcd {
     }
 
     /// Starts the process and waits until it is well.
-    pub(crate) fn run(&mut self) -> std::io::Result<()> {
+    pub fn run(&mut self) -> std::io::Result<()> {
         self.spawn()?;
         self.wait()
     }
@@ -196,29 +194,29 @@ impl Etcd {
     }
 
     /// Starts the process again, without waiting until it is well: that may take other members.
-    pub(crate) fn start_again(&mut self) -> std::io::Result<()> {
+    pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()
     }
 
     /// Where clients reach it.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
 
     /// Its process, if it runs.
-    pub(crate) fn process(&self) -> Option<u32> {
+    pub fn process(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
     /// Sends the process a signal. A server that must stop has stopped when this returns.
-    pub(crate) fn signal(&self, signal: Signal) -> std::io::Result<()> {
+    pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         send_signal(child.id(), signal)
     }
 
     /// Ends the process at once.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // It may have ended already.
             let _ = child.kill();
@@ -227,7 +225,7 @@ impl Etcd {
     }
 
     /// Asks the process to end, and waits until it has.
-    pub(crate) fn shut_down(&mut self) -> std::io::Result<()> {
+    pub fn shut_down(&mut self) -> std::io::Result<()> {
         self.signal(Signal::SIGTERM)?;
         match self.child.take() {
             Some(mut child) => child.wait().map(|_| ()),
@@ -266,7 +264,7 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
 }
 
 /// Sends a process a signal. A process that must stop has stopped when this returns.
-pub(crate) fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
+pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
     // A thread that ends while it is looked at is no reason to give up.
@@ -295,7 +293,7 @@ impl Drop for Etcd {
 }
 
 /// The version of the etcd that is installed: major, minor, patch.
-pub(crate) fn version() -> std::io::Result<[u32; 3]> {
+pub fn version() -> std::io::Result<[u32; 3]> {
     let output = Command::new("etcd").arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let version = text.lines().find_map(|line| line.strip_prefix("etcd Version: ")).unwrap_or_default();
@@ -305,12 +303,12 @@ pub(crate) fn version() -> std::io::Result<[u32; 3]> {
 }
 
 /// The bytes of a file.
-pub(crate) fn bytes_of(path: &Path) -> std::io::Result<u64> {
+pub fn bytes_of(path: &Path) -> std::io::Result<u64> {
     Ok(path.metadata()?.len())
 }
 
 /// Copies a folder with all that is in it.
-pub(crate) fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+pub fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     if !from.is_dir() {
         return std::fs::copy(from, to).map(|_| ());
     }

@@ -11,18 +11,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use datastore::Create;
 use kv::{ErrorKind, Range, RangeRequest, Revision, StoreExt};
 use serde_json::{Value, json};
 
 use crate::lab::{Engine, Lab};
-use crate::life::{Life, measured};
 use crate::process::{Call, Outcome};
 use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
 
-pub(crate) const SEED: u64 = 20_261_121;
+pub const SEED: u64 = 20_261_121;
 /// Of so many rounds one makes a store and one is about a queue.
 const KINDS: u64 = 5;
 /// How many revisions a store keeps.
@@ -46,24 +46,48 @@ fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
+/// How long calls of one kind take, shortest first.
+pub struct Life(Vec<Duration>);
+
+impl Life {
+    pub fn of(mut calls: Vec<Duration>) -> Self {
+        calls.sort_unstable();
+        Self(calls)
+    }
+
+    /// A moment in the life of such a call: half of them anywhere up to the longest, the others up to the median, since a
+    /// few calls take very long on a busy machine.
+    pub fn moment(&self, random: &mut Random) -> Duration {
+        let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
+        let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
+        Duration::from_micros(random.below(micros + 1))
+    }
+}
+
+/// Runs a call to its end and says how long that took.
+pub fn measured(call: &Call) -> (Outcome, Duration) {
+    let begun = Instant::now();
+    (call.ok(), begun.elapsed())
+}
+
 /// A store, and the addresses that each container was answered with.
-pub(crate) struct World {
-    pub(crate) lab: Lab,
+pub struct World {
+    pub lab: Lab,
     conf: Value,
-    pub(crate) held: BTreeMap<String, BTreeSet<IpAddr>>,
+    pub held: BTreeMap<String, BTreeSet<IpAddr>>,
     next: u64,
 }
 
 impl World {
     /// Without a store.
-    pub(crate) fn new(engine: Engine) -> Self {
+    pub fn new(engine: Engine) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
     /// With a store whose log is full, and how long an ADD and a DEL take on it.
-    pub(crate) fn with_full_log(engine: Engine) -> (Self, Life) {
+    pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
         world.lab.with_ipam(Create::Never, async |ipam, _| {
@@ -99,7 +123,7 @@ impl World {
         })
     }
 
-    pub(crate) fn call(&self, verb: &str, container: &str) -> Call {
+    pub fn call(&self, verb: &str, container: &str) -> Call {
         Call::new(verb, container, &self.conf)
     }
 
@@ -108,12 +132,12 @@ impl World {
         format!("c{}", self.next)
     }
 
-    pub(crate) fn start(&self, verb: &str, container: &str) -> Victim {
+    pub fn start(&self, verb: &str, container: &str) -> Victim {
         Victim::start(self.call(verb, container), &self.lab.store)
     }
 
     /// An ADD that nobody disturbs.
-    pub(crate) fn add(&mut self) {
+    pub fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();
         self.reported(container, &outcome).unwrap();
@@ -136,7 +160,7 @@ impl World {
 
     /// Opens the store and compares. Containers in `unsure` may have the addresses there (`None`: any two), or none.
     /// Returns the addresses that they have.
-    pub(crate) fn check(
+    pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
     ) -> Result<BTreeMap<String, BTreeSet<IpAddr>>, String> {
@@ -160,7 +184,7 @@ impl World {
         Err(format!("acknowledged is\n{:?}\nand recorded is\n{recorded:?}", self.held))
     }
 
-    pub(crate) fn check_all(&self) -> Result<(), String> {
+    pub fn check_all(&self) -> Result<(), String> {
         self.check(&BTreeMap::new()).map(drop)
     }
 
@@ -212,7 +236,7 @@ impl World {
     }
 
     /// A call that stands still while it has the store. Those that were stopped elsewhere go on to their end.
-    pub(crate) fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
+    pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
             let mut victim = self.start("ADD", &container);
@@ -231,7 +255,7 @@ impl World {
     }
 
     /// Checks that no waiting call has come to the store, ended, or changed anything.
-    pub(crate) fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
+    pub fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {
                 return Err(format!("{container} is at the store, which another has"));
@@ -342,7 +366,7 @@ fn life_of_making(engine: Engine) -> Life {
 }
 
 /// Runs so many rounds, which must meet all that can happen, or as many as the setting says.
-pub(crate) fn rounds(engine: Engine, usual: u64) {
+pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", usual));
     println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");
     let (mut world, life) = World::with_full_log(engine);

@@ -1,18 +1,16 @@
 //! Certificates for a server and its clients.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-
 use std::io::{Error, Result};
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tempfile::TempDir;
 
-use super::Etcd;
+use crate::server::Etcd;
 
 /// An authority, and certificates from it for the server and for us, in files.
 #[derive(Debug)]
-pub(crate) struct Certificates {
+pub struct Certificates {
     folder: TempDir,
 }
 
@@ -25,19 +23,19 @@ fn authority() -> std::result::Result<Issuer, rcgen::Error> {
 }
 
 impl Certificates {
-    pub(crate) fn make() -> Result<Self> {
+    pub fn make() -> Result<Self> {
         Self::expired(&[])
     }
 
     /// Those of `expired`, of "server" and "client", have run out long ago.
-    pub(crate) fn expired(expired: &[&str]) -> Result<Self> {
+    pub fn expired(expired: &[&str]) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
         certificates.write(expired)?;
         Ok(certificates)
     }
 
     /// Everything anew, from another authority, in the same files.
-    pub(crate) fn issue(&self) -> Result<()> {
+    pub fn issue(&self) -> Result<()> {
         self.write(&[])
     }
 
@@ -61,12 +59,12 @@ impl Certificates {
         Ok(())
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// An etcd with these certificates; `more` are arguments besides.
-    pub(crate) fn etcd(&self, more: &[String]) -> Result<Etcd> {
+    pub fn etcd(&self, more: &[String]) -> Result<Etcd> {
         let with = |flag: &str, name: &str| format!("{flag}={}", self.path(name).display());
         let mut arguments = vec![with("--cert-file", "server.pem"), with("--key-file", "server.key")];
         arguments.extend_from_slice(more);
@@ -74,7 +72,7 @@ impl Certificates {
     }
 
     /// One that lets in only who has a certificate.
-    pub(crate) fn etcd_for_known(&self) -> Result<Etcd> {
+    pub fn etcd_for_known(&self) -> Result<Etcd> {
         let trusted = format!("--trusted-ca-file={}", self.path("authority.pem").display());
         self.etcd(&[trusted, "--client-cert-auth".to_owned()])
     }

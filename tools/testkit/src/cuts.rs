@@ -15,7 +15,7 @@ use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
 /// Runs the case, and shows that it can fail. `known` is in the error of an engine that now and then fails it.
-pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
+pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}
         (judged, _) => judged.unwrap(),

@@ -10,7 +10,7 @@ use conformance::patient;
 use datastore::Location;
 use datastore::served::socket;
 
-use crate::tested::command;
+use crate::programs::command;
 
 /// How long the daemon may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -20,16 +20,16 @@ const WITHOUT: [&str; 3] = ["going on without it", "has another store", "leaves 
 
 /// A daemon. It is killed when this is dropped, as a power cut would.
 #[derive(Debug)]
-pub(crate) struct Daemon(Child);
+pub struct Daemon(Child);
 
 impl Daemon {
     /// The daemon of a store, once it listens or the power is cut.
-    pub(crate) fn start(store: &Location, disk: &Disk) -> Self {
+    pub fn start(store: &Location, disk: &Disk) -> Self {
         Self::start_with(store, disk, &[])
     }
 
     /// The same with these options.
-    pub(crate) fn start_with(store: &Location, disk: &Disk, options: &[&str]) -> Self {
+    pub fn start_with(store: &Location, disk: &Disk, options: &[&str]) -> Self {
         let mut serve = Command::new(command());
         serve.args(["--store", &store.to_string(), "serve"]).args(options).env_clear();
         serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -43,7 +43,7 @@ impl Daemon {
     }
 
     /// True if a call that logged this was answered by the daemon.
-    pub(crate) fn has_answered(log: &str) -> bool {
+    pub fn has_answered(log: &str) -> bool {
         !WITHOUT.iter().any(|words| log.contains(words))
     }
 }

@@ -20,20 +20,20 @@ const WAIT: Duration = Duration::from_secs(60);
 
 /// All that is recorded.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Books {
+pub struct Books {
     /// The handle that holds each address.
-    pub(crate) held: BTreeMap<IpAddr, String>,
+    pub held: BTreeMap<IpAddr, String>,
     /// The reservations: their addresses by their names.
-    pub(crate) reservations: BTreeMap<String, Vec<String>>,
+    pub reservations: BTreeMap<String, Vec<String>>,
     /// The workload that each address waits for.
-    pub(crate) waiting: BTreeMap<IpAddr, String>,
+    pub waiting: BTreeMap<IpAddr, String>,
     /// How many addresses of each pool are in use.
-    pub(crate) in_use: BTreeMap<String, String>,
+    pub in_use: BTreeMap<String, String>,
 }
 
 impl Lab {
     /// Opens the store, does something with it, and closes it.
-    pub(crate) fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
+    pub fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open = datastore::open(&self.location(), &create.with_wait(WAIT)).await.unwrap();
@@ -44,7 +44,7 @@ impl Lab {
     }
 
     /// Makes a pool, and the store if it is not there. The blocks of a small pool are as small.
-    pub(crate) fn pool(&self, name: &str, cidr: &str) {
+    pub fn pool(&self, name: &str, cidr: &str) {
         let cidr: IpNet = cidr.parse().unwrap();
         let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));
         self.with_ipam(Create::IfMissing, async |ipam, deadline| {
@@ -53,12 +53,12 @@ impl Lab {
     }
 
     /// Assigns one address behind the plugin's back.
-    pub(crate) fn assign(&self, request: &AssignRequest) -> IpAddr {
+    pub fn assign(&self, request: &AssignRequest) -> IpAddr {
         self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
     }
 
     /// The value of an attribute that is recorded with a held address.
-    pub(crate) fn attribute(&self, ip: IpAddr, name: &str) -> String {
+    pub fn attribute(&self, ip: IpAddr, name: &str) -> String {
         self.with_ipam(Create::Never, async |ipam, deadline| match ipam.holding(ip, deadline).await.unwrap() {
             Holding::Held(entry) => entry.get(name).unwrap().to_owned(),
             other => panic!("{ip}: {other:?}"),
@@ -66,12 +66,12 @@ impl Lab {
     }
 
     /// Does something while another process has the store open, as far as the queue can tell.
-    pub(crate) fn while_open(&self, work: impl FnOnce()) {
+    pub fn while_open(&self, work: impl FnOnce()) {
         self.with_ipam(Create::Never, async |_, _| work());
     }
 
     /// Reads everything. Blocks, handles and affinities must agree.
-    pub(crate) fn books(&self) -> Books {
+    pub fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
             let (held, waiting) = consistent(ipam).await;
             let utilization = ipam.utilization(Deadline::after(Duration::from_secs(60))).await.unwrap();
@@ -86,7 +86,7 @@ impl Lab {
 
     /// Checks that no address is held.
     #[track_caller]
-    pub(crate) fn nothing_is_left(&self) {
+    pub fn nothing_is_left(&self) {
         let books = self.books();
         assert!(books.held.is_empty(), "{:?}", books.held);
         assert!(books.in_use.values().all(|count| count == "0"), "{:?}", books.in_use);
@@ -95,7 +95,7 @@ impl Lab {
 
 impl Books {
     /// How many addresses a handle has.
-    pub(crate) fn count_of(&self, handle: &str) -> usize {
+    pub fn count_of(&self, handle: &str) -> usize {
         self.held.values().filter(|holder| *holder == handle).count()
     }
 }

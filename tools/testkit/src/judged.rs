@@ -14,7 +14,7 @@ use kv_mvcc::MvccStore;
 use tempfile::TempDir;
 
 /// Runs all cases. `known` are those that the engine fails.
-pub(crate) fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
+pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
     let mut ignored = [conformance::WITHOUT_SERVERS, &["D10_power_cuts"]].concat();
     if !may_mount() {
         ignored.push("D07_full_disk");

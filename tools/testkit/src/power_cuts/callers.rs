@@ -10,10 +10,10 @@ use ::power::Disk;
 use conformance::patient;
 use serde_json::Value;
 
-use crate::ledger::Ledger;
+use super::ledger::Ledger;
+use super::served::Daemon;
 use crate::process::{Call, Outcome};
 use crate::random::Random;
-use crate::served::Daemon;
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,18 +23,18 @@ const PAUSE: Duration = Duration::from_micros(500);
 const KILLS: u64 = 8;
 
 /// The work of one round.
-pub(crate) struct Work<'a> {
-    pub(crate) disk: &'a Disk,
-    pub(crate) conf: &'a Value,
-    pub(crate) ledger: &'a Mutex<Ledger>,
+pub struct Work<'a> {
+    pub disk: &'a Disk,
+    pub conf: &'a Value,
+    pub ledger: &'a Mutex<Ledger>,
     /// How many calls each caller makes.
-    pub(crate) calls: u64,
+    pub calls: u64,
     /// After so many answers the power is cut, if it is cut by that.
-    pub(crate) last: Option<u64>,
+    pub last: Option<u64>,
     /// About how many operations of the disk a call takes.
-    pub(crate) operations: u64,
+    pub operations: u64,
     /// How many calls a daemon has answered, if there is one.
-    pub(crate) by_daemon: &'a AtomicU64,
+    pub by_daemon: &'a AtomicU64,
 }
 
 /// How the wait for a process ended.
@@ -47,7 +47,7 @@ enum End {
 
 impl Work<'_> {
     /// Runs so many callers to their end, with the numbers of `random`.
-    pub(crate) fn run(&self, callers: u64, random: &mut Random) {
+    pub fn run(&self, callers: u64, random: &mut Random) {
         let randoms: Vec<_> = (0..callers).map(|caller| Random::new(random.next(), caller)).collect();
         thread::scope(|scope| {
             for mut random in randoms {

@@ -8,7 +8,7 @@ use crate::lab::Lab;
 use crate::process::Outcome;
 
 /// Makes a pool of prefixes, and the store if it is not there.
-pub(crate) fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
+pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     let pool = NewPool::new(name, cidr.parse().unwrap()).with_prefix_length(length);
     lab.with_ipam(Create::IfMissing, async |ipam, deadline| {
         ipam.create_pool(&pool, None, deadline).await.unwrap();
@@ -16,7 +16,7 @@ pub(crate) fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
 }
 
 /// The prefix of a result, one of whose addresses is of it.
-pub(crate) fn prefix(outcome: &Outcome) -> IpNet {
+pub fn prefix(outcome: &Outcome) -> IpNet {
     let prefixes = &outcome.json()["margay.io/prefixes"];
     let prefix: IpNet = prefixes[0].as_str().unwrap_or_else(|| panic!("{outcome:?}")).parse().unwrap();
     assert!(outcome.cidrs().iter().any(|cidr| cidr.parse::<IpNet>().unwrap().trunc() == prefix), "{outcome:?}");

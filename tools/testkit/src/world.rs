@@ -20,28 +20,28 @@ use time::OffsetDateTime;
 
 /// A store of a cluster with the nodes `a`, `b` and `c`.
 #[derive(Clone, Debug)]
-pub(crate) struct World {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) ipam: Ipam,
+pub struct World {
+    pub store: Arc<dyn Store>,
+    pub ipam: Ipam,
     clock: Arc<AtomicI64>,
 }
 
-pub(crate) fn soon() -> Deadline {
+pub fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
-pub(crate) fn ip(text: &str) -> IpAddr {
+pub fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
 impl World {
-    pub(crate) async fn new() -> Self {
+    pub async fn new() -> Self {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
     /// For tests in which one caller acts at a time: the store answers on the caller's thread. Callers at the same time would
     /// take turns.
-    pub(crate) async fn of_one_caller() -> Self {
+    pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
     }
@@ -54,7 +54,7 @@ impl World {
         world
     }
 
-    pub(crate) fn on(store: Arc<dyn Store>, nodes: Nodes) -> Self {
+    pub fn on(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let clock = Arc::new(AtomicI64::new(1_800_000_000));
         let reading = Arc::clone(&clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
@@ -69,14 +69,14 @@ impl World {
     }
 
     /// An allocator with the same clock on another store, which leads to this one.
-    pub(crate) fn through(&self, store: Arc<dyn Store>) -> Ipam {
+    pub fn through(&self, store: Arc<dyn Store>) -> Ipam {
         let reading = Arc::clone(&self.clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
     /// A pool of four addresses with a cooldown of a minute. All are in use but one, whose release is dated ten years ahead.
-    pub(crate) async fn full_but_for_a_release_dated_ahead() -> Self {
+    pub async fn full_but_for_a_release_dated_ahead() -> Self {
         let world = Self::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
@@ -90,87 +90,87 @@ impl World {
         world
     }
 
-    pub(crate) fn pass(&self, seconds: i64) {
+    pub fn pass(&self, seconds: i64) {
         self.clock.fetch_add(seconds, SeqCst);
     }
 
-    pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) {
+    pub async fn add_node(&self, name: &str, labels: &[(&str, &str)]) {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let node = Node::new(name, labels, "uid", OffsetDateTime::UNIX_EPOCH);
         self.put(keys::resource(ResourceKind::Node, name), &node).await;
     }
 
     /// A pool with blocks of four addresses.
-    pub(crate) async fn add_pool(&self, name: &str, cidr: &str) {
+    pub async fn add_pool(&self, name: &str, cidr: &str) {
         let bits = if cidr.contains(':') { 126 } else { 30 };
         self.add(NewPool::new(name, cidr.parse().unwrap()).with_block_size(bits)).await;
     }
 
-    pub(crate) async fn add(&self, new: NewPool) {
+    pub async fn add(&self, new: NewPool) {
         self.ipam.create_pool(&new, None, soon()).await.unwrap();
     }
 
-    pub(crate) async fn configure(&self, config: IpamConfig) {
+    pub async fn configure(&self, config: IpamConfig) {
         self.put(keys::config(), &config).await;
     }
 
-    pub(crate) async fn reserve(&self, cidrs: &[&str]) {
+    pub async fn reserve(&self, cidrs: &[&str]) {
         let networks: Vec<_> = cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect();
         self.ipam.create_reservation("reserved", &networks, soon()).await.unwrap();
     }
 
-    pub(crate) async fn put(&self, key: Key, document: &impl Document) {
+    pub async fn put(&self, key: Key, document: &impl Document) {
         self.store.put(key, document.encode().unwrap()).await.unwrap();
     }
 
-    pub(crate) async fn value(&self, key: &Key) -> kv::Value {
+    pub async fn value(&self, key: &Key) -> kv::Value {
         self.store.get(key.clone()).await.unwrap().unwrap().value
     }
 
-    pub(crate) async fn block(&self, cidr: &str) -> Option<Block> {
+    pub async fn block(&self, cidr: &str) -> Option<Block> {
         let key = keys::block(cidr.parse().unwrap());
         self.store.get(key.clone()).await.unwrap().map(|kv| Block::decode(&key, kv.value.as_bytes()).unwrap())
     }
 
-    pub(crate) async fn affinity(&self, node: &str, cidr: &str) -> Option<AffinityState> {
+    pub async fn affinity(&self, node: &str, cidr: &str) -> Option<AffinityState> {
         let key = keys::affinity(&Owner::Host(node.into()), cidr.parse().unwrap()).unwrap();
         let stored = self.store.get(key.clone()).await.unwrap();
         stored.map(|kv| Affinity::decode(&key, kv.value.as_bytes()).unwrap().state())
     }
 
-    pub(crate) async fn assign(&self, request: &AssignRequest) -> Result<Vec<Assigned>> {
+    pub async fn assign(&self, request: &AssignRequest) -> Result<Vec<Assigned>> {
         self.ipam.assign(request, soon()).await
     }
 
     /// One IPv4 address for a container on a node.
-    pub(crate) async fn one(&self, node: &str, container: &str) -> Result<IpAddr> {
+    pub async fn one(&self, node: &str, container: &str) -> Result<IpAddr> {
         let assigned = self.assign(&AssignRequest::new(attachment(node, container), Wanted::any(1, 0))).await?;
         assert_eq!(assigned.len(), 1);
         Ok(assigned[0].ip)
     }
 
-    pub(crate) async fn release(&self, node: &str, container: &str) -> Vec<IpAddr> {
+    pub async fn release(&self, node: &str, container: &str) -> Vec<IpAddr> {
         self.ipam.release_attachment(&attachment(node, container), &[], soon()).await.unwrap()
     }
 
     /// Every key and value.
-    pub(crate) async fn dump(&self) -> Vec<Kv> {
+    pub async fn dump(&self) -> Vec<Kv> {
         self.store.list(Range::All).await.unwrap().kvs
     }
 
     /// That blocks, handles and affinities tell the same.
-    pub(crate) async fn check(&self) {
+    pub async fn check(&self) {
         consistent(&self.dump().await);
     }
 }
 
 /// The addresses of an attachment.
-pub(crate) async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
+pub async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
     ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
 }
 
 /// Interface `eth0` of a container in network `net`.
-pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
+pub fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),
         container: container.into(),
@@ -182,7 +182,7 @@ pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
 
 /// Fails unless blocks, handles and affinities tell the same: each handle counts exactly what the blocks hold of it, each
 /// owned block has a confirmed affinity, and each affinity has a block of that owner.
-pub(crate) fn consistent(kvs: &[Kv]) {
+pub fn consistent(kvs: &[Kv]) {
     let mut held: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     let mut owned = Vec::new();
     for kv in kvs.iter().filter(|kv| keys::parse_block(&kv.key).is_some()) {

@@ -1,0 +1,261 @@
+//! A store of its own, in a temporary folder or on an etcd, and configurations and calls that name it.
+
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
+
+use datastore::Location;
+use etcd_client::{Client, DeleteOptions};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::process::Call;
+use crate::programs::drivers;
+use crate::server::Etcd;
+
+/// An engine that a store can be on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Engine {
+    name: &'static str,
+    /// The file that its rows are in, below the store's folder.
+    pub file: &'static str,
+}
+
+/// The embedded engines.
+pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
+
+impl Engine {
+    pub const SLED: Self = Self::new("sled", "sled/db");
+    pub const REDB: Self = Self::new("redb", "db.redb");
+    /// Etcd. Tests look at none of its files.
+    const ETCD: Self = Self::new("etcd", "");
+
+    pub const fn new(name: &'static str, file: &'static str) -> Self {
+        Self { name, file }
+    }
+
+    /// Its name in configurations.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// The other embedded engine.
+    pub fn other(self) -> Self {
+        ENGINES.into_iter().find(|engine| *engine != self).unwrap()
+    }
+
+    /// The location of a store in this folder.
+    pub fn at(self, folder: &Path) -> Location {
+        drivers().of_engine(self.name, folder).unwrap()
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// The node of all configurations here, as Calico registers it.
+const NODE: (&str, &str) = (
+    "/calico/resources/v3/projectcalico.org/nodes/node-1",
+    r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
+);
+
+/// A temporary folder and a store, in the folder or on etcd servers. All of it ends with the lab.
+#[derive(Debug)]
+pub struct Lab {
+    pub engine: Engine,
+    pub root: TempDir,
+    /// The folder of an embedded store, which need not exist.
+    pub store: PathBuf,
+    pub etcds: Vec<Etcd>,
+    /// More members of the configurations of an embedded store, such as `log_level`.
+    pub members: Value,
+}
+
+impl Lab {
+    /// Without a store; one will be in the folder.
+    pub fn new(engine: Engine) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let store = root.path().join("store");
+        Self { engine, root, store, etcds: Vec::new(), members: json!({ "isGateway": true }) }
+    }
+
+    /// With a store in the folder that has one pool, `lab`.
+    pub fn with_pool(engine: Engine, cidr: &str) -> Self {
+        let lab = Self::new(engine);
+        lab.pool("lab", cidr);
+        lab
+    }
+
+    /// On these servers, which stay empty.
+    pub fn on_empty(etcds: Vec<Etcd>) -> Self {
+        Self { etcds, ..Self::new(Engine::ETCD) }
+    }
+
+    /// On these servers, with a registered node and a pool, `lab`.
+    pub fn on(etcds: Vec<Etcd>) -> Self {
+        let lab = Self::on_empty(etcds);
+        // An earlier lab may have had the same ports. Its hints would cost a call one more request.
+        hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
+        lab.put(NODE.0, NODE.1);
+        lab.pool("lab", "10.77.0.0/24");
+        lab
+    }
+
+    /// On one etcd, with a registered node and a pool, `lab`.
+    pub fn start() -> Self {
+        Self::on(vec![Etcd::start().unwrap()])
+    }
+
+    /// The first server.
+    pub fn etcd(&mut self) -> &mut Etcd {
+        &mut self.etcds[0]
+    }
+
+    /// Writes a key of etcd behind everybody's back.
+    pub fn put(&self, key: &str, value: &str) {
+        let url = self.etcds[0].url();
+        runtime().block_on(async {
+            Client::connect([url], None).await.unwrap().put(key, value, None).await.unwrap();
+        });
+    }
+
+    /// Deletes all keys of etcd with this prefix.
+    pub fn erase(&self, prefix: &str) {
+        let url = self.etcds[0].url();
+        runtime().block_on(async {
+            let all = DeleteOptions::new().with_prefix();
+            Client::connect([url], None).await.unwrap().delete(prefix, Some(all)).await.unwrap();
+        });
+    }
+
+    /// The location of the store.
+    pub fn location(&self) -> Location {
+        if self.engine != Engine::ETCD {
+            return self.engine.at(&self.store);
+        }
+        let hosts: Vec<_> = self.etcds.iter().map(|etcd| etcd.address().to_string()).collect();
+        stores::at(&format!("etcd://{}", hosts.join(","))).unwrap()
+    }
+
+    /// The file that is this host's lock for a store on etcd.
+    pub fn lock_file(&self) -> PathBuf {
+        self.root.path().join("ipam.lock")
+    }
+
+    /// The configuration of a network on the store: a bridged one, and on etcd one of Calico's.
+    pub fn conf(&self) -> Value {
+        if self.engine != Engine::ETCD {
+            return self.conf_of("bridge");
+        }
+        let urls: Vec<_> = self.etcds.iter().map(Etcd::url).collect();
+        self.conf_at(&urls)
+    }
+
+    /// The configuration of a network of Calico's on these endpoints, with all that is logged.
+    pub fn conf_at(&self, urls: &[String]) -> Value {
+        json!({
+            "cniVersion": "1.0.0",
+            "name": "net1",
+            "type": "calico",
+            "nodename": "node-1",
+            "datastore_type": "etcdv3",
+            "etcd_endpoints": urls.join(","),
+            "ipam_lock_file": self.lock_file(),
+            "log_level": "debug",
+            "ipam": {"type": "calico-ipam"},
+        })
+    }
+
+    /// The configuration of a network of this type on an embedded store, in CNI 1.0.0.
+    pub fn conf_of(&self, plugin: &str) -> Value {
+        self.conf_with(plugin, json!({}))
+    }
+
+    /// [`conf_of`](Self::conf_of) with more in its `ipam`.
+    pub fn conf_with(&self, plugin: &str, ipam: Value) -> Value {
+        conf_having(&self.members, self.engine, &self.store, plugin, ipam)
+    }
+
+    /// ADD on the network of [`conf`](Self::conf).
+    pub fn add(&self, container: &str) -> Call {
+        Call::new("ADD", container, &self.conf())
+    }
+
+    /// DEL on the network of [`conf`](Self::conf).
+    pub fn del(&self, container: &str) -> Call {
+        Call::new("DEL", container, &self.conf())
+    }
+
+    /// Checks that a call of this container finds a clean state on etcd: one address, which is gone after a DEL, twice.
+    pub fn all_is_well(&self, container: &str) {
+        let first = self.add(container).ok().address();
+        assert_eq!(self.add(container).ok().address(), first);
+        assert_eq!(self.books().count_of(&format!("net1.{container}")), 1);
+        for _ in 0..2 {
+            self.del(container).ok();
+        }
+        self.nothing_is_left();
+        self.no_notes_are_left();
+    }
+
+    /// Checks that no pending commit on this store is left on this machine.
+    pub fn no_notes_are_left(&self) {
+        let left = notes_about(&self.location().to_string());
+        assert!(left.is_empty(), "{left:?} are left");
+    }
+}
+
+fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut ipam: Value) -> Value {
+    ipam["type"] = "margay-ipam".into();
+    let mut conf = json!({
+        "cniVersion": "1.0.0",
+        "name": "net1",
+        "type": plugin,
+        "nodename": "node-1",
+        "datastore_type": engine.name(),
+        "datastore_path": store,
+        "ipam": ipam,
+    });
+    for (name, value) in members.as_object().unwrap() {
+        conf[name] = value.clone();
+    }
+    conf
+}
+
+/// The configuration of a network of this type on an embedded store, with more in its `ipam`.
+pub fn conf_at(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
+    conf_having(&json!({ "isGateway": true }), engine, store, plugin, ipam)
+}
+
+/// The configuration for CHECK: with the addresses of an earlier result.
+pub fn after(conf: &Value, cidrs: &[String]) -> Value {
+    let mut conf = conf.clone();
+    let ips: Vec<_> = cidrs.iter().map(|cidr| json!({"address": cidr})).collect();
+    conf["prevResult"] = json!({"cniVersion": conf["cniVersion"], "ips": ips});
+    conf
+}
+
+/// The files of hints about a store, on this machine.
+pub fn hints_about(store: &Location) -> Vec<PathBuf> {
+    files_with(&format!("\"{}\"", store.in_order()), "/run/margay/hints")
+}
+
+/// The files of pending commits on a store, on this machine.
+pub fn notes_about(store: &str) -> Vec<PathBuf> {
+    files_with(store, agent::INTENTS_FOLDER)
+}
+
+/// The files of a folder that contain a text.
+fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
+    let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
+    let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+    // The files of other tests come and go.
+    folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
+}
+
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}

@@ -1,0 +1,65 @@
+//! Helpers for the tests of several crates. Each part is behind a feature, so that a crate's tests compile no store that they do not
+//! use.
+//!
+//! | feature | contents |
+//! |---|---|
+//! | `api` | a store for the server of etcd's API ([`backing`]) |
+//! | `etcd` | real etcd servers ([`server`]), [`certificates`], a [`dns`] server, [`room`] in a full etcd |
+//! | `engine` | the conformance suite on an engine of kv-local: [`judged`], and [`cuts`] of the power below it |
+//! | `programs` | [`programs`] under test, calls of the plugin ([`process`]), a store to call it on ([`lab`]) and what is recorded there ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
+//! | `world` | the allocator on a store in memory ([`world`]) |
+//!
+//! [`random`] numbers and [`copy`] need no feature. A helper that panics fails the test that called it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+#![allow(missing_docs, reason = "not published; a name that says it all needs no comment")]
+
+pub mod copy;
+pub mod random;
+
+#[cfg(feature = "api")]
+pub mod backing;
+
+#[cfg(feature = "etcd")]
+pub mod certificates;
+#[cfg(feature = "etcd")]
+pub mod dns;
+#[cfg(feature = "etcd")]
+pub mod room;
+#[cfg(feature = "etcd")]
+pub mod server;
+
+#[cfg(feature = "engine")]
+pub mod cuts;
+#[cfg(feature = "engine")]
+pub mod judged;
+
+#[cfg(feature = "programs")]
+pub mod books;
+#[cfg(feature = "programs")]
+pub mod crash;
+#[cfg(feature = "programs")]
+pub mod kills;
+#[cfg(feature = "programs")]
+pub mod lab;
+#[cfg(feature = "programs")]
+pub mod mounts;
+#[cfg(feature = "programs")]
+pub mod power_cuts;
+#[cfg(feature = "programs")]
+pub mod prefix_pools;
+#[cfg(feature = "programs")]
+pub mod process;
+#[cfg(feature = "programs")]
+pub mod programs;
+#[cfg(feature = "programs")]
+pub mod sticky_kills;
+#[cfg(feature = "programs")]
+pub mod under_quota;
+#[cfg(feature = "programs")]
+pub mod victim;
+#[cfg(feature = "programs")]
+pub mod wire;
+
+#[cfg(feature = "world")]
+pub mod world;

@@ -1,0 +1,61 @@
+//! The programs under test and the stores that they know: Margay's own, unless [`use_instead`] names others.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use datastore::Drivers;
+
+/// Programs, and the stores that they know.
+#[derive(Clone, Copy, Debug)]
+pub struct Programs {
+    /// The folder with `margay` and `margay-ipam`.
+    pub folder: fn() -> PathBuf,
+    pub drivers: fn() -> Drivers,
+}
+
+/// Margay's own. Cargo builds them into the folder above the one of the test programs.
+const OWN: Programs = Programs {
+    folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
+    drivers: stores::drivers,
+};
+
+static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
+
+/// Makes the helpers of this crate run other programs in this process. Call it before any of them.
+///
+/// # Panics
+/// Programs were run or named before.
+pub fn use_instead(programs: Programs) {
+    assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
+}
+
+fn under_test() -> Programs {
+    *UNDER_TEST.get_or_init(|| OWN)
+}
+
+/// The folder with all programs.
+pub fn folder() -> PathBuf {
+    (under_test().folder)()
+}
+
+fn program(name: &str, package: &str) -> PathBuf {
+    let file = folder().join(name);
+    assert!(file.is_file(), "{} is missing: cargo build --profile ci -p {package}", file.display());
+    file
+}
+
+/// The stores that the programs know.
+pub fn drivers() -> Drivers {
+    (under_test().drivers)()
+}
+
+/// The plugin: the one that cargo built, or the one that `MARGAY_RELEASE_PLUGIN` names.
+pub fn plugin() -> PathBuf {
+    let named = std::env::var_os("MARGAY_RELEASE_PLUGIN");
+    named.map_or_else(|| program("margay-ipam", "margay-cni-plugin"), PathBuf::from)
+}
+
+/// The operator's command.
+pub fn command() -> PathBuf {
+    program("margay", "margay-cli")
+}
