@@ -9,6 +9,7 @@ help: ## List the commands
 .PHONY: lab
 lab: ## Give two network namespaces addresses and ping between them (STORE=sled|redb|etcd, NETWORK=bridge|calico, SERVE=1 with a daemon)
 	@scripts/setup lab $(STORE)
+	@[ -x "$(or $(CARGO_TARGET_DIR),target)/ci/margay" ] || echo "lab: compiling the plugin and the command with all they depend on: about 3 minutes on two idle cores, the first time only"
 	@cargo build --quiet --profile ci -p margay-cni-plugin -p margay-cli
 	@NETWORK=$(NETWORK) SERVE=$(SERVE) scripts/lab $(STORE)
 

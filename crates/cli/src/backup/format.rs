@@ -6,10 +6,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use kv::LeaseId;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::snapshot::Identity;
-use crate::hex::hex;
+use crate::digest::Sha256;
 
 /// The version of the form for stores without leases.
 const VERSION: u32 = 1;
@@ -136,8 +135,8 @@ impl Row {
 }
 
 /// The last line, with its end.
-pub(super) fn trailer(keys: u64, sum: Sha256) -> String {
-    format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", hex(&sum.finalize()))
+pub(super) fn trailer(keys: u64, sum: &Sha256) -> String {
+    format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", sum.hex())
 }
 
 #[cfg(test)]

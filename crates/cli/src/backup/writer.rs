@@ -7,9 +7,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use sha2::{Digest, Sha256};
 
 use super::format::{Header, MAX_LINE_BYTES, Row, trailer};
+use crate::digest::Sha256;
 use crate::error::{Failure, Result};
 
 /// The mode of a backup: only its owner may read it, as with the store.
@@ -72,7 +72,7 @@ impl Writer {
     }
 
     fn to(to: To) -> Self {
-        Self { to, sum: Sha256::new(), keys: 0, bytes: 0, leases: false }
+        Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
     /// True if the written lines can be removed again.
@@ -85,7 +85,7 @@ impl Writer {
         if let To::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
         }
-        (self.sum, self.keys, self.bytes) = (Sha256::new(), 0, 0);
+        (self.sum, self.keys, self.bytes) = (Sha256::default(), 0, 0);
         self.leases = header.leases.is_some();
         let mut line = json(header)?;
         if line.len() >= MAX_LINE_BYTES {
@@ -114,7 +114,7 @@ impl Writer {
 
     /// Writes the last line. A file is then made durable and gets its name. Returns the length in bytes.
     pub(crate) fn finish(mut self) -> Result<u64> {
-        let end = trailer(self.keys, self.sum.clone());
+        let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
         match self.to {
             To::File(mut new) => new.complete()?,

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::{TextFault, text_fault};
-use hmac::{Hmac, Mac};
-use sha2::Sha256;
-use tokio_rustls::rustls::crypto::ring;
+use ring::hmac::{self, HMAC_SHA256, Key};
+use tokio_rustls::rustls::crypto;
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
+use crate::digest::hex;
 use crate::error::{Failure, Result};
-use crate::hex::hex;
 
 /// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
 const SIGNATURE: &str = "Margay-Signature";
@@ -26,18 +25,8 @@ const MAKE_ONE: &str = "make one with: openssl rand -hex 32";
 pub(super) struct Webhook {
     url: String,
     agent: Agent,
-    /// Ready to sign.
+    /// The secret, which `Debug` does not print.
     key: Option<Key>,
-}
-
-/// A secret that is not printed.
-#[derive(Clone)]
-struct Key(Hmac<Sha256>);
-
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Key")
-    }
 }
 
 impl Webhook {
@@ -71,9 +60,8 @@ impl Webhook {
     /// Posts an event. The answer must have a status of 200 to 299.
     pub(super) fn post(&self, json: &str) -> std::result::Result<(), String> {
         let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
-        if let Some(Key(key)) = &self.key {
-            let code = key.clone().chain_update(json).finalize().into_bytes();
-            request = request.header(SIGNATURE, format!("sha256={}", hex(&code)));
+        if let Some(key) = &self.key {
+            request = request.header(SIGNATURE, format!("sha256={}", hex(hmac::sign(key, json.as_bytes()))));
         }
         match request.send(json) {
             Ok(answer) if answer.status().is_success() => Ok(()),
@@ -100,7 +88,7 @@ fn key(path: &Path) -> Result<Key> {
         }
         _ => {}
     }
-    Hmac::new_from_slice(secret).map(Key).map_err(|error| failed(format!("cannot be used: {error}")))
+    Ok(Key::new(HMAC_SHA256, secret))
 }
 
 /// The certificates that the system trusts, or those of `SSL_CERT_FILE`.
@@ -113,7 +101,7 @@ fn tls() -> Result<TlsConfig> {
     let certs: Vec<_> = found.certs.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect();
     Ok(TlsConfig::builder()
         .root_certs(RootCerts::Specific(Arc::new(certs)))
-        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .unversioned_rustls_crypto_provider(Arc::new(crypto::ring::default_provider()))
         .build())
 }
 
@@ -134,8 +122,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         fs::write(&path, "Jefe\n").unwrap();
-        let code = key(&path).unwrap().0.chain_update("what do ya want for nothing?").finalize().into_bytes();
-        assert_eq!(code[..4], [0x5b, 0xdc, 0xc1, 0x46]);
+        let code = hmac::sign(&key(&path).unwrap(), b"what do ya want for nothing?");
+        assert_eq!(code.as_ref()[..4], [0x5b, 0xdc, 0xc1, 0x46]);
         for wrong in [&b" \n"[..], b"\0\0\0\0", b"\xef\xbb\xbfJefe"] {
             fs::write(&path, wrong).unwrap();
             assert!(key(&path).is_err(), "{wrong:?}");

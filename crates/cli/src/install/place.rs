@@ -18,12 +18,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::program::Program;
 use super::role::Role;
+use crate::digest::Sha256;
 use crate::error::{Failure, Result};
-use crate::hex::hex;
 
 /// The format version of the state file.
 const FORMAT: u32 = 1;
@@ -334,7 +333,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 const READ: usize = 128 << 10;
 
 fn checksum(file: &Path) -> io::Result<String> {
-    let mut sum = Sha256::new();
+    let mut sum = Sha256::default();
     io::copy(&mut BufReader::with_capacity(READ, File::open(file)?), &mut sum)?;
-    Ok(hex(&sum.finalize()))
+    Ok(sum.hex())
 }

@@ -1,10 +1,11 @@
 //! Checksums of the contents of a store.
 
 use kv::{Key, Kv, Value};
-use sha2::{Digest, Sha256};
+
+use crate::digest::Sha256;
 
 /// The SHA-256 of keys and values, each with its length in front.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sum(Sha256);
 
 impl Sum {
@@ -18,15 +19,9 @@ impl Sum {
     /// Adds a document.
     pub(super) fn add(&mut self, key: &Key, value: &Value) {
         for bytes in [key.as_bytes(), value.as_bytes()] {
-            self.0.update((bytes.len() as u64).to_le_bytes());
+            self.0.update(&(bytes.len() as u64).to_le_bytes());
             self.0.update(bytes);
         }
-    }
-}
-
-impl PartialEq for Sum {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.clone().finalize() == other.0.clone().finalize()
     }
 }
 
