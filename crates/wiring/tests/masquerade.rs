@@ -142,7 +142,8 @@ fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
     let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    // An answer that has no way back fails to be sent, so one that was sent is on its way.
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(b"there", (target, port)).unwrap();
     let mut buffer = [0; 16];
     let (_, seen) = server.recv_from(&mut buffer).unwrap_or_else(|error| panic!("nothing came to {target}: {error}"));
