@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use ring::digest::{Context, SHA256};
+use ring::digest::{Context, Digest, SHA256};
 
 /// A SHA-256 digest of bytes that are added one after the other, by [`Write`] too.
 #[derive(Clone)]
@@ -17,7 +17,11 @@ impl Sha256 {
 
     /// The digest of all bytes so far, in hexadecimal digits.
     pub(crate) fn hex(&self) -> String {
-        hex(self.0.clone().finish())
+        hex(self.digest())
+    }
+
+    fn digest(&self) -> Digest {
+        self.0.clone().finish()
     }
 }
 
@@ -29,7 +33,7 @@ impl Default for Sha256 {
 
 impl PartialEq for Sha256 {
     fn eq(&self, other: &Self) -> bool {
-        self.hex() == other.hex()
+        self.digest().as_ref() == other.digest().as_ref()
     }
 }
 

@@ -79,7 +79,7 @@ impl Lab {
     pub fn new(engine: Engine) -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = root.path().join("store");
-        Self { engine, root, store, etcds: Vec::new(), members: json!({ "isGateway": true }) }
+        Self { engine, root, store, etcds: Vec::new(), members: gateway() }
     }
 
     /// With a store in the folder that has one pool, `lab`.
@@ -225,9 +225,14 @@ fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut 
     conf
 }
 
-/// The configuration of a network of this type on an embedded store, with more in its `ipam`.
-pub fn conf_at(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
-    conf_having(&json!({ "isGateway": true }), engine, store, plugin, ipam)
+/// The members of a configuration that a lab has at first: the bridge is the containers' gateway.
+fn gateway() -> Value {
+    json!({ "isGateway": true })
+}
+
+/// The configuration of a network of this type on an embedded store that has no lab, with more in its `ipam`.
+pub fn embedded_conf(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
+    conf_having(&gateway(), engine, store, plugin, ipam)
 }
 
 /// The configuration for CHECK: with the addresses of an earlier result.

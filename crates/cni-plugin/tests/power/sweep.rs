@@ -10,7 +10,7 @@ use ::power::{Cut, Disk, Folders, Syncs};
 use serde_json::Value;
 
 use crate::cuts::Tally;
-use crate::lab::{Engine, conf_at};
+use crate::lab::{Engine, embedded_conf};
 use crate::process::Call;
 use crate::world::{World, network};
 
@@ -100,5 +100,5 @@ fn is_killed_at(world: &World, operation: u64) -> bool {
 fn on<T>(disk: &Disk, engine: Engine, work: impl FnOnce(&Value) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let _mounted = disk.mount(folder.path()).unwrap();
-    work(&conf_at(engine, &folder.path().join("store"), "bridge", network()))
+    work(&embedded_conf(engine, &folder.path().join("store"), "bridge", network()))
 }

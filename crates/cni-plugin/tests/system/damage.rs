@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::lab::{Engine, Lab, after, conf_at};
+use crate::lab::{Engine, Lab, after, embedded_conf};
 use crate::process::{Call, Outcome};
 use crate::random::{Random, setting};
 
@@ -132,7 +132,7 @@ fn round(base: &Base, copy: &Path, random: &mut Random) {
     // Where the configuration defines the pool, the plugin may make a store if there is none: all the more it must see
     // that there was one.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
-    let conf = conf_at(base.lab.engine, copy, "bridge", ipam);
+    let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
     let known = *random.pick(&containers);
     let address = base.held[known];

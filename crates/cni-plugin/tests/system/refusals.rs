@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::copy::copy_program;
-use crate::lab::{ENGINES, Engine, Lab, conf_at};
+use crate::lab::{ENGINES, Engine, Lab, embedded_conf};
 use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 use testkit::programs::plugin;
@@ -84,7 +84,7 @@ fn a_store_of_somebody_else() {
             // The owner can take his own permission away, and has none then.
             fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
         }
-        let own = conf_at(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
+        let own = embedded_conf(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
         for verb in ["ADD", "CHECK", "DEL"] {
             for conf in [&lab.conf_of("bridge"), &own] {
                 let call = Call::new(verb, "c1", conf).by(&program_copy);
@@ -107,7 +107,7 @@ fn a_file_where_the_store_should_be() {
         fs::write(&lab.store, "somebody's").unwrap();
         for store in [lab.store.clone(), lab.store.join("below")] {
             for ipam in [json!({}), json!({ "subnet": SUBNET })] {
-                let conf = conf_at(engine, &store, "bridge", ipam);
+                let conf = embedded_conf(engine, &store, "bridge", ipam);
                 for verb in ["ADD", "DEL"] {
                     Call::new(verb, "c1", &conf).run().refusal().says(&["in the way", "another path"]);
                 }
@@ -137,7 +137,7 @@ fn a_store_of_the_other_engine() {
         let held = lab.add("c1").ok().address();
         let advice = format!("set datastore_type to {}", engine.name());
         for ipam in [json!({}), json!({ "subnet": SUBNET })] {
-            let conf = conf_at(engine.other(), &lab.store, "bridge", ipam);
+            let conf = embedded_conf(engine.other(), &lab.store, "bridge", ipam);
             for verb in ["ADD", "CHECK", "DEL"] {
                 Call::new(verb, "c1", &conf).run().refusal().says(&[&advice]);
             }
@@ -161,7 +161,7 @@ fn a_read_only_file_system() {
             Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
         // A store that would have to be made.
-        let conf = conf_at(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
+        let conf = embedded_conf(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
         assert_eq!(lab.add("c1").ok().address(), held);
@@ -197,7 +197,7 @@ fn a_store_of_a_newer_version() {
 fn a_relative_path() {
     for engine in ENGINES {
         for (plugin, code) in [("bridge", 7), ("calico", 999)] {
-            let conf = conf_at(engine, Path::new("margay/store"), plugin, json!({}));
+            let conf = embedded_conf(engine, Path::new("margay/store"), plugin, json!({}));
             for verb in ["ADD", "CHECK", "DEL"] {
                 let refusal = Call::new(verb, "c1", &conf).run().refusal();
                 assert_eq!(refusal.says(&["datastore_path", "not an absolute path"]).code, code);

@@ -17,7 +17,7 @@ use super::callers::Work;
 use super::ledger::Ledger;
 use super::served::Daemon;
 use super::{Tally, count};
-use crate::lab::{Engine, Lab, conf_at};
+use crate::lab::{Engine, Lab, embedded_conf};
 use crate::process::Call;
 use crate::programs::command;
 use crate::random::Random;
@@ -105,7 +105,7 @@ impl World {
         let ledger = Mutex::new(std::mem::take(&mut self.ledger));
         let mounted = disk.mount(folder.path()).unwrap();
         let store = folder.path().join("store");
-        let mut conf = conf_at(self.engine, &store, "bridge", network());
+        let mut conf = embedded_conf(self.engine, &store, "bridge", network());
         conf["log_level"] = "debug".into();
         let location = self.engine.at(&store);
         let last = match plan.moment {
