@@ -1,12 +1,13 @@
 //! The answer of a command: text for people, JSON for programs, and notes beside it.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::Serialize;
 
 use crate::args::Format;
 use crate::error::{Failure, Result};
-use crate::output::yaml;
+use crate::output::{Row, table, yaml};
 
 /// The answer of a command. It is printed after the store is closed, so that a slow reader delays nobody.
 #[derive(Debug)]
@@ -45,10 +46,20 @@ impl Answer {
         })
     }
 
+    /// An answer that is a list, which JSON has under this name.
+    pub(crate) fn rows<R: Row>(name: &'static str, rows: &[R]) -> Result<Self> {
+        Self::new(table(rows), &BTreeMap::from([(name, rows)]))
+    }
+
     /// Sets a short text, which replaces the other one, and a wide one. Both are printed to the last line break.
     pub(crate) fn laid_out(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
+    }
+
+    /// Adds notes.
+    pub(crate) fn notes(self, notes: impl IntoIterator<Item = String>) -> Self {
+        notes.into_iter().fold(self, Self::note)
     }
 
     /// Adds a note that a person should read beside the answer.

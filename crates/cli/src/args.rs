@@ -16,6 +16,7 @@ mod quota;
 mod serve;
 mod settings;
 mod sticky;
+mod store;
 mod watch;
 
 use std::ffi::OsString;
@@ -28,21 +29,23 @@ use clap_complete::Shell;
 use datastore::Drivers;
 
 use crate::times::duration;
-use crate::verbs::store::args::StoreVerb;
 pub(crate) use check::{Check, report_hint, with_report};
-pub(crate) use documents::{Bridged, Delete, Documents, Get, Selection, Source};
+pub(crate) use documents::{Apply, Bridged, Change, Create, Delete, Documents, Get, Replace, Selection};
 pub(crate) use explain::Explain;
 pub(crate) use gc::Gc;
 pub(crate) use history::History;
 pub(crate) use install::Install;
 pub(crate) use map::{Map, Metrics};
-pub(crate) use moving::{AddressRange, Export, Import, Migrate, Moving, TakeOver, Terms};
-pub(crate) use pool::{AssignPrefix, Pool, PoolCreate, PoolDelete, Reservation};
-pub(crate) use quarantine::Quarantine;
-pub(crate) use quota::Quota;
+pub(crate) use moving::{
+    AddressRange, Export, FromHostLocal, FromPodman, FromWhereabouts, Import, Migrate, Moving, TakeOver, Terms,
+};
+pub(crate) use pool::{AssignPrefix, Pool, PoolCreate, PoolDelete, Reservation, ReservationCreate, ReservationDelete};
+pub(crate) use quarantine::{Quarantine, QuarantineRelease};
+pub(crate) use quota::{Quota, QuotaDelete, QuotaSet};
 pub(crate) use serve::Serve;
 pub(crate) use settings::{Configure, Persistence, Split};
 pub(crate) use sticky::{ListKept, Pin, Unpin};
+pub(crate) use store::{Backup, Compact, CreateStore, Restore, StoreVerb, Upgrade};
 pub(crate) use watch::Watch;
 
 const EXAMPLES: &str = "\
@@ -207,8 +210,21 @@ pub(crate) enum LogLevel {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    #[command(flatten)]
-    OnStore(OnStore),
+    /// Ranges that addresses are taken from
+    #[command(subcommand, visible_alias = "pools", after_help = POOL)]
+    Pool(Pool),
+    /// Addresses that are never handed out
+    #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
+    Reservation(Reservation),
+    /// How many addresses namespaces, networks and nodes may have
+    #[command(subcommand, visible_alias = "quotas", after_help = quota::QUOTA)]
+    Quota(Quota),
+    /// Addresses: how many there are, who has them, taking them back
+    #[command(subcommand, after_help = IPAM)]
+    Ipam(Ipam),
+    /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
+    #[command(after_help = map::METRICS_HELP)]
+    Metrics(Metrics),
     #[command(flatten)]
     Moving(Moving),
     #[command(flatten)]
@@ -233,36 +249,22 @@ pub(crate) enum Command {
     Conformance(Conformance),
     /// Print what makes a shell complete the commands of margay
     #[command(after_help = COMPLETIONS)]
-    Completions {
-        /// The shell
-        shell: Shell,
-    },
+    Completions(Completions),
     /// Write a man page for each command, for packagers
     #[command(hide = true)]
-    ManPages {
-        /// Where to
-        folder: PathBuf,
-    },
+    ManPages(ManPages),
 }
 
-/// Commands that work on the store that `--store`, the environment or the CNI configuration names.
-#[derive(Debug, Subcommand)]
-pub(crate) enum OnStore {
-    /// Ranges that addresses are taken from
-    #[command(subcommand, visible_alias = "pools", after_help = POOL)]
-    Pool(Pool),
-    /// Addresses that are never handed out
-    #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
-    Reservation(Reservation),
-    /// How many addresses namespaces, networks and nodes may have
-    #[command(subcommand, visible_alias = "quotas", after_help = quota::QUOTA)]
-    Quota(Quota),
-    /// Addresses: how many there are, who has them, taking them back
-    #[command(subcommand, after_help = IPAM)]
-    Ipam(Ipam),
-    /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
-    #[command(after_help = map::METRICS_HELP)]
-    Metrics(Metrics),
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManPages {
+    /// Where to
+    pub(crate) folder: PathBuf,
 }
 
 /// The arguments of `conformance`.

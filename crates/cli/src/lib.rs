@@ -1,12 +1,13 @@
 //! The operator command `margay`.
 //!
-//! A command is parsed, the store is chosen and opened, the verb runs and makes an answer, and the store is closed.
-//! Only then the answer is printed on stdout; everything else is on stderr.
+//! A command is parsed ([`args`]), becomes a value that says what it needs ([`verbs`]), and is carried out ([`command`]): the
+//! store is chosen and opened, the command makes an answer, and the store is closed. Only then the answer is printed on
+//! stdout; everything else is on stderr.
 
 mod answer;
 mod args;
-mod backup;
 mod cni;
+mod command;
 mod digest;
 mod error;
 mod follow;
@@ -19,11 +20,10 @@ mod interrupt;
 mod judge;
 mod manual;
 mod map;
+mod outgoing;
 mod output;
-mod pools;
 mod process;
 mod quarantine;
-mod reservations;
 mod serve;
 mod store;
 mod times;
@@ -45,17 +45,14 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use datastore::{Drivers, Environment, Location};
-use tokio::runtime::{Builder, Runtime};
+use datastore::{Drivers, Environment};
 use tracing_subscriber::filter::LevelFilter;
 
 pub use process::main;
 
-use crate::answer::Answer;
-use crate::args::{Cli, Command, LogLevel, report_hint, with_report};
-use crate::error::{Failure, Result};
-use crate::output::patiently;
-use crate::store::Context;
+use crate::args::{LogLevel, report_hint, with_report};
+use crate::command::Call;
+use crate::error::Failure;
 
 /// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
 /// interrupted and could end in an orderly way.
@@ -80,33 +77,8 @@ pub fn run(
             return code;
         }
     };
-    let context = Context { drivers, env };
     log_to_stderr(cli.log_level);
-    store::set_wait(cli.lock_timeout);
-    let done = match &cli.command {
-        Command::OnStore(command) => {
-            let conf_dir = &cli.cni_conf_dir;
-            let verb = async |location: &Location| {
-                patiently(&format!("working on {location}"), verbs::run(command, location, conf_dir)).await
-            };
-            execute(&cli, context, out, err, verb).map(|()| 0)
-        }
-        Command::Moving(verb) => verbs::moving::run(&cli, verb, context, out, err).map(|()| 0),
-        Command::Documents(command) => {
-            execute(&cli, context, out, err, async |location| verbs::documents::run(command, location).await)
-                .map(|()| 0)
-        }
-        Command::Gc(args) => gc::run(&cli, args, context, out, err).map(|()| 0),
-        Command::Store(verb) => {
-            execute(&cli, context, out, err, async |location| verbs::store::run(verb, location).await).map(|()| 0)
-        }
-        Command::Watch(args) => watch::run(&cli, args, context, out, err),
-        Command::Serve(args) => serve::run(&cli, args, context, out, err).map(|()| 0),
-        Command::Install(args) => install::run(&cli, args, context, out, err).map(|()| 0),
-        Command::Conformance(args) => judge::run(&cli, args, context, out, err),
-        Command::Completions { shell } => manual::completions(drivers, *shell, out).map(|()| 0),
-        Command::ManPages { folder } => manual::man_pages(drivers, folder).map(|()| 0),
-    };
+    let done = Call { cli: &cli, drivers, env, out, err }.carry_out(&verbs::task(&cli.command));
     match done {
         Ok(code) => code,
         Err(failure) => {
@@ -128,35 +100,6 @@ fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
         .hint("this is a bug in margay; a store is never left half written, so the command can be repeated")
         .print(err);
     1
-}
-
-fn execute(
-    cli: &Cli,
-    context: Context<'_>,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-    verb: impl AsyncFnOnce(&Location) -> Result<Answer>,
-) -> Result<()> {
-    let chosen = store::choose(cli, context, err)?;
-    let runtime = runtime()?;
-    let answer = runtime.block_on(verb(&chosen.location))?;
-    answer.print(cli.output, out, err)
-}
-
-/// The runtime for a command's calls.
-fn runtime() -> Result<Runtime> {
-    started(Builder::new_current_thread())
-}
-
-/// The runtime for a watch. Its second thread reads what the store reports while the first one waits for a receiver.
-fn watching() -> Result<Runtime> {
-    let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(1);
-    started(builder)
-}
-
-fn started(mut builder: Builder) -> Result<Runtime> {
-    builder.enable_all().build().map_err(|error| Failure::new(format!("cannot start: {error}")))
 }
 
 /// Prints help and version on stdout, and an error of the usage on stderr.

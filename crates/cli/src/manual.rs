@@ -1,15 +1,13 @@
 //! The completions for shells, and the man pages. Both come from the definition of the command itself.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use clap::Command;
-use clap_complete::Shell;
 use clap_mangen::Man;
-use datastore::Drivers;
 
-use crate::args::definition;
+use crate::args::{Completions, ManPages, definition};
+use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 
 /// The end of every page. The plugin's page is in another section than the page of `margay ipam`: the names are equal.
@@ -20,22 +18,29 @@ const SEE_ALSO: &str = "\
 the plugin
 ";
 
-/// Prints the script by which a shell completes the commands.
-pub(crate) fn completions(drivers: &Drivers, shell: Shell, out: &mut dyn Write) -> Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut definition(drivers), "margay", &mut script);
-    out.write_all(&script)?;
-    Ok(out.flush()?)
+impl Standalone for Completions {
+    /// Prints the script by which a shell completes the commands.
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut definition(call.drivers), "margay", &mut script);
+        call.out.write_all(&script)?;
+        call.out.flush()?;
+        Ok(0)
+    }
 }
 
-/// Writes a man page for each command into a folder, which is made if it does not exist.
-pub(crate) fn man_pages(drivers: &Drivers, folder: &Path) -> Result<()> {
-    let mut command = definition(drivers).disable_help_subcommand(true);
-    command.build();
-    fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
-        Failure::new(format!("cannot write man pages into {}: {error}", folder.display()))
-            .hint("name a folder that can be written to")
-    })
+impl Standalone for ManPages {
+    /// Writes a man page for each command into a folder, which is made if it does not exist.
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let folder = &self.folder;
+        let mut command = definition(call.drivers).disable_help_subcommand(true);
+        command.build();
+        fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
+            Failure::new(format!("cannot write man pages into {}: {error}", folder.display()))
+                .hint("name a folder that can be written to")
+        })?;
+        Ok(0)
+    }
 }
 
 fn write_pages(command: Command, folder: &Path) -> std::io::Result<()> {

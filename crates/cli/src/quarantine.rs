@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use ipam_core::quarantine::{Quarantine, Quarantined};
 use serde::Serialize;
 
-use crate::answer::Answer;
-use crate::error::Result;
-use crate::output::{Column, printable, render};
+use crate::output::{Column, Columns, Row, printable};
 
 /// An address in quarantine as a row.
 #[derive(Clone, Debug, Serialize)]
@@ -17,9 +15,15 @@ pub(crate) struct QuarantineRow {
     why: Quarantined,
 }
 
-#[derive(Serialize)]
-struct Listing<'a> {
-    quarantined: &'a [QuarantineRow],
+impl Row for QuarantineRow {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("ADDRESS"), |row| row.address.to_string()),
+            (Column::Text("SINCE"), |row| printable(&row.why.since)),
+            (Column::Text("REASON"), |row| printable(&row.why.reason)),
+            (Column::Text("NODE"), |row| printable(&row.why.node)),
+        ]
+    }
 }
 
 impl QuarantineRow {
@@ -37,17 +41,6 @@ impl QuarantineRow {
 /// The rows of a quarantine.
 pub(crate) fn rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow::new(address, why)).collect()
-}
-
-/// The answer of `ipam quarantine list`.
-pub(crate) fn listing(quarantined: &[QuarantineRow]) -> Result<Answer> {
-    let columns = ["ADDRESS", "SINCE", "REASON", "NODE"].map(Column::Text);
-    let cells = |row: &QuarantineRow| {
-        let Quarantined { since, reason, node } = &row.why;
-        [&row.address.to_string(), since, reason, node].map(|cell| printable(cell)).to_vec()
-    };
-    let text = render(&columns, &quarantined.iter().map(cells).collect::<Vec<_>>());
-    Answer::new(text, &Listing { quarantined })
 }
 
 /// The note about the quarantine in the answers of commands about the whole store.

@@ -1,112 +1,152 @@
-//! The store that a command works on.
+//! The store that a command works on: how it is opened, and closed.
 
-use std::cell::Cell;
-use std::io::{self, Write};
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{
-    Chosen, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location, OpenOptions,
-    OpenStore, Purpose, Sharing, Source, care, for_operator,
-};
-use kv::ErrorKind;
+use datastore::{Create, Location, OpenOptions, OpenStore, Purpose, Sharing, care};
+use ipam_core::Nodes;
+use ipam_operator::Operator;
+use kv::{ErrorKind, Store};
 
-use crate::args::Cli;
 use crate::error::{Failure, Result};
 
 /// The longest wait for the store lock, by default. Plugins hold it for milliseconds.
-const WAIT: Duration = Duration::from_secs(30);
+pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
-thread_local! {
-    /// The longest wait for the store lock in this thread: a command runs on one thread.
-    static CHOSEN: Cell<Option<Duration>> = const { Cell::new(None) };
-}
-
-/// Sets the longest wait for the store lock in this thread; `None` for the default.
-pub(crate) fn set_wait(wait: Option<Duration>) {
-    CHOSEN.set(wait);
-}
-
-/// The longest wait for the store lock.
-pub(crate) fn wait() -> Duration {
-    CHOSEN.get().unwrap_or(WAIT)
-}
-
-/// The inputs of a command apart from its arguments: the stores that the program is made with, and the environment.
-#[derive(Clone, Copy)]
-pub(crate) struct Context<'a> {
-    pub(crate) drivers: &'a Drivers,
-    pub(crate) env: &'a Environment<'a>,
-}
-
-impl Context<'_> {
-    /// The store at a URL, with the credentials for it; without a URL the one that the configuration names.
-    pub(crate) fn locate(self, cli: &Cli, url: Option<&str>) -> Result<Chosen> {
-        let chosen = for_operator(self.drivers, url, config_file(cli), self.env, &cli.cni_conf_dir);
-        chosen.map_err(|error| self.explain(&error))
-    }
-
-    /// The failure for a configuration that leads to no store.
-    pub(crate) fn explain(self, error: &ConfigError) -> Failure {
-        Failure::new(error).hint(self.drivers.advice(error))
-    }
-}
-
-/// The file in which Calico's operators configure the datastore.
-fn config_file(cli: &Cli) -> ConfigFile<'_> {
-    cli.config.as_deref().map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given)
-}
-
-/// Chooses the store, and prints it on `err` unless its URL was given.
-pub(crate) fn choose(cli: &Cli, context: Context<'_>, err: &mut dyn Write) -> Result<Chosen> {
-    let chosen = context.locate(cli, cli.store.as_deref())?;
-    for problem in &chosen.unreadable {
-        _ = writeln!(err, "warning: skipped {problem}");
-    }
-    if chosen.source != Source::Url {
-        _ = writeln!(err, "store: {} ({})", chosen.location, chosen.source);
-    }
-    Ok(chosen)
-}
-
-/// The use that a command makes of the store.
+/// The use that a command makes of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// It needs an existing store.
-    Existing,
-    /// It makes the store if there is none.
+pub(crate) enum Need {
+    /// It reads an existing store.
+    Read,
+    /// It reads all blocks of an existing store. Other processes that wait for the store lock get it in between; a daemon
+    /// keeps it.
+    ReadAll,
+    /// It writes to an existing store.
+    Write,
+    /// It writes, and makes the store if there is none.
     Make,
     /// It releases addresses or history, and may use the ballast for that on a full disk.
     Release,
 }
 
-/// Reaches the store, through its daemon if there is one. A store that does not exist yet has no daemon.
-pub(crate) async fn open(location: &Location, what_for: Use) -> Result<OpenStore> {
-    let opened = datastore::open(location, &options(what_for).with_sharing(Sharing::Served)).await;
-    opened.map_err(|error| explain(location, error))
+/// A store, and how it is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreAt<'a> {
+    pub(crate) location: &'a Location,
+    /// The longest wait for the store lock.
+    pub(crate) wait: Duration,
+    /// The folder of the networks that use the store.
+    pub(crate) conf_dir: &'a Path,
 }
 
-/// Opens the store's own files; its daemon hands the store over for that.
-pub(crate) async fn open_files(location: &Location, what_for: Use) -> Result<OpenStore> {
-    let opened = datastore::open(location, &options(what_for)).await;
-    opened.map_err(|error| explain(location, error))
-}
-
-/// The options with which a store is opened for a use.
-fn options(what_for: Use) -> OpenOptions {
-    match what_for {
-        Use::Existing => Create::Never.with_wait(wait()),
-        Use::Make => Create::IfMissing.with_wait(wait()),
-        Use::Release => Create::Never.with_wait(wait()).with_purpose(Purpose::Release),
+impl fmt::Display for StoreAt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.location.fmt(f)
     }
 }
 
-/// True if another process waits for the store lock.
-pub(crate) async fn somebody_waits(location: &Location) -> Result<bool> {
-    Ok(care::waiting(location).await.map_err(|error| explain(location, error))? > 0)
+impl<'a> StoreAt<'a> {
+    #[cfg(test)]
+    pub(crate) fn of(location: &'a Location) -> Self {
+        Self { location, wait: WAIT, conf_dir: Path::new("/nowhere") }
+    }
+
+    /// Another store, opened in the same way.
+    pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAt<'b>
+    where
+        'a: 'b,
+    {
+        StoreAt { location, ..self }
+    }
+
+    /// The store with another longest wait for its lock.
+    pub(crate) fn with_wait(self, wait: Duration) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// Opens the store, through its daemon if there is one. A store that does not exist yet has no daemon.
+    pub(crate) async fn open(self, need: Need) -> Result<OpenStore> {
+        let sharing = if need == Need::ReadAll { Sharing::InTurns } else { Sharing::Served };
+        self.open_with(self.options(need).with_sharing(sharing)).await
+    }
+
+    /// Opens the store's own files; its daemon hands the store over for that.
+    pub(crate) async fn open_files(self, need: Need) -> Result<OpenStore> {
+        self.open_with(self.options(need)).await
+    }
+
+    /// Opens the store to read it, through its daemon if there is one; `None` if there is no store.
+    pub(crate) async fn open_if_there(self) -> Result<Option<OpenStore>> {
+        match datastore::open(self.location, &self.options(Need::Read).with_sharing(Sharing::Served)).await {
+            Err(error) if *error.kind() == ErrorKind::Missing => Ok(None),
+            opened => opened.map(Some).map_err(|error| self.explain(error)),
+        }
+    }
+
+    async fn open_with(self, options: OpenOptions) -> Result<OpenStore> {
+        datastore::open(self.location, &options).await.map_err(|error| self.explain(error))
+    }
+
+    fn options(self, need: Need) -> OpenOptions {
+        match need {
+            Need::Read | Need::ReadAll | Need::Write => Create::Never.with_wait(self.wait),
+            Need::Make => Create::IfMissing.with_wait(self.wait),
+            Need::Release => Create::Never.with_wait(self.wait).with_purpose(Purpose::Release),
+        }
+    }
+
+    /// Opens the store, works on its documents, and closes it, also after an error.
+    pub(crate) async fn on_ipam<T>(self, need: Need, work: impl AsyncFnOnce(&Operator) -> Result<T>) -> Result<T> {
+        let open = self.open(need).await?;
+        let store = open.store();
+        self.on_ipam_of(open, store, work).await
+    }
+
+    /// Works on the documents of `store`, which is the open store or a wrapper of it, and closes it, also after an error.
+    pub(crate) async fn on_ipam_of<T>(
+        self,
+        open: OpenStore,
+        store: Arc<dyn Store>,
+        work: impl AsyncFnOnce(&Operator) -> Result<T>,
+    ) -> Result<T> {
+        let operator = Operator::new(store, self.nodes());
+        self.and_close(open, async move |_: &OpenStore| work(&operator).await).await
+    }
+
+    /// Works on an open store and closes it, also after an error.
+    pub(crate) async fn and_close<T, E: From<Failure>>(
+        self,
+        open: OpenStore,
+        work: impl AsyncFnOnce(&OpenStore) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let done = work(&open).await;
+        let closed = open.close().await.map_err(|error| self.explain(error));
+        let done = done?;
+        closed?;
+        Ok(done)
+    }
+
+    /// The nodes that the store accepts: in the store of a single host, the host need not be registered.
+    pub(crate) fn nodes(self) -> Nodes {
+        if self.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
+    }
+
+    /// True if another process waits for the store lock.
+    pub(crate) async fn somebody_waits(self) -> Result<bool> {
+        Ok(care::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
+    }
+
+    /// The failure for an error of the store, with advice.
+    pub(crate) fn explain(self, error: kv::Error) -> Failure {
+        explain(self.location, error)
+    }
 }
 
 /// The failure for an error of a store, with advice.
-pub(crate) fn explain(location: &Location, error: kv::Error) -> Failure {
+fn explain(location: &Location, error: kv::Error) -> Failure {
     let is_here = location.path().is_some();
     let hint = match error.kind() {
         ErrorKind::Missing if is_here => {

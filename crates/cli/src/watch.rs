@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use datastore::Location;
+use datastore::OpenStore;
 use ipam_core::model::keys;
 use ipam_operator::Operator;
 use ipam_operator::events::{Happening, of_batch, of_listed};
@@ -15,90 +15,88 @@ use kv::{Deadline, Range, Revision};
 use serde::Serialize;
 use tokio::task::block_in_place;
 
-use crate::args::{Cli, Format, Watch};
-use crate::backup::identity;
+use crate::args::{Format, Watch};
+use crate::command::{Call, Standalone, watching};
 use crate::error::{Failure, Result};
 use crate::follow::{Follower, Part, Start, Stop};
 use crate::happening::Row;
 use crate::hook::{Cursor, Delivered, Delivery, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::output::yaml;
-use crate::store::{self, Context, Use};
-use crate::verbs::nodes;
+use crate::store::{Need, StoreAt};
+use crate::transfer::identity;
 
 /// The longest time to read the network of a pool.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause before the next check for changes.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Watches until it is interrupted or has printed enough, and returns the exit code.
-pub(crate) fn run(
-    cli: &Cli,
-    args: &Watch,
-    context: Context<'_>,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-) -> Result<u8> {
-    let location = store::choose(cli, context, err)?.location;
-    let interrupt = Interrupt::listen()?;
-    let runtime = crate::watching()?;
-    runtime.block_on(async {
-        let pool = match &args.pool {
-            Some(name) => Some(network(&location, name).await?),
-            None => None,
-        };
-        let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
-        let hook = match (&args.exec, &args.webhook) {
-            (Some(program), _) => Some(Hook::program(program, args.attempt_timeout)?),
-            (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
-            _ if args.cursor.is_some() => {
-                return Err(Failure::new("--cursor needs --exec or --webhook")
-                    .hint("a list of lines has no reader that says what it has handled"));
-            }
-            _ => None,
-        };
-        let cursor = match &args.cursor {
-            Some(path) => Some(Cursor::load(path, &id_of(&location).await?)?),
-            None => None,
-        };
-        let start = match cursor.as_ref().map(Cursor::revision) {
-            Some(Some(revision)) => Start::After(revision),
-            Some(None) => Start::Newest,
-            None if args.list => Start::Newest,
-            None => Start::Next,
-        };
-        let node = args.node.clone().map(HistoryOf::Node);
-        let mut teller = Teller {
-            node,
-            pool,
-            format: cli.output,
-            left,
-            begins_with_state: start == Start::Newest,
-            finishes_list: false,
-            ends_list: false,
-            hook,
-            cursor,
-            deliveries: Vec::new(),
-            handled: None,
-            out,
-            err,
-        };
-        let mut follower = Follower::new(&location, Range::Prefix(keys::ipam_prefix()), start).await;
-        let until = args.time.map(|time| Instant::now() + time);
-        let done = follow(&mut follower, &mut teller, &location, &interrupt, until).await;
-        let closed = follower.close().await;
-        let finished = teller.cursor.as_mut().map_or(Ok(()), Cursor::finish);
-        let code = done?;
-        closed?;
-        finished?;
-        Ok(code)
-    })
+impl Standalone for Watch {
+    /// Watches until it is interrupted or has printed enough.
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let location = call.choose()?.location;
+        let interrupt = Interrupt::listen()?;
+        let at = call.at(&location);
+        watching()?.block_on(watch(self, at, &interrupt, call))
+    }
+}
+
+async fn watch(args: &Watch, at: StoreAt<'_>, interrupt: &Interrupt, call: &mut Call<'_>) -> Result<u8> {
+    let pool = match &args.pool {
+        Some(name) => Some(network(at, name).await?),
+        None => None,
+    };
+    let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
+    let hook = match (&args.exec, &args.webhook) {
+        (Some(program), _) => Some(Hook::program(program, args.attempt_timeout)?),
+        (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
+        _ if args.cursor.is_some() => {
+            return Err(Failure::new("--cursor needs --exec or --webhook")
+                .hint("a list of lines has no reader that says what it has handled"));
+        }
+        _ => None,
+    };
+    let cursor = match &args.cursor {
+        Some(path) => Some(Cursor::load(path, &id_of(at).await?)?),
+        None => None,
+    };
+    let start = match cursor.as_ref().map(Cursor::revision) {
+        Some(Some(revision)) => Start::After(revision),
+        Some(None) => Start::Newest,
+        None if args.list => Start::Newest,
+        None => Start::Next,
+    };
+    let node = args.node.clone().map(HistoryOf::Node);
+    let mut teller = Teller {
+        node,
+        pool,
+        format: call.cli.output,
+        left,
+        begins_with_state: start == Start::Newest,
+        finishes_list: false,
+        ends_list: false,
+        hook,
+        cursor,
+        deliveries: Vec::new(),
+        handled: None,
+        out: call.out,
+        err: call.err,
+    };
+    let mut follower = Follower::new(at, Range::Prefix(keys::ipam_prefix()), start).await;
+    let until = args.time.map(|time| Instant::now() + time);
+    let done = follow(&mut follower, &mut teller, at, interrupt, until).await;
+    let closed = follower.close().await;
+    let finished = teller.cursor.as_mut().map_or(Ok(()), Cursor::finish);
+    let code = done?;
+    closed?;
+    finished?;
+    Ok(code)
 }
 
 async fn follow(
-    follower: &mut Follower,
+    follower: &mut Follower<'_>,
     teller: &mut Teller<'_>,
-    location: &Location,
+    at: StoreAt<'_>,
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> Result<u8> {
@@ -121,7 +119,7 @@ async fn follow(
             if matches!(part, Part::Interrupted(_)) {
                 tokio::time::sleep(PAUSE).await;
             }
-            teller.tell(location, part)?;
+            teller.tell(at, part)?;
             match teller.deliver(follower, interrupt, until)? {
                 Delivered::Done => {}
                 Delivered::Interrupted => return Ok(INTERRUPTED),
@@ -138,24 +136,15 @@ async fn follow(
 }
 
 /// The id of a store, as a cursor records it.
-async fn id_of(location: &Location) -> Result<String> {
-    let open = store::open(location, Use::Existing).await?;
-    let found = identity(location, &open).await;
-    let closed = open.close().await;
-    let id = found?.id;
-    closed?;
-    Ok(id)
+async fn id_of(at: StoreAt<'_>) -> Result<String> {
+    let open = at.open(Need::Read).await?;
+    at.and_close(open, async |open: &OpenStore| Ok(identity(at, open).await?.id)).await
 }
 
 /// The network of a pool.
-async fn network(location: &Location, name: &str) -> Result<IpNet> {
-    let open = store::open(location, Use::Existing).await?;
-    let ipam = Operator::new(open.store(), nodes(location));
-    let inventory = ipam.inventory(Deadline::after(PATIENCE)).await;
-    drop(ipam);
-    let closed = open.close().await;
-    let pools = inventory?.pools;
-    closed?;
+async fn network(at: StoreAt<'_>, name: &str) -> Result<IpNet> {
+    let read = async |operator: &Operator| Ok(operator.ipam().inventory(Deadline::after(PATIENCE)).await?.pools);
+    let pools = at.on_ipam(Need::Read, read).await?;
     let pool = pools.iter().find(|pool| pool.name() == name).map(|pool| pool.cidr());
     pool.ok_or_else(|| {
         Failure::new(format!("there is no pool {name}")).hint("see which there are with: margay pool list")
@@ -200,10 +189,10 @@ impl Gap {
 }
 
 impl Teller<'_> {
-    fn tell(&mut self, location: &Location, part: Part) -> Result<()> {
+    fn tell(&mut self, store: StoreAt<'_>, part: Part) -> Result<()> {
         match part {
             Part::Begins(at, _) => {
-                self.note(&format!("watching {location} from revision {at} on"));
+                self.note(&format!("watching {store} from revision {at} on"));
                 if self.begins_with_state && self.hook.is_some() {
                     // The receiver may have a list of an earlier watch.
                     self.queue_gap(Revision::UNSET, at)?;
@@ -240,7 +229,12 @@ impl Teller<'_> {
     }
 
     /// Runs the hook for all events that wait for it.
-    fn deliver(&mut self, follower: &mut Follower, interrupt: &Interrupt, until: Option<Instant>) -> Result<Delivered> {
+    fn deliver(
+        &mut self,
+        follower: &mut Follower<'_>,
+        interrupt: &Interrupt,
+        until: Option<Instant>,
+    ) -> Result<Delivered> {
         let Some(hook) = &self.hook else { return Ok(Delivered::Done) };
         let (handled, deliveries) = (self.handled.take(), std::mem::take(&mut self.deliveries));
         let must_save = std::mem::take(&mut self.ends_list) || !deliveries.is_empty();

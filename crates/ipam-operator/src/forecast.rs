@@ -129,18 +129,19 @@ impl Operator {
         deadline: Deadline,
     ) -> kv::Result<(Option<Then>, BTreeMap<String, usize>)> {
         let mut held = BTreeMap::new();
-        let then = then(&**self.store(), newest).await?;
+        let then = then(&**self.ipam().store(), newest).await?;
         if let Some(then) = then.filter(|then| then.age >= SHORTEST) {
             let mut reading = Reading::new(deadline);
             reading.at = then.revision;
-            let at = self.now() - then.age;
+            let at = self.ipam().now() - then.age;
             // A damaged block is a problem that a check reports.
-            self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
-                if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
-                    *held.entry(pool.name().to_owned()).or_default() += held_in(&block, at);
-                }
-            })
-            .await?;
+            self.ipam()
+                .for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
+                    if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
+                        *held.entry(pool.name().to_owned()).or_default() += held_in(&block, at);
+                    }
+                })
+                .await?;
         }
         Ok((then, held))
     }

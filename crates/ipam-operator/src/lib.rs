@@ -20,7 +20,6 @@ mod quotas;
 mod split;
 mod sticky;
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use ipam_core::{Ipam, Nodes};
@@ -31,7 +30,7 @@ pub use pool_deletion::InUse;
 pub use split::{Split, Which};
 pub use sticky::KeptAddress;
 
-/// The allocator, and what only a person does with its store. It can do all that the allocator can.
+/// The verbs that only a person uses on the store of an allocator.
 #[derive(Clone, Debug)]
 pub struct Operator(Ipam);
 
@@ -40,18 +39,15 @@ impl Operator {
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         Self(Ipam::new(store, nodes))
     }
+
+    /// The allocator.
+    pub fn ipam(&self) -> &Ipam {
+        &self.0
+    }
 }
 
 impl From<Ipam> for Operator {
     fn from(ipam: Ipam) -> Self {
         Self(ipam)
-    }
-}
-
-impl Deref for Operator {
-    type Target = Ipam;
-
-    fn deref(&self) -> &Ipam {
-        &self.0
     }
 }

@@ -34,7 +34,7 @@ impl Operator {
     /// `NotFound` for the pool; `UnknownNode` where nodes are registered; `Invalid` for a pool of addresses; those of
     /// [`ipam_core::Ipam::assign_to_handle`].
     pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
-        let pools = self.inventory(deadline).await?.pools;
+        let pools = self.ipam().inventory(deadline).await?.pools;
         let found = pools.iter().find(|one| one.name() == pool);
         let found = found.ok_or_else(|| Resource::Pool.not_found(pool))?;
         if found.prefix_length().is_none() {
@@ -42,8 +42,8 @@ impl Operator {
                 "pool {pool} has addresses and no prefixes; see which pools have some with: margay pool list"
             )));
         }
-        let is_known = self.nodes() == Nodes::FirstSeen
-            || self.store().get(keys::resource(ResourceKind::Node, node)).await?.is_some();
+        let is_known = self.ipam().nodes() == Nodes::FirstSeen
+            || self.ipam().store().get(keys::resource(ResourceKind::Node, node)).await?.is_some();
         if !is_known {
             return Err(Error::UnknownNode(node.to_owned()));
         }
@@ -58,9 +58,9 @@ impl Operator {
             .with_most_per_family(1)
             .with_usage(PoolUse::Workload)
             .with_attributes(BTreeMap::from([(OWN_NODE.to_owned(), node.to_owned())]));
-        let (held, is_new) = match self.assign_to_handle(&request, deadline).await {
+        let (held, is_new) = match self.ipam().assign_to_handle(&request, deadline).await {
             Ok(assigned) => (assigned.into_iter().map(|one| one.ip).collect(), true),
-            Err(Error::HandleLimit { .. }) => (self.addresses_of_handle(&handle, deadline).await?, false),
+            Err(Error::HandleLimit { .. }) => (self.ipam().addresses_of_handle(&handle, deadline).await?, false),
             Err(error) => return Err(error),
         };
         let prefix = held.into_iter().find(|ip| found.cidr().contains(ip)).map(|ip| found.unit_of(ip));

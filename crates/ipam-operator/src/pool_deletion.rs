@@ -58,7 +58,7 @@ impl Operator {
         let was_enabled = !pool.is_disabled();
         if was_enabled {
             self.edit_pool(name, Pool::disable, deadline).await?;
-            if self.nodes() == Nodes::Registered {
+            if self.ipam().nodes() == Nodes::Registered {
                 tokio::time::sleep(UNDER_WAY).await;
             }
         }
@@ -73,7 +73,7 @@ impl Operator {
 
     /// The pool, if it can be deleted, and what is to become of addresses that come to be in use only now.
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
-        let inventory = self.inventory(deadline).await?;
+        let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
         let pool = pool.ok_or_else(|| Resource::Pool.not_found(name))?;
         let gateway = gateway_of(&pool, &inventory.reservations);
@@ -84,7 +84,7 @@ impl Operator {
 
     pub(crate) async fn edit_pool(&self, name: &str, edit: impl Fn(&mut Pool), deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpPool, name);
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let stored = tx.get(&key).await?.ok_or_else(|| Resource::Pool.not_found(name))?;
             let mut pool = Pool::decode(&key, stored.as_bytes())?;
             edit(&mut pool);
@@ -101,7 +101,7 @@ impl Operator {
     }
 
     async fn blocks_of(&self, pool: &Pool) -> Result<Vec<Block>> {
-        let listing = self.store().list(Range::Prefix(keys::blocks_prefix(Some(pool.family())))).await?;
+        let listing = self.ipam().store().list(Range::Prefix(keys::blocks_prefix(Some(pool.family())))).await?;
         let is_of = |cidr: IpNet| pool.cidr().contains(&cidr);
         let kvs = listing.kvs.into_iter().filter(|kv| keys::parse_block(&kv.key).is_some_and(is_of));
         let pairs: Vec<_> = kvs.map(|kv| (kv.key, kv.value)).collect();
@@ -115,7 +115,7 @@ impl Operator {
                 InUse::Refuse => ReleaseIf::Empty,
                 InUse::DeleteBridged => ReleaseIf::Any,
             };
-            self.release_pool_affinities(pool.cidr(), which, deadline).await?;
+            self.ipam().release_pool_affinities(pool.cidr(), which, deadline).await?;
             if self.drop_pool(pool, in_use, deadline).await? {
                 return Ok(());
             }
@@ -126,8 +126,8 @@ impl Operator {
     /// Deletes the blocks of a pool and their affinities, one commit each. Those in use stay, where that is wanted.
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
-            transact!(self, deadline, |tx| {
-                let mut work = Workset::new(tx, self.now(), 0);
+            transact!(self.ipam(), deadline, |tx| {
+                let mut work = Workset::new(tx, self.ipam().now(), 0);
                 let Some(block) = work.block(cidr).await? else { return Ok(()) };
                 let owner = block.owner();
                 if let Some(place) = place_in_use(block) {
@@ -153,7 +153,7 @@ impl Operator {
         let made_for_it = [bridge::reservation_name(pool.name()), define::reservation_name(pool.name())]
             .map(|reservation| keys::resource(ResourceKind::IpReservation, &reservation));
         let blocks = Range::Prefix(keys::blocks_prefix(Some(pool.family())));
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             if let Some(value) = tx.get(&key).await? {
                 let now = Pool::decode(&key, value.as_bytes())?;
                 if !now.is_disabled() || now.cidr() != pool.cidr() {

@@ -19,7 +19,7 @@ impl Operator {
     /// `Invalid` if it is not in there.
     pub async fn release_quarantined(&self, ip: IpAddr, deadline: Deadline) -> Result<Quarantined> {
         let key = keys::resource(ResourceKind::IpReservation, QUARANTINE);
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let stored = tx.get(&key).await?;
             let document = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
             let taken = document.and_then(|mut document| Some((take(&mut document, ip)?, document)));

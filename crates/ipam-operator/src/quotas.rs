@@ -17,7 +17,7 @@ impl Operator {
     /// # Errors
     /// Those of the store; quotas that are damaged.
     pub async fn set_quota(&self, subject: &Subject, limit: u64, deadline: Deadline) -> Result<Option<u64>> {
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
             let before = quotas.set(subject, Some(limit));
             if before != Some(limit) {
@@ -32,7 +32,7 @@ impl Operator {
     /// # Errors
     /// `NotFound`; those of the store; quotas that are damaged.
     pub async fn delete_quota(&self, subject: &Subject, deadline: Deadline) -> Result<u64> {
-        let limit = transact!(self, deadline, |tx| {
+        let limit = transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
             let limit = quotas.set(subject, None);
             if limit.is_none() {
@@ -52,7 +52,7 @@ impl Operator {
 
     /// Deletes counters of subjects without a limit, and returns how many.
     async fn sweep_counters(&self, deadline: Deadline) -> Result<usize> {
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let quotas = read(tx).await?;
             let mut swept = 0;
             for key in tx.snapshot_keys(&Range::prefix(keys::QUOTAS_PREFIX)).await? {
@@ -72,9 +72,9 @@ impl Operator {
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
     pub async fn quotas(&self, deadline: Deadline) -> Result<(Vec<QuotaUse>, Vec<(Subject, u64)>)> {
-        let quotas = transact!(reading self, deadline, |tx| read(tx).await)?;
+        let quotas = transact!(reading self.ipam(), deadline, |tx| read(tx).await)?;
         let others = quotas.all().filter(|(subject, _)| subject.name == Quotas::ANY_OTHER).collect();
-        Ok((self.census(deadline).await?.quotas, others))
+        Ok((self.ipam().census(deadline).await?.quotas, others))
     }
 }
 

@@ -65,7 +65,7 @@ impl Operator {
         if number > MOST_PARTS {
             return Err(Error::Invalid(format!("a pool is split into {MOST_PARTS} parts at most, not {number}")));
         }
-        let pools = self.inventory(deadline).await?.pools;
+        let pools = self.ipam().inventory(deadline).await?.pools;
         let pool = pools.iter().find(|pool| match which {
             Which::Name(name) => pool.name() == name,
             Which::Cidr(cidr) => pool.cidr() == cidr,
@@ -74,7 +74,7 @@ impl Operator {
         let parts = parts_of(pool, number)?;
         let split = Split { pool: pool.name().to_owned(), parts };
         if split.parts.len() <= AT_ONCE {
-            transact!(self, deadline, |tx| self.split_at_once(tx, &split).await)?;
+            transact!(self.ipam(), deadline, |tx| self.split_at_once(tx, &split).await)?;
         } else {
             self.split_in_steps(&split, deadline).await?;
         }
@@ -96,7 +96,7 @@ impl Operator {
 
     async fn split_in_steps(&self, split: &Split, deadline: Deadline) -> Result<()> {
         let (key, note) = (pool_key(&split.pool), split.parts.len().to_string());
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let mut pool = self.divisible(tx, &split.pool).await?;
             match pool.resource().annotation(DIVIDED) {
                 Some(begun) if begun.split(' ').next() == Some(note.as_str()) => return Ok(()),
@@ -118,9 +118,9 @@ impl Operator {
             Ok(tx.put(&key, pool.encode()?)?)
         })?;
         for some in split.parts.chunks(AT_ONCE) {
-            transact!(self, deadline, |tx| self.make_parts(tx, split, some).await)?;
+            transact!(self.ipam(), deadline, |tx| self.make_parts(tx, split, some).await)?;
         }
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             self.divisible(tx, &split.pool).await?;
             Ok(tx.delete(&key)?)
         })
@@ -151,7 +151,7 @@ impl Operator {
     async fn make_part(&self, tx: &mut Transaction, pool: &Pool, name: &str, cidr: IpNet) -> Result<()> {
         let key = pool_key(name);
         refuse_other(tx.get(&key).await?.is_some(), name)?;
-        let part = pool.part(name, cidr, &self.uid(), self.now())?;
+        let part = pool.part(name, cidr, &self.ipam().uid(), self.ipam().now())?;
         Ok(tx.put(&key, part.encode()?)?)
     }
 

@@ -72,7 +72,7 @@ impl Operator {
     /// workload's, in use in another network than the named one, or a virtual machine's.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let around = Around::read(tx, ip).await?;
             let Some(cidr) = around.assignable() else {
                 return Err(Error::Invalid(format!("{ip} is in no pool; see which there are with margay pool list")));
@@ -85,13 +85,13 @@ impl Operator {
                 )));
             }
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = Workset::new(tx, self.ipam().now(), cooldown);
             let entry = match work.block(cidr).await?.map(|block| block.lookup(ip)) {
                 None => {
                     if let Some(pool) = &around.pool {
                         refuse_among_prefixes(&mut work, pool).await?;
                     }
-                    work.create(Block::of_length(cidr, unit.prefix_len(), None, self.now(), None)?).await?;
+                    work.create(Block::of_length(cidr, unit.prefix_len(), None, self.ipam().now(), None)?).await?;
                     None
                 }
                 Some(AddressState::Free | AddressState::Outside) => None,
@@ -137,10 +137,10 @@ impl Operator {
     /// # Errors
     /// `Invalid` if no workload keeps the address.
     pub async fn unpin(&self, ip: IpAddr, deadline: Deadline) -> Result<KeptAddress> {
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let cidr = Around::read(tx, ip).await?.block;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = Workset::new(tx, self.ipam().now(), cooldown);
             let kept = match cidr {
                 Some(cidr) => {
                     let kept = |block: &Block| KeptAddress::of(block.first_of(ip), block.attributes_of(ip)?);
@@ -154,7 +154,7 @@ impl Operator {
                 )));
             };
             let ip = work.block(cidr).await?.map_or(ip, |block| block.first_of(ip));
-            let (now, request) = (self.now(), [ReleaseRequest::new(ip)]);
+            let (now, request) = (self.ipam().now(), [ReleaseRequest::new(ip)]);
             if kept.until.is_some() {
                 work.change(cidr, |block| block.release_addresses(&request, now, cooldown)).await?.transpose()?;
             } else {
@@ -174,10 +174,11 @@ impl Operator {
         let read = || async {
             let mut all = Vec::new();
             let blocks = Range::Prefix(keys::blocks_prefix(None));
-            self.for_each(blocks, &mut Reading::new(deadline), |block: Block| {
-                all.extend(block.allocated().filter_map(|(ip, entry)| KeptAddress::of(ip, entry)));
-            })
-            .await?;
+            self.ipam()
+                .for_each(blocks, &mut Reading::new(deadline), |block: Block| {
+                    all.extend(block.allocated().filter_map(|(ip, entry)| KeptAddress::of(ip, entry)));
+                })
+                .await?;
             all.sort_by_key(|one| one.address);
             Ok(all)
         };

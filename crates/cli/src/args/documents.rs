@@ -60,10 +60,10 @@ pub(crate) enum Documents {
     Create(Create),
     /// Make what a file describes, or change it to that
     #[command(after_help = APPLY)]
-    Apply(Change),
+    Apply(Apply),
     /// Change what is there to what a file describes
     #[command(after_help = REPLACE)]
-    Replace(Change),
+    Replace(Replace),
     /// Delete pools, reservations, nodes, endpoints and more
     #[command(after_help = DELETE)]
     Delete(Delete),
@@ -102,6 +102,18 @@ pub(crate) struct Create {
     /// Pass over what is there already, and count it as made
     #[arg(long)]
     pub(crate) skip_exists: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Apply {
+    #[command(flatten)]
+    pub(crate) change: Change,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Replace {
+    #[command(flatten)]
+    pub(crate) change: Change,
 }
 
 /// The arguments of `apply` and `replace`.

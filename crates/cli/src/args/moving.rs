@@ -150,31 +150,44 @@ pub(crate) struct Migrate {
 pub(crate) enum TakeOver {
     /// Take over the addresses that host-local has given in one network
     #[command(after_help = HOST_LOCAL)]
-    HostLocal {
-        /// The folder with a file for each address
-        folder: PathBuf,
-        #[command(flatten)]
-        terms: Terms,
-    },
+    HostLocal(FromHostLocal),
     /// Take over the addresses that podman's containers have in one network
     #[command(after_help = PODMAN)]
-    Podman {
-        /// The output of `podman inspect`; - for stdin
-        file: PathBuf,
-        #[command(flatten)]
-        terms: Terms,
-    },
+    Podman(FromPodman),
     /// Take over the addresses that whereabouts has given in one network
     #[command(after_help = WHEREABOUTS)]
-    Whereabouts {
-        /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
-        file: PathBuf,
-        /// Only the addresses of this range, as a network has it: CIDR or FIRST-LAST/BITS; may be repeated
-        #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
-        ranges: Vec<AddressRange>,
-        #[command(flatten)]
-        terms: Terms,
-    },
+    Whereabouts(FromWhereabouts),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FromHostLocal {
+    /// The folder with a file for each address
+    pub(crate) folder: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FromPodman {
+    /// The output of `podman inspect`; - for stdin
+    pub(crate) file: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FromWhereabouts {
+    /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
+    pub(crate) file: PathBuf,
+
+    /// Only the addresses of this range, as a network has it: CIDR or FIRST-LAST/BITS; may be repeated
+    #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
+    pub(crate) ranges: Vec<AddressRange>,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
 }
 
 /// A range as whereabouts writes it.

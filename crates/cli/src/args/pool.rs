@@ -98,16 +98,7 @@ Examples:
   margay reservation create dhcp 10.70.0.128/25 --dry-run
 
 An address that is in use stays in use; it is only not handed out again.")]
-    Create {
-        /// The reservation's name: lower-case letters, digits, '-' and '.'
-        name: String,
-        /// Addresses and ranges
-        #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
-        cidrs: Vec<IpNet>,
-        /// Check everything and make nothing
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Create(ReservationCreate),
     /// List the reservations
     #[command(
         visible_alias = "ls",
@@ -116,13 +107,31 @@ An address that is in use stays in use; it is only not handed out again.")]
     List,
     /// Delete a reservation: its addresses can be handed out again
     #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
-    Delete {
-        /// The reservation's name
-        name: String,
-        /// Check everything and delete nothing
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Delete(ReservationDelete),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReservationCreate {
+    /// The reservation's name: lower-case letters, digits, '-' and '.'
+    pub(crate) name: String,
+
+    /// Addresses and ranges
+    #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
+    pub(crate) cidrs: Vec<IpNet>,
+
+    /// Check everything and make nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReservationDelete {
+    /// The reservation's name
+    pub(crate) name: String,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 /// A range without host bits; a bare address is refused, since a pool of one address is rarely what is meant.

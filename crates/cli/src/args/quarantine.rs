@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 pub(super) const HELP: &str = "\
 Examples:
@@ -24,11 +24,15 @@ Examples:
   margay ipam quarantine release 10.65.0.5 --dry-run
 
 A network with a probe asks the wire once more before it hands the address out.")]
-    Release {
-        /// The address
-        address: IpAddr,
-        /// Only say what would be released
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Release(QuarantineRelease),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuarantineRelease {
+    /// The address
+    pub(crate) address: IpAddr,
+
+    /// Only say what would be released
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }

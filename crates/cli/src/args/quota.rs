@@ -21,16 +21,7 @@ Examples:
   margay quota set --namespace '*' 200
   margay quota set --network storage 1000
   margay quota set --node node1 110 --dry-run")]
-    Set {
-        #[command(flatten)]
-        of: Of,
-        /// How many addresses
-        #[arg(value_name = "N")]
-        limit: u64,
-        /// Check everything and set nothing
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Set(QuotaSet),
     /// Show the quotas, and how far they are used
     #[command(visible_alias = "ls", after_help = "Examples:\n  margay quota list\n  margay quota list -o json")]
     List,
@@ -42,13 +33,31 @@ Examples:
   margay quota delete --namespace shop
   margay quota delete --namespace '*' --dry-run"
     )]
-    Delete {
-        #[command(flatten)]
-        of: Of,
-        /// Check everything and delete nothing
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Delete(QuotaDelete),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuotaSet {
+    #[command(flatten)]
+    pub(crate) of: Of,
+
+    /// How many addresses
+    #[arg(value_name = "N")]
+    pub(crate) limit: u64,
+
+    /// Check everything and set nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuotaDelete {
+    #[command(flatten)]
+    pub(crate) of: Of,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 /// The subject of a quota.

@@ -1,13 +1,13 @@
 //! Reading an embedded store in several openings: it is opened, read a little, and closed.
 
+use datastore::OpenStore;
 use datastore::care::{self, MvccStore};
-use datastore::{Location, OpenStore};
 use ipam_core::model::keys;
 use kv::{Batch, ErrorKind, Kv, Prev, Range, WatchRequest};
 
 use super::{Part, Place, Start, Stop, check_after, check_identity};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, explain, somebody_waits};
+use crate::store::{Need, StoreAt};
 
 /// The number of bytes of keys and values that one opening reads. They are in memory until they are printed.
 const TURN_BYTES: usize = 16 << 20;
@@ -16,8 +16,8 @@ const PAGE_BYTES: usize = 256 << 10;
 
 /// The reader of an embedded store.
 #[derive(Debug)]
-pub(crate) struct Embedded {
-    location: Location,
+pub(crate) struct Embedded<'l> {
+    at: StoreAt<'l>,
     range: Range,
     /// The id of the store; `None` before the first opening.
     id: Option<String>,
@@ -26,10 +26,10 @@ pub(crate) struct Embedded {
     is_past: bool,
 }
 
-impl Embedded {
-    pub(super) fn new(location: Location, range: Range, place: Place, id: Option<String>) -> Self {
+impl<'l> Embedded<'l> {
+    pub(super) fn new(at: StoreAt<'l>, range: Range, place: Place, id: Option<String>) -> Self {
         let is_past = matches!(place, Place::Before(Start::Oldest));
-        Self { location, range, id, place, is_past }
+        Self { at, range, id, place, is_past }
     }
 
     /// The place, and the store's id, from which a daemon can go on. The past is read to its end here.
@@ -40,7 +40,7 @@ impl Embedded {
 
     pub(super) async fn is_worth_reading(&self) -> Result<bool> {
         let Place::Log(next) = self.place else { return Ok(true) };
-        let newest = care::newest(&self.location).await.map_err(|error| explain(&self.location, error))?;
+        let newest = care::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
         // Not only a higher revision counts: another store, with a lower one, may be in its place.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
@@ -56,27 +56,24 @@ impl Embedded {
 
     /// Opens the store, reads the next parts, and closes it.
     async fn turn(&mut self) -> Result<Vec<Part>, Stop> {
-        let open = store::open_files(&self.location, Use::Existing).await?;
-        let read = self.batch(&open).await;
-        let closed = open.close().await.map_err(|error| explain(&self.location, error));
-        let parts = read?;
-        closed?;
-        Ok(parts)
+        let at = self.at;
+        let open = at.open_files(Need::Read).await?;
+        at.and_close(open, async |open: &OpenStore| self.batch(open).await).await
     }
 
     async fn batch(&mut self, open: &OpenStore) -> Result<Vec<Part>, Stop> {
         let Some(store) = open.embedded() else {
-            return Err(Failure::new(format!("{} has no history to read", self.location)).into());
+            return Err(Failure::new(format!("{} has no history to read", self.at)).into());
         };
         let id = store.id().to_string();
-        check_identity(&self.location, self.id.as_deref(), &id)?;
+        check_identity(self.at, self.id.as_deref(), &id)?;
         self.id = Some(id);
         // A copy of the store from before has the same id.
-        check_after(&self.location, self.place.read(), store.status().revision)?;
+        check_after(self.at, self.place.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
             let part = match self.part(store).await {
-                Err(error) => self.given_up(&error).ok_or_else(|| explain(&self.location, error))?,
+                Err(error) => self.given_up(&error).ok_or_else(|| self.at.explain(error))?,
                 Ok(part) => part,
             };
             bytes += size(&part);
@@ -87,7 +84,7 @@ impl Embedded {
                 parts.push(Part::Reached(at));
                 is_all = true;
             }
-            if is_all || bytes >= TURN_BYTES || somebody_waits(&self.location).await? {
+            if is_all || bytes >= TURN_BYTES || self.at.somebody_waits().await? {
                 return Ok(parts);
             }
         }

@@ -11,10 +11,11 @@ mod watched;
 
 use std::time::SystemTime;
 
-use datastore::{Location, served};
+use datastore::served;
 use kv::{Batch, Key, Kv, Range, Revision};
 
 use crate::error::{Failure, Result};
+use crate::store::StoreAt;
 use embedded::Embedded;
 use watched::Watched;
 
@@ -73,29 +74,29 @@ impl From<Stop> for Failure {
 }
 
 /// The reader.
-pub(crate) struct Follower {
-    location: Location,
+pub(crate) struct Follower<'l> {
+    at: StoreAt<'l>,
     range: Range,
-    reader: Reader,
+    reader: Reader<'l>,
 }
 
-enum Reader {
+enum Reader<'l> {
     /// It opens the files again and again.
-    Embedded(Box<Embedded>),
+    Embedded(Box<Embedded<'l>>),
     /// It watches a store that others keep open.
-    Watched(Box<Watched>),
+    Watched(Box<Watched<'l>>),
 }
 
-impl Follower {
+impl<'l> Follower<'l> {
     /// A reader of this range of a store.
-    pub(crate) async fn new(location: &Location, range: Range, start: Start) -> Self {
+    pub(crate) async fn new(at: StoreAt<'l>, range: Range, start: Start) -> Self {
         let place = Place::Before(start);
-        let reader = if location.is_shared() {
-            Reader::Watched(Box::new(Watched::new(location.clone(), range.clone(), place, None)))
+        let reader = if at.location.is_shared() {
+            Reader::Watched(Box::new(Watched::new(at, range.clone(), place, None)))
         } else {
-            Reader::of_files(location, &range, place, None).await
+            Reader::of_files(at, &range, place, None).await
         };
-        Self { location: location.clone(), range, reader }
+        Self { at, range, reader }
     }
 
     /// The next parts; possibly none. An embedded store is closed when this returns, and stays open for a few
@@ -120,10 +121,10 @@ impl Follower {
 
     /// Goes on at a place of this store, through its daemon if there is one.
     async fn go_on(&mut self, place: Place, id: Option<String>) -> Result<(), Stop> {
-        let next = Reader::of_files(&self.location, &self.range, place, id.clone()).await;
+        let next = Reader::of_files(self.at, &self.range, place, id.clone()).await;
         match (&next, &self.reader) {
             (Reader::Embedded(_), Reader::Embedded(_)) => return Ok(()),
-            (Reader::Watched(one), _) => check_identity(&self.location, id.as_deref(), one.id())?,
+            (Reader::Watched(one), _) => check_identity(self.at, id.as_deref(), one.id())?,
             _ => {}
         }
         self.reader = next;
@@ -157,12 +158,12 @@ impl Follower {
     }
 }
 
-impl Reader {
+impl<'l> Reader<'l> {
     /// A reader of an embedded store with this id, if that is known: through its daemon, or of its files.
-    async fn of_files(location: &Location, range: &Range, place: Place, id: Option<String>) -> Self {
-        match served::connect(location, crate::store::wait()).await {
-            Some(daemon) => Self::Watched(Box::new(Watched::new(location.clone(), range.clone(), place, Some(daemon)))),
-            None => Self::Embedded(Box::new(Embedded::new(location.clone(), range.clone(), place, id))),
+    async fn of_files(at: StoreAt<'l>, range: &Range, place: Place, id: Option<String>) -> Self {
+        match served::connect(at.location, at.wait).await {
+            Some(daemon) => Self::Watched(Box::new(Watched::new(at, range.clone(), place, Some(daemon)))),
+            None => Self::Embedded(Box::new(Embedded::new(at, range.clone(), place, id))),
         }
     }
 }
@@ -181,25 +182,25 @@ enum Place {
 }
 
 /// Refuses a place after the newest revision: it is another store's, or one of a state that was lost.
-fn check_after(location: &Location, after: Revision, newest: Revision) -> Result<(), Stop> {
+fn check_after(at: StoreAt<'_>, after: Revision, newest: Revision) -> Result<(), Stop> {
     if after <= newest {
         return Ok(());
     }
-    let failure = Failure::new(format!("the watch begins after revision {after}, and {location} is only at {newest}"))
+    let failure = Failure::new(format!("the watch begins after revision {after}, and {at} is only at {newest}"))
         .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now");
     Err(Stop::Another(failure))
 }
 
 /// Refuses another store than the one that was read before, if that is known.
-fn check_identity(location: &Location, known: Option<&str>, found: &str) -> Result<(), Stop> {
+fn check_identity(at: StoreAt<'_>, known: Option<&str>, found: &str) -> Result<(), Stop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
     }
-    Err(replaced(location))
+    Err(replaced(at))
 }
 
-fn replaced(location: &Location) -> Stop {
-    let failure = Failure::new(format!("{location} was replaced by another store meanwhile"));
+fn replaced(at: StoreAt<'_>) -> Stop {
+    let failure = Failure::new(format!("{at} was replaced by another store meanwhile"));
     Stop::Another(failure.hint("begin anew to see what is in it"))
 }
 

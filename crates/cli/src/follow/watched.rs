@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use datastore::OpenStore;
 use datastore::served::ServedStore;
-use datastore::{Location, OpenStore};
 use futures::{FutureExt, StreamExt};
 use ipam_core::model::keys;
 use ipam_operator::events::is_before_unknown;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 use super::idle::{Idle, nothing};
 use super::{Part, Place, Start, Stop, check_after, replaced};
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, explain};
+use crate::store::{Need, StoreAt};
 
 /// The number of keys of a page. A block can be larger than a megabyte, but rarely is larger than 50 kilobytes.
 const PAGE_KEYS: i64 = 64;
@@ -38,8 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MOST_BATCHES: usize = 1000;
 
 /// The reader of a store that stays open.
-pub(crate) struct Watched {
-    location: Location,
+pub(crate) struct Watched<'l> {
+    at: StoreAt<'l>,
     range: Range,
     place: Place,
     /// The store of a daemon; `None` for a cluster.
@@ -64,19 +64,9 @@ struct Past {
     last: Instant,
 }
 
-impl Watched {
-    pub(super) fn new(location: Location, range: Range, place: Place, daemon: Option<ServedStore>) -> Self {
-        Self {
-            location,
-            range,
-            place,
-            daemon,
-            is_cut_off: false,
-            open: None,
-            changes: None,
-            past: None,
-            idle: Idle::new(),
-        }
+impl<'l> Watched<'l> {
+    pub(super) fn new(at: StoreAt<'l>, range: Range, place: Place, daemon: Option<ServedStore>) -> Self {
+        Self { at, range, place, daemon, is_cut_off: false, open: None, changes: None, past: None, idle: Idle::new() }
     }
 
     /// The id of the daemon's store.
@@ -96,7 +86,7 @@ impl Watched {
     pub(super) async fn close(self) -> Result<()> {
         drop(self.changes);
         match self.open {
-            Some(open) => open.close().await.map_err(|error| explain(&self.location, error)),
+            Some(open) => open.close().await.map_err(|error| self.at.explain(error)),
             None => Ok(()),
         }
     }
@@ -105,8 +95,8 @@ impl Watched {
         match self.parts().await {
             Err(Cause::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
                 Some(part) => Ok(vec![part]),
-                None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(&self.location)),
-                None => Err(explain(&self.location, error).into()),
+                None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(self.at)),
+                None => Err(self.at.explain(error).into()),
             },
             Err(Cause::Stop(stop)) => Err(stop),
             Ok(parts) => Ok(parts),
@@ -128,7 +118,7 @@ impl Watched {
     async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Cause> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
-        check_after(&self.location, self.place.read(), at)?;
+        check_after(self.at, self.place.read(), at)?;
         let changes = self.watch(at.next()).await?;
         self.changes = Some(changes);
         self.place = Place::Log(at.next());
@@ -150,7 +140,7 @@ impl Watched {
         }
         let open = match self.open.take() {
             Some(open) => open,
-            None => store::open(&self.location, Use::Existing).await?,
+            None => self.at.open(Need::Read).await?,
         };
         Ok(self.open.insert(open).store())
     }
@@ -172,7 +162,7 @@ impl Watched {
             }
             Start::Newest | Start::Next => ((head, None), Place::Log(head.next())),
             Start::After(after) => {
-                check_after(&self.location, after, head)?;
+                check_after(self.at, after, head)?;
                 ((after, None), Place::Log(after.next()))
             }
         };
@@ -205,7 +195,7 @@ impl Watched {
             Some(changes) => changes,
             None => {
                 let newest = newest(&*self.store().await?).await?;
-                check_after(&self.location, Revision::new(next.get() - 1), newest)?;
+                check_after(self.at, Revision::new(next.get() - 1), newest)?;
                 self.watch(next).await?
             }
         };
@@ -281,7 +271,7 @@ impl Watched {
         if past.last.elapsed() < PATIENCE {
             return Ok(Part::Happened(Vec::new()));
         }
-        let failure = Failure::new(format!("{} does not tell what happened since revision {next}", self.location));
+        let failure = Failure::new(format!("{} does not tell what happened since revision {next}", self.at));
         Err(Cause::Stop(Stop::Failed(
             failure.hint("see whether its members are well with: etcdctl endpoint status --cluster"),
         )))

@@ -5,9 +5,7 @@
 //! commit are its addresses, as they were read, and that the node is still not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 
-use datastore::Location;
 use ipam_core::gc::{Estate, Estates, Evidence, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
 use ipnet::IpNet;
 use kv::Deadline;
@@ -17,22 +15,23 @@ use super::gone_report::{GoneReport, NodeReport, Skipped};
 use super::machine::{Machine, own_names};
 use super::report::EndpointRow;
 use super::{COMMITS_AT_ONCE, PATIENCE, nodes, survey};
-use crate::args::{Cli, Gc};
+use crate::args::Gc;
+use crate::command::{Call, runtime};
 use crate::error::{Failure, Result};
 use crate::output::printable;
-use crate::store::{self, Context, Use};
-use crate::verbs::on_ipam;
+use crate::store::{Need, StoreAt};
 
 /// Finds the nodes and their estates, and with `--apply` frees them.
-pub(super) fn run(cli: &Cli, args: &Gc, context: Context<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+pub(super) fn run(args: &Gc, call: &mut Call<'_>) -> Result<u8> {
     let list = args.nodes.as_deref().map(|path| nodes::read(path, args.empty)).transpose()?;
-    let location = store::choose(cli, context, err)?.location;
+    let location = call.choose()?.location;
+    let at = call.at(&location);
     let (machine, own) = (Machine::of(None)?, own_names());
-    let runtime = crate::runtime()?;
+    let runtime = runtime()?;
     let named = args.free.then(|| args.node.clone().unwrap_or_default());
     let (estates, mut skipped) = match &named {
-        Some(node) => (one(&location, &runtime, node, &own)?, Vec::new()),
-        None => all(&location, &runtime, list.as_ref(), &own)?,
+        Some(node) => (one(at, &runtime, node, &own)?, Vec::new()),
+        None => all(at, &runtime, list.as_ref(), &own)?,
     };
     // The stores were read before: an address that is assigned meanwhile is no candidate.
     let evidence = machine.whole_evidence()?;
@@ -46,20 +45,20 @@ pub(super) fn run(cli: &Cli, args: &Gc, context: Context<'_>, out: &mut dyn Writ
     }
     if args.apply {
         for (estate, report) in &mut reports {
-            if let Err(failure) = runtime.block_on(free(&location, estate, report)) {
-                failure.print(err);
+            if let Err(failure) = runtime.block_on(free(at, estate, report)) {
+                failure.print(call.err);
                 report.failed = true;
             }
         }
     }
     let stores: Vec<NodeReport> = reports.into_iter().map(|(_, report)| report).collect();
     let failed = stores.iter().any(|report| report.failed);
-    GoneReport { applied: args.apply, node: named, stores, skipped }.answer()?.print(cli.output, out, err)?;
+    call.print(GoneReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
     match failed {
         true => {
             Err(Failure::new("not everything could be freed; see above").hint("the same command goes on where it was"))
         }
-        false => Ok(()),
+        false => Ok(0),
     }
 }
 
@@ -67,8 +66,8 @@ pub(super) fn run(cli: &Cli, args: &Gc, context: Context<'_>, out: &mut dyn Writ
 type ByNode = BTreeMap<String, Estate>;
 
 /// The estate of a named node; an error unless it is gone.
-fn one(location: &Location, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -> Result<ByNode> {
-    let found = runtime.block_on(survey(location, |_, name| name == node))?;
+fn one(at: StoreAt<'_>, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -> Result<ByNode> {
+    let found = runtime.block_on(survey(at, |_, name| name == node))?;
     if found.known.registered.contains(node) {
         return Err(Failure::new(format!("node {} is registered in the store; nothing was freed", printable(node)))
             .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
@@ -81,7 +80,7 @@ fn one(location: &Location, runtime: &Runtime, node: &str, own: &BTreeSet<String
 
 /// The estates of all nodes that are gone, and the nodes that are skipped.
 fn all(
-    location: &Location,
+    at: StoreAt<'_>,
     runtime: &Runtime,
     list: Option<&BTreeSet<String>>,
     own: &BTreeSet<String>,
@@ -91,7 +90,7 @@ fn all(
             && known.pinned.as_deref() != Some(node)
             && list.is_none_or(|list| !list.contains(node))
     };
-    let Estates { known, nodes, mut estates } = runtime.block_on(survey(location, wanted))?;
+    let Estates { known, nodes, mut estates } = runtime.block_on(survey(at, wanted))?;
     let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
     match list {
         None if known.registered.is_empty() => {
@@ -158,12 +157,13 @@ fn is_this_machine(node: &str, why: &str) -> Failure {
 
 /// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
 /// containers can start meanwhile.
-async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> Result<()> {
+async fn free(at: StoreAt<'_>, estate: &Estate, report: &mut NodeReport) -> Result<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
     for some in endpoints.chunks(COMMITS_AT_ONCE) {
-        on_ipam(location, Use::Release, async |ipam| {
+        at.on_ipam(Need::Release, async |operator| {
             for batch in some {
-                let deleted = ipam.delete_endpoints_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await;
+                let deleted =
+                    operator.ipam().delete_endpoints_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await;
                 report.deleted_endpoints.extend(deleted.map_err(reported)?.into_iter().map(EndpointRow::from));
             }
             Ok(())
@@ -171,10 +171,13 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
         .await?;
     }
     for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
-        on_ipam(location, Use::Release, async |ipam| {
+        at.on_ipam(Need::Release, async |operator| {
             for batch in some {
-                let freed =
-                    ipam.free_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await.map_err(reported)?;
+                let freed = operator
+                    .ipam()
+                    .free_of_gone(&estate.node, batch, Deadline::after(PATIENCE))
+                    .await
+                    .map_err(reported)?;
                 report.freed.extend(freed.released);
                 report.changed.extend(freed.changed);
             }
@@ -185,9 +188,9 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
     let blocks: Vec<IpNet> = estate.blocks().collect();
     let mut damaged = None;
     for some in blocks.chunks(COMMITS_AT_ONCE) {
-        on_ipam(location, Use::Release, async |ipam| {
+        at.on_ipam(Need::Release, async |operator| {
             for cidr in some {
-                match ipam.give_up_block(&estate.node, *cidr, Deadline::after(PATIENCE)).await {
+                match operator.ipam().give_up_block(&estate.node, *cidr, Deadline::after(PATIENCE)).await {
                     Ok(true) => report.gave_up.push(*cidr),
                     Ok(false) => {}
                     // One block that cannot be read must not keep the other blocks from their release.
@@ -199,8 +202,8 @@ async fn free(location: &Location, estate: &Estate, report: &mut NodeReport) -> 
         })
         .await?;
     }
-    on_ipam(location, Use::Release, async |ipam| {
-        ipam.drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(reported)
+    at.on_ipam(Need::Release, async |operator| {
+        operator.ipam().drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(reported)
     })
     .await?;
     damaged.map_or(Ok(()), |error| Err(reported(error)))

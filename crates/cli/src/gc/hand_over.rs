@@ -4,8 +4,8 @@
 //! one name while it is recorded under the other one. One commit moves some thirty blocks.
 
 use std::fmt::Write as _;
-use std::io::Write;
 
+use async_trait::async_trait;
 use datastore::Location;
 use ipam_core::gc::{Estate, Estates, HandedOver, MOST_ENDPOINTS_MOVED, NodeEndpoint};
 use ipam_core::model::endpoint_name_on;
@@ -18,11 +18,11 @@ use super::gone_report::blocks;
 use super::report::addresses;
 use super::{PATIENCE, survey};
 use crate::answer::Answer;
-use crate::args::{Cli, Gc};
+use crate::args::Gc;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::{Column, printable, render};
-use crate::store::{self, Context, Use};
-use crate::verbs::on_ipam;
+use crate::store::{Need, StoreAt};
 
 /// A block that is the node's own, or has addresses of the node.
 #[derive(Debug, Serialize)]
@@ -74,35 +74,44 @@ struct Report {
     others: Vec<String>,
 }
 
-/// Finds the estate of the node, and with `--apply` moves it.
-pub(super) fn run(
-    cli: &Cli,
-    args: &Gc,
-    to: &str,
-    context: Context<'_>,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-) -> Result<()> {
-    let from = args.node.as_deref().unwrap_or_default();
-    if to.is_empty() || to.contains('/') || to == from {
-        return Err(Failure::new(format!("{:?} cannot be the name of another node", printable(to))));
-    }
-    let location = store::choose(cli, context, err)?.location;
-    let report = crate::runtime()?.block_on(async {
-        let wanted = |_: &_, node: &str| node == from;
-        if !args.apply {
-            let found = survey(&location, wanted).await?;
-            check(&location, &found, from, to)?;
-            return Ok::<_, Failure>(Report::planned(&location, &found, from, to));
+/// The estate of a node that is to become another one's.
+pub(super) struct HandOver<'a> {
+    from: &'a str,
+    to: &'a str,
+    apply: bool,
+}
+
+impl<'a> HandOver<'a> {
+    /// Refuses a name that no other node can have.
+    pub(super) fn new(args: &'a Gc, to: &'a str) -> Result<Self> {
+        let from = args.node.as_deref().unwrap_or_default();
+        if to.is_empty() || to.contains('/') || to == from {
+            return Err(Failure::new(format!("{:?} cannot be the name of another node", printable(to))));
         }
-        on_ipam(&location, Use::Existing, async |ipam| hand_over(&location, ipam, from, to).await).await
-    })?;
-    report.answer()?.print(cli.output, out, err)
+        Ok(Self { from, to, apply: args.apply })
+    }
+}
+
+#[async_trait(?Send)]
+impl OnStore for HandOver<'_> {
+    /// Finds the estate of the node, and with `--apply` moves it.
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let Self { from, to, apply } = *self;
+        let report = match apply {
+            true => at.on_ipam(Need::Write, async |operator| hand_over(at.location, operator, from, to).await).await?,
+            false => {
+                let found = survey(at, |_: &_, node: &str| node == from).await?;
+                check(at.location, &found, from, to)?;
+                Report::planned(at.location, &found, from, to)
+            }
+        };
+        report.answer()
+    }
 }
 
 /// Moves the whole estate.
-async fn hand_over(location: &Location, ipam: &Operator, from: &str, to: &str) -> Result<Report> {
-    let found = ipam.estates(|_, node| node == from, Deadline::after(PATIENCE)).await?;
+async fn hand_over(location: &Location, operator: &Operator, from: &str, to: &str) -> Result<Report> {
+    let found = operator.ipam().estates(|_, node| node == from, Deadline::after(PATIENCE)).await?;
     check(location, &found, from, to)?;
     let planned = Report::planned(location, &found, from, to);
     if planned.is_nothing() {
@@ -113,11 +122,11 @@ async fn hand_over(location: &Location, ipam: &Operator, from: &str, to: &str) -
     let nothing = Estate::default();
     let estate = found.estates.get(from).unwrap_or(&nothing);
     for share in estate.shares() {
-        let done = ipam.hand_over(from, to, &share, Deadline::after(PATIENCE)).await?;
+        let done = operator.ipam().hand_over(from, to, &share, Deadline::after(PATIENCE)).await?;
         report.add(&share, done);
     }
     for some in estate.endpoints.chunks(MOST_ENDPOINTS_MOVED) {
-        let moved = ipam.hand_over_endpoints(from, to, some, Deadline::after(PATIENCE)).await?;
+        let moved = operator.ipam().hand_over_endpoints(from, to, some, Deadline::after(PATIENCE)).await?;
         report.endpoints.extend(moved.into_iter().map(|(endpoint, new)| Endpoint::new(endpoint, new)));
     }
     Ok(report)

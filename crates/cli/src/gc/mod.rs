@@ -19,12 +19,13 @@ mod stores;
 use std::io::Write;
 use std::time::Duration;
 
-use datastore::{Chosen, Create, Location};
+use datastore::OpenStore;
+use hand_over::HandOver;
 use ipam_core::gc::{
     Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
 };
 use ipam_operator::Operator;
-use kv::{Deadline, ErrorKind};
+use kv::Deadline;
 use machine::Machine;
 use reach::Memory;
 use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
@@ -32,10 +33,10 @@ use scans::{APART, Scans};
 use stores::Stores;
 use tokio::runtime::Runtime;
 
-use crate::args::{Cli, Gc};
+use crate::args::Gc;
+use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
-use crate::store::{self, Context, Use};
-use crate::verbs::{nodes as nodes_of, on_ipam, yielding};
+use crate::store::{Need, StoreAt};
 
 /// The longest time for one read of a store, or one commit.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,8 +51,8 @@ struct Request<'r> {
 }
 
 /// A store and the findings in it.
-struct Found {
-    location: Location,
+struct Found<'l> {
+    at: StoreAt<'l>,
     report: StoreReport,
     /// The holdings of the node.
     holdings: Holdings,
@@ -63,83 +64,89 @@ struct Found {
     missing: Option<Duration>,
 }
 
-/// Finds the leftovers, and with `--apply` frees them.
-pub(crate) fn run(cli: &Cli, args: &Gc, context: Context<'_>, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
-    match &args.move_to {
-        Some(to) => return hand_over::run(cli, args, to, context, out, err),
-        None if args.gone || args.free => return gone::run(cli, args, context, out, err),
-        None => {}
-    }
-    // Lists are read first: the older a list is, the fewer addresses are freed because of it.
-    let lists = attachments::read(&args.attachments, args.empty)?;
-    let stores = match stores::choose(cli, args, context, err)? {
-        Stores::These(stores) => stores,
-        Stores::None(why) => return Report::default().answer_because(why)?.print(cli.output, out, err),
-    };
-    let machine = Machine::of(args.node.as_deref())?;
-    let request = Request { args, machine: &machine, lists: &lists };
-    let runtime = crate::runtime()?;
-    let (mut found, mut evidence) = once(&request, &stores, &runtime, err)?;
-    let missing = found.iter().filter_map(|store| store.missing).max();
-    if let Some(missing) = missing.filter(|_| args.wait) {
-        _ = writeln!(err, "note: looking again in {} s", missing.as_secs() + 1);
-        std::thread::sleep(missing);
-        (found, evidence) = once(&request, &stores, &runtime, err)?;
-    }
-    for store in &mut found {
-        if let Err(failure) = runtime.block_on(find_endpoints(&machine.node, &evidence, store)) {
-            failure.print(err);
-            store.report.failed = true;
+impl Standalone for Gc {
+    /// Finds the leftovers, and with `--apply` frees them.
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        match &self.move_to {
+            Some(to) => return call.on_store(&HandOver::new(self, to)?),
+            None if self.gone || self.free => return gone::run(self, call),
+            None => {}
         }
-    }
-    if args.apply {
+        // Lists are read first: the older a list is, the fewer addresses are freed because of it.
+        let lists = attachments::read(&self.attachments, self.empty)?;
+        let stores = match stores::choose(self, call)? {
+            Stores::These(stores) => stores,
+            Stores::None(why) => {
+                call.print(Report::default().answer_because(why)?)?;
+                return Ok(0);
+            }
+        };
+        let stores: Vec<StoreAt<'_>> = stores.iter().map(|chosen| call.at(&chosen.location)).collect();
+        let machine = Machine::of(self.node.as_deref())?;
+        let request = Request { args: self, machine: &machine, lists: &lists };
+        let runtime = runtime()?;
+        let (mut found, mut evidence) = once(&request, &stores, &runtime, call.err)?;
+        let missing = found.iter().filter_map(|store| store.missing).max();
+        if let Some(missing) = missing.filter(|_| self.wait) {
+            _ = writeln!(call.err, "note: looking again in {} s", missing.as_secs() + 1);
+            std::thread::sleep(missing);
+            (found, evidence) = once(&request, &stores, &runtime, call.err)?;
+        }
         for store in &mut found {
-            if let Err(failure) = runtime.block_on(free(store)) {
-                failure.print(err);
+            if let Err(failure) = runtime.block_on(find_endpoints(&machine.node, &evidence, store)) {
+                failure.print(call.err);
                 store.report.failed = true;
             }
         }
+        if self.apply {
+            for store in &mut found {
+                if let Err(failure) = runtime.block_on(free(store)) {
+                    failure.print(call.err);
+                    store.report.failed = true;
+                }
+            }
+        }
+        let failed = found.iter().any(|store| store.report.failed);
+        let mut report = Report { applied: self.apply, stores: found.into_iter().map(|store| store.report).collect() };
+        call.print(report.answer()?)?;
+        if failed { Err(Failure::new("not every store was gone through; see above")) } else { Ok(0) }
     }
-    let failed = found.iter().any(|store| store.report.failed);
-    let mut report = Report { applied: args.apply, stores: found.into_iter().map(|store| store.report).collect() };
-    report.answer()?.print(cli.output, out, err)?;
-    if failed { Err(Failure::new("not every store was gone through; see above")) } else { Ok(()) }
 }
 
 /// Reads all stores, scans the machine, and decides.
-fn once(
+fn once<'l>(
     request: &Request<'_>,
-    stores: &[Chosen],
+    stores: &[StoreAt<'l>],
     runtime: &Runtime,
     err: &mut dyn Write,
-) -> Result<(Vec<Found>, Evidence)> {
+) -> Result<(Vec<Found<'l>>, Evidence)> {
     let Request { args, machine, .. } = request;
     let mut read = Vec::new();
-    for chosen in stores {
-        match runtime.block_on(holdings(request, &chosen.location)) {
-            Ok(found) => read.push((&chosen.location, Ok(found))),
+    for at in stores {
+        match runtime.block_on(holdings(request, *at)) {
+            Ok(found) => read.push((*at, Ok(found))),
             // One of several stores that cannot be read must not keep the other stores from being cleaned.
             Err(failure) if args.all_stores || args.local_stores => {
                 failure.print(err);
-                read.push((&chosen.location, Err(())));
+                read.push((*at, Err(())));
             }
             Err(failure) => return Err(failure),
         }
     }
     let evidence = machine.evidence()?;
-    let decide = |(location, read): (&Location, std::result::Result<_, ()>)| match read {
-        Ok(Some((ipam, holdings))) => decide(request, location, &ipam, holdings, &evidence),
-        Ok(None) => Ok(Found::nothing(location, StoreReport { missing: true, ..StoreReport::of(location) })),
-        Err(()) => Ok(Found::nothing(location, StoreReport { failed: true, ..StoreReport::of(location) })),
+    let decide = |(at, read): (StoreAt<'l>, std::result::Result<_, ()>)| match read {
+        Ok(Some((operator, holdings))) => decide(request, at, &operator, holdings, &evidence),
+        Ok(None) => Ok(Found::nothing(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
+        Err(()) => Ok(Found::nothing(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),
     };
     let found = read.into_iter().map(decide).collect::<Result<_>>()?;
     Ok((found, evidence))
 }
 
-impl Found {
-    fn nothing(location: &Location, report: StoreReport) -> Self {
+impl<'l> Found<'l> {
+    fn nothing(at: StoreAt<'l>, report: StoreReport) -> Self {
         let (holdings, ready, going) = (Holdings::default(), Vec::new(), Vec::new());
-        Self { location: location.clone(), report, holdings, ready, going, missing: None }
+        Self { at, report, holdings, ready, going, missing: None }
     }
 
     /// Adds allocations that may be freed.
@@ -150,47 +157,36 @@ impl Found {
 }
 
 /// The holdings of the node in a store, read in one opening; `None` if there is no store.
-async fn holdings(request: &Request<'_>, location: &Location) -> Result<Option<(Operator, Holdings)>> {
-    let open = match datastore::open(
-        location,
-        &Create::Never.with_wait(store::wait()).with_sharing(datastore::Sharing::Served),
-    )
-    .await
-    {
-        Err(error) if error.kind() == &ErrorKind::Missing => return Ok(None),
-        opened => opened.map_err(|error| store::explain(location, error))?,
-    };
-    let ipam = Operator::new(open.store(), nodes_of(location));
-    let holdings = read(request, location, &ipam).await;
-    let closed = open.close().await;
-    let holdings = holdings?;
-    closed?;
-    Ok(Some((ipam, holdings)))
+async fn holdings(request: &Request<'_>, at: StoreAt<'_>) -> Result<Option<(Operator, Holdings)>> {
+    let Some(open) = at.open_if_there().await? else { return Ok(None) };
+    let operator = Operator::new(open.store(), at.nodes());
+    let holdings = at.and_close(open, async |_: &OpenStore| read(request, at, &operator).await).await?;
+    Ok(Some((operator, holdings)))
 }
 
 /// The addresses that the node holds, in the blocks that this scan reads.
-async fn read(request: &Request<'_>, location: &Location, ipam: &Operator) -> Result<Holdings> {
+async fn read(request: &Request<'_>, at: StoreAt<'_>, operator: &Operator) -> Result<Holdings> {
     let Request { args, machine: Machine { node, boot_id }, .. } = request;
-    let Some(memory) = Memory::of(&args.looks, location, node, boot_id) else {
-        return Ok(ipam.holdings(node, Deadline::after(PATIENCE)).await?);
+    let Some(memory) = Memory::of(&args.looks, at.location, node, boot_id) else {
+        return Ok(operator.ipam().holdings(node, Deadline::after(PATIENCE)).await?);
     };
-    let plan = memory.plan(ipam, args.all_blocks).await?;
-    let (holdings, passed) = ipam.holdings_within(node, &plan.reach, Deadline::after(PATIENCE)).await?;
+    let plan = memory.plan(operator, args.all_blocks).await?;
+    let (holdings, passed) = operator.ipam().holdings_within(node, &plan.reach, Deadline::after(PATIENCE)).await?;
     plan.keep(&holdings, passed);
     Ok(holdings)
 }
 
 /// Sorts the allocations: those that may be freed, those that need another scan, and those that stay.
-fn decide(
+fn decide<'l>(
     request: &Request<'_>,
-    location: &Location,
-    ipam: &Operator,
+    at: StoreAt<'l>,
+    operator: &Operator,
     holdings: Holdings,
     evidence: &Evidence,
-) -> Result<Found> {
+) -> Result<Found<'l>> {
     let args = request.args;
-    let mut judged = ipam.judge(&holdings, evidence);
-    let mut found = Found::nothing(location, StoreReport::of(location));
+    let mut judged = operator.ipam().judge(&holdings, evidence);
+    let mut found = Found::nothing(at, StoreReport::of(at.location));
     if args.boot {
         found.take(std::mem::take(&mut judged.earlier), Reason::EarlierBoot);
     }
@@ -221,14 +217,14 @@ fn decide(
 
 /// Finds the workload endpoints of the allocations that may be freed. They are read only if there are such
 /// allocations, so that a scan without findings costs no more.
-async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found) -> Result<()> {
+async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found<'_>) -> Result<()> {
     if found.ready.is_empty() {
         return Ok(());
     }
     // A store may know the node under a name that the plugin does not use any more.
     let names = [found.holdings.node.as_str(), node];
-    let endpoints = yielding(&found.location, async |ipam| {
-        Ok(ipam.node_endpoints(|node| names.contains(&node), Deadline::after(PATIENCE)).await?)
+    let endpoints = found.at.on_ipam(Need::ReadAll, async |operator| {
+        Ok(operator.ipam().node_endpoints(|node| names.contains(&node), Deadline::after(PATIENCE)).await?)
     });
     found.going = with_endpoints(&found.ready, &found.holdings, &endpoints.await?, evidence);
     for endpoint in found.going.iter().filter_map(|hold| hold.endpoint.as_ref()) {
@@ -244,7 +240,7 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found) -> R
 ///
 /// # Errors
 /// The lists cannot be of this machine.
-fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Result<LeftByList> {
+fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found<'_>) -> Result<LeftByList> {
     let live = unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
         let count = live.gone.len();
@@ -269,10 +265,10 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found) -> Res
 }
 
 /// Takes the addresses that are unused now and were unused at a scan at least [`APART`] ago.
-fn by_scans(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found) -> Result<()> {
+fn by_scans(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found<'_>) -> Result<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
-    let mut scans = Scans::load(folder, &found.location.to_string(), &request.machine.boot_id, now);
+    let mut scans = Scans::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
     let since = scans.note(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         Failure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
@@ -291,12 +287,13 @@ fn by_scans(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mu
 }
 
 /// Frees the allocations that may be freed.
-async fn free(found: &mut Found) -> Result<()> {
+async fn free(found: &mut Found<'_>) -> Result<()> {
     let batches = batches(&found.going);
     for some in batches.chunks(COMMITS_AT_ONCE) {
-        on_ipam(&found.location, Use::Release, async |ipam| {
+        let at = found.at;
+        at.on_ipam(Need::Release, async |operator| {
             for batch in some {
-                let freed = ipam.free(batch, Deadline::after(PATIENCE)).await?;
+                let freed = operator.ipam().free(batch, Deadline::after(PATIENCE)).await?;
                 found.report.freed.extend(freed.released);
                 found.report.changed.extend(freed.changed);
                 found.report.deleted_endpoints.extend(freed.endpoints.iter().map(EndpointRow::from));
@@ -309,8 +306,9 @@ async fn free(found: &mut Found) -> Result<()> {
 }
 
 /// The estates of the `wanted` nodes in a store, read in several openings.
-async fn survey(location: &Location, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
-    yielding(location, async |ipam| Ok(ipam.estates(wanted, Deadline::after(PATIENCE)).await?)).await
+async fn survey(at: StoreAt<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
+    at.on_ipam(Need::ReadAll, async |operator| Ok(operator.ipam().estates(wanted, Deadline::after(PATIENCE)).await?))
+        .await
 }
 
 #[cfg(test)]
@@ -327,8 +325,8 @@ mod tests {
             namespaces: None,
             within: None,
         };
-        let mut found = Found::nothing(&nowhere, StoreReport::of(&nowhere));
-        let looked = crate::runtime().unwrap().block_on(find_endpoints("node1", &evidence, &mut found));
+        let mut found = Found::nothing(StoreAt::of(&nowhere), StoreReport::of(&nowhere));
+        let looked = runtime().unwrap().block_on(find_endpoints("node1", &evidence, &mut found));
         assert!(looked.is_ok(), "the store was opened");
     }
 }

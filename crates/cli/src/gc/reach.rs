@@ -60,14 +60,14 @@ impl Memory {
     }
 
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
-    pub(super) async fn plan(self, ipam: &Operator, all: bool) -> Result<Plan> {
+    pub(super) async fn plan(self, operator: &Operator, all: bool) -> Result<Plan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + DAY.as_secs() + fastrand::u64(..SPREAD.as_secs());
         let (is_due, due) = match &self.found {
             // A time that is too far ahead was not written here.
             Some(found) if (now..=next + SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
-            None => first(ipam, now, next).await?,
+            None => first(operator, now, next).await?,
         };
         let mut reach = self.reach();
         if is_due || all {
@@ -79,9 +79,9 @@ impl Memory {
 }
 
 /// Whether the first scan of a boot reads all blocks, and the time of the next scan that does.
-async fn first(ipam: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
+async fn first(operator: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
-    let blocks = ipam.store().range(all).await?.count;
+    let blocks = operator.ipam().store().range(all).await?.count;
     if blocks <= FEW {
         return Ok((true, next));
     }

@@ -1,12 +1,10 @@
 //! The stores of a collection.
 
-use std::io::Write;
-
 use datastore::{Chosen, Source, all_for_operator};
 
-use crate::args::{Cli, Gc};
+use crate::args::Gc;
+use crate::command::Call;
 use crate::error::Result;
-use crate::store::{self, Context};
 
 /// The stores of a collection.
 pub(super) enum Stores {
@@ -20,24 +18,24 @@ pub(super) enum Stores {
 ///
 /// For the systemd units a machine without a network of ours is no error. Nor is a machine that has only stores of
 /// clusters, for the unit that runs before there is a network.
-pub(super) fn choose(cli: &Cli, args: &Gc, context: Context<'_>, err: &mut dyn Write) -> Result<Stores> {
+pub(super) fn choose(args: &Gc, call: &mut Call<'_>) -> Result<Stores> {
     if !args.all_stores && !args.local_stores {
-        return Ok(Stores::These(vec![store::choose(cli, context, err)?]));
+        return Ok(Stores::These(vec![call.choose()?]));
     }
-    let stores = all_for_operator(context.drivers, context.env, &cli.cni_conf_dir);
-    let mut stores = stores.map_err(|error| context.explain(&error))?;
+    let stores = all_for_operator(call.drivers, call.env, &call.cli.cni_conf_dir);
+    let mut stores = stores.map_err(|error| call.explain(&error))?;
     for chosen in &stores {
         for problem in &chosen.unreadable {
-            _ = writeln!(err, "warning: skipped {problem}");
+            _ = writeln!(call.err, "warning: skipped {problem}");
         }
         if chosen.source == Source::Default {
             if chosen.location.path().is_none_or(|path| !path.exists()) {
-                let folder = cli.cni_conf_dir.display();
+                let folder = call.cli.cni_conf_dir.display();
                 return Ok(Stores::None(format!(
                     "no network in {folder} takes its addresses from Margay; nothing to free"
                 )));
             }
-            _ = writeln!(err, "store: {} ({})", chosen.location, chosen.source);
+            _ = writeln!(call.err, "store: {} ({})", chosen.location, chosen.source);
         }
     }
     if args.local_stores {

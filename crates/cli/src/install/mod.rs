@@ -7,15 +7,14 @@ mod report;
 mod role;
 mod runtime;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use datastore::{CalicoNetwork, ConfigError, calico_networks};
 
 use crate::answer::Answer;
-use crate::args::{Cli, Install};
+use crate::args::Install;
+use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
-use crate::store::Context;
 use place::{Installed, Others, Place};
 pub(crate) use program::Program;
 use report::{Change, Report};
@@ -31,35 +30,25 @@ pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni"
 /// The command that keeps calico-node from putting its own plugin back.
 const KEEP: &str = "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
-/// Installs, goes back or shows the status, and prints the answer.
-pub(crate) fn run(
-    cli: &Cli,
-    args: &Install,
-    context: Context<'_>,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-) -> Result<()> {
-    let path = PluginPath::find(args)?;
-    let role = if args.main_plugin { Role::Main } else { Role::Ipam };
-    let answer = if args.status {
-        status(args, &path)?
-    } else if args.undo {
-        undo(role, args, &path)?
-    } else {
-        install(role, cli, args, &path, context, err)?
-    };
-    answer.print(cli.output, out, err)
+impl Standalone for Install {
+    /// Installs, goes back or shows the status, and prints the answer.
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let path = PluginPath::find(self)?;
+        let role = if self.main_plugin { Role::Main } else { Role::Ipam };
+        let answer = if self.status {
+            status(self, &path)?
+        } else if self.undo {
+            undo(role, self, &path)?
+        } else {
+            install(role, self, &path, call)?
+        };
+        call.print(answer)?;
+        Ok(0)
+    }
 }
 
-fn install(
-    role: Role,
-    cli: &Cli,
-    args: &Install,
-    path: &PluginPath,
-    context: Context<'_>,
-    err: &mut dyn Write,
-) -> Result<Answer> {
-    let networks = networks(role, context, &cli.cni_conf_dir, err)?;
+fn install(role: Role, args: &Install, path: &PluginPath, call: &mut Call<'_>) -> Result<Answer> {
+    let networks = networks(role, call)?;
     let place = find_place(role, args, path)?;
     let plugin = match role {
         Role::Ipam => find_plugin(args, path)?,
@@ -78,7 +67,7 @@ fn install(
     // Before the stores, because a user without this right often cannot use a store either; running as root solves both.
     place.check_writable()?;
     for network in &networks {
-        program::check_store(&plugin, role, network, &path.listed(), context.env)?;
+        program::check_store(&plugin, role, network, &path.listed(), call.env)?;
     }
     let change = Change::install(&place, &plugin, &version);
     if args.dry_run {
@@ -180,10 +169,11 @@ fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Itera
 }
 
 /// Calico's networks that use the plugin of a role. A network on the Kubernetes API is refused.
-fn networks(role: Role, context: Context<'_>, folder: &Path, err: &mut dyn Write) -> Result<Vec<CalicoNetwork>> {
-    let (mut networks, unreadable) = calico_networks(context.drivers, folder);
+fn networks(role: Role, call: &mut Call<'_>) -> Result<Vec<CalicoNetwork>> {
+    let folder = call.cli.cni_conf_dir.as_path();
+    let (mut networks, unreadable) = calico_networks(call.drivers, folder);
     for problem in &unreadable {
-        _ = writeln!(err, "warning: skipped {problem}");
+        _ = writeln!(call.err, "warning: skipped {problem}");
     }
     let mut wanted = format!("\"ipam\": {{\"type\": \"{}\"}}", Role::Ipam.program());
     if role == Role::Main {

@@ -14,52 +14,48 @@ use datastore::{Location, Place};
 use self::plan::Plan;
 use self::progress::Progress;
 use self::report::{Summary, reporter};
-use crate::args::{Cli, Conformance, ReportFormat};
+use crate::args::{Conformance, ReportFormat};
+use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::store::Context;
 
-/// Judges a store and returns the exit code: 0 if nothing failed.
-pub(crate) fn run(
-    cli: &Cli,
-    args: &Conformance,
-    context: Context<'_>,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-) -> Result<u8> {
-    if cli.store.is_some() {
-        return Err(Failure::new("the store to judge is named without --store")
-            .hint("write it as: margay conformance sled:///path"));
-    }
-    let location = locate(cli, args, context)?;
-    check_filter(args)?;
-    let runtime = crate::runtime()?;
-    let interrupt = Interrupt::listen()?;
-    let plan = runtime.block_on(Plan::of(&location, args))?;
-    _ = writeln!(err, "store: {location}\nnote: {plan}");
-    let mut options = Options::new().with_stop(interrupt.flag());
-    if let Some(filter) = &args.case {
-        options = options.with_filter(filter);
-    }
-    let judged = judge(plan.harness(), &options, args.report_as(cli.output), out, err);
-    // The stores are cleared up whatever the outcome.
-    let cleared = runtime.block_on(plan.clear_up());
-    let code = judged?;
-    match cleared {
-        Ok(()) if interrupt.came() => {
-            _ = writeln!(err, "error: the run was interrupted");
-            Ok(INTERRUPTED)
+impl Standalone for Conformance {
+    /// Judges a store; the exit code is 0 if nothing failed.
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        if call.cli.store.is_some() {
+            return Err(Failure::new("the store to judge is named without --store")
+                .hint("write it as: margay conformance sled:///path"));
         }
-        Ok(()) => Ok(code),
-        Err(error) => Err(Failure::new(format!("the run is over, but not all of it could be removed: {error}"))),
+        let location = locate(self, call)?;
+        check_filter(self)?;
+        let runtime = runtime()?;
+        let interrupt = Interrupt::listen()?;
+        let plan = runtime.block_on(Plan::of(&location, self))?;
+        _ = writeln!(call.err, "store: {location}\nnote: {plan}");
+        let mut options = Options::new().with_stop(interrupt.flag());
+        if let Some(filter) = &self.case {
+            options = options.with_filter(filter);
+        }
+        let judged = judge(plan.harness(), &options, self.report_as(call.cli.output), call.out, call.err);
+        // The stores are cleared up whatever the outcome.
+        let cleared = runtime.block_on(plan.clear_up());
+        let code = judged?;
+        match cleared {
+            Ok(()) if interrupt.came() => {
+                _ = writeln!(call.err, "error: the run was interrupted");
+                Ok(INTERRUPTED)
+            }
+            Ok(()) => Ok(code),
+            Err(error) => Err(Failure::new(format!("the run is over, but not all of it could be removed: {error}"))),
+        }
     }
 }
 
-fn locate(cli: &Cli, args: &Conformance, context: Context<'_>) -> Result<Location> {
-    let location = context.drivers.parse(&args.url).map_err(|error| context.explain(&error))?;
+fn locate(args: &Conformance, call: &Call<'_>) -> Result<Location> {
+    let location = call.drivers.parse(&args.url).map_err(|error| call.explain(&error))?;
     match location.place() {
         Place::Memory => Ok(location),
-        _ => Ok(context.locate(cli, Some(&args.url))?.location),
+        _ => Ok(call.locate(Some(&args.url))?.location),
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) use number::{five_digits, part};
 pub(crate) use ordered::Ordered;
 pub(crate) use progress::{Progress, patiently};
 pub(crate) use screen::Screen;
-pub(crate) use table::{Column, render};
+pub(crate) use table::{Column, Columns, Row, render, table};
 pub(crate) use yaml::yaml;
 
 /// Serialises a value as the string that it is printed as.

@@ -1,6 +1,7 @@
 //! Tables in the look of calicoctl.
 
 use comfy_table::{Cell, CellAlignment, ContentLineStyle, LineStyle, Table, TableStyle};
+use serde::Serialize;
 
 const LINE: LineStyle = LineStyle::new('+', '-', '+', '+');
 const CONTENT: ContentLineStyle = ContentLineStyle::new('|', '|', '|');
@@ -36,4 +37,20 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
         }
     }
     format!("{table}\n")
+}
+
+/// The columns of a listing, each with the cell that a row has in it.
+pub(crate) type Columns<R> = Vec<(Column, fn(&R) -> String)>;
+
+/// A row of a listing. As JSON it has all of its fields, as a row of the table the cells of its columns.
+pub(crate) trait Row: Serialize {
+    /// The columns.
+    fn columns() -> Columns<Self>;
+}
+
+/// The table of some rows.
+pub(crate) fn table<R: Row>(rows: &[R]) -> String {
+    let (columns, cells): (Vec<_>, Vec<_>) = R::columns().into_iter().unzip();
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| cells.iter().map(|cell| cell(row)).collect()).collect();
+    render(&columns, &rows)
 }

@@ -1,182 +1,211 @@
-//! Filling a store from another store or a file. Each part is compared with the target first. So a walk can be broken
-//! off at any moment and begun again, and another walk shows afterwards whether source and target are equal.
+//! The ways of documents from one place to another: a [`Source`] gives them part by part, a filter leaves out what is
+//! none of IPAM's, and a [`Sink`] takes them.
+//!
+//! | | source | filter | sink |
+//! |---|---|---|---|
+//! | `store backup` | store | | file |
+//! | `export` | store | IPAM's | file |
+//! | `store restore` | file | | new store |
+//! | `import` | file | IPAM's, nodes renamed | marked store, empty before |
+//! | `migrate` | store | IPAM's | marked store, made equal |
+//!
+//! A store is read at one revision. A store that is filled while others can reach it is marked: the mark refuses plugins,
+//! and says with which command a run that was broken off goes on.
 
-mod file;
-mod source;
+mod filling;
+mod format;
+mod plan;
+mod reader;
+mod snapshot;
 mod sum;
 mod target;
+mod writer;
 
-pub(crate) use file::Plan;
-pub(crate) use source::{Source, marked};
-use sum::{PartSum, Sum};
-use target::Before;
-pub(crate) use target::Target;
+use std::time::SystemTime;
 
-use ipam_operator::moving::{Change, Tally, compare, ranges_between};
-use kv::{Key, Value};
+use ipam_operator::moving::{mark_key, ranges};
+use kv::{Key, LeaseId, Range, Revision, Value};
+use tokio::task::spawn_blocking;
 
-use crate::backup::{Stop, aside};
 use crate::error::{Failure, Result};
-use crate::output::{Progress, printable};
+use crate::output::rfc3339;
+use crate::store::StoreAt;
+pub(crate) use filling::{Differences, Filling, Work};
+pub(crate) use format::Header;
+pub(crate) use plan::Plan;
+pub(crate) use reader::{Checked, Rows};
+pub(crate) use snapshot::{Identity, Snapshot, identity};
+pub(crate) use target::Target;
+pub(crate) use writer::{Overwrite, Writer, Written};
 
-/// The most keys with differences that are named.
-const MOST_NAMED: usize = 10;
+/// The prefixes that the backup of a cluster has: Calico's and Margay's keys, not those of other users. Ascending.
+pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];
 
-/// The treatment of differences between source and target.
+/// The number of attempts: the history of a revision can be removed before all of it was read.
+const ATTEMPTS: usize = 5;
+/// The most bytes that one transaction writes, unless one value alone is longer.
+const TXN_BYTES: usize = 1_000_000;
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) key: Key,
+    pub(crate) value: Value,
+    pub(crate) lease: Option<LeaseId>,
+}
+
+/// Some rows, ascending.
+pub(crate) struct Part {
+    pub(crate) rows: Vec<Row>,
+    /// True if no other part follows.
+    pub(crate) is_last: bool,
+}
+
+/// The part of a store's keys that a command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// Missing keys are written; any other difference is an error.
-    Fill,
-    /// The target becomes equal to the source.
-    Update,
-    /// Nothing is written: documents and differences are counted.
-    DryRun,
-    /// Nothing is written: only keys and differences are counted. The documents were counted by the walk that wrote.
-    Verify,
+pub(crate) enum Filter {
+    /// All keys; of a cluster those that are Calico's and Margay's.
+    All,
+    /// IPAM's documents. A store that is itself being filled is refused.
+    Ipam,
 }
 
-/// The findings and the work of a walk through source and target.
-#[derive(Debug, Default)]
-pub(crate) struct Walked {
-    /// The contents of the source; with [`Work::Verify`] only the number of keys.
-    pub(crate) tally: Tally,
-    /// The checksums of all parts of the target after the walk, if it wrote.
-    sums: Vec<PartSum>,
-    /// Keys that were missing in the target.
-    pub(crate) missing: u64,
-    /// Keys that had another value.
-    pub(crate) different: u64,
-    /// Keys that the source does not have.
-    pub(crate) extra: u64,
-    /// Keys of the target's own, which stay.
-    pub(crate) kept: u64,
-    /// The first keys that differ, each with the kind of difference.
-    named: Vec<String>,
+/// The place that rows come from.
+pub(crate) enum Source<'l> {
+    Store(Box<Snapshot<'l>>, Filter),
+    File(Box<Rows>),
 }
 
-impl Walked {
-    /// Reads the target back. True if it still is as the walk left it.
-    pub(crate) async fn is_there(&self, target: &mut Target<'_>) -> Result<bool> {
-        target.has(&self.sums, &Progress::new("comparing", Some(self.tally.keys))).await
-    }
-
-    /// The number of keys that differ, or differed before the walk.
-    pub(crate) fn differences(&self) -> u64 {
-        self.missing + self.different + self.extra
-    }
-
-    /// The first keys that differ, one in each line.
-    pub(crate) fn list(&self) -> String {
-        let more = self.differences().saturating_sub(self.named.len() as u64);
-        let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
-        if more > 0 {
-            list.push_str(&format!("\n  and {more} more"));
-        }
-        list
-    }
-
-    /// Compares a part of the source, up to a key, with the target. Returns the writes and the target's former state.
-    async fn part(
-        &mut self,
-        target: &Target<'_>,
-        rows: Vec<(Key, Value)>,
-        from: &Key,
-        to: Option<&Key>,
-        work: Work,
-    ) -> Result<(Vec<Change>, Before), Stop> {
-        let there = target.read(ranges_between(from, to)).await?;
-        let before = if there.is_empty() { Before::Nothing } else { Before::Something };
-        let (mut tally, mut sum, writes) =
-            (std::mem::take(&mut self.tally), Sum::default(), matches!(work, Work::Fill | Work::Update));
-        // Another thread compares, so that the next part is read meanwhile.
-        let (tally, sum, found) = aside(move || {
-            match work {
-                Work::Verify => tally.keys += rows.len() as u64,
-                Work::Fill | Work::Update | Work::DryRun => {
-                    rows.iter().for_each(|(key, value)| tally.add(key, value.as_bytes()));
-                }
-            }
-            let found = compare(rows, there, |key, value| {
-                if writes {
-                    sum.add(key, value);
-                }
-            });
-            Ok((tally, sum, found))
-        })
-        .await?;
-        self.tally = tally;
-        if writes {
-            self.sums.push(PartSum { from: from.clone(), to: to.cloned(), sum });
-        }
-        self.kept += found.kept;
-        self.count(&found.changes, ["new", "changed", "gone"]);
-        match work {
-            Work::DryRun | Work::Verify => Ok((Vec::new(), before)),
-            Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
-            Work::Fill | Work::Update => Ok((found.changes, before)),
-        }
-    }
-
-    fn count(&mut self, changes: &[Change], words: [&str; 3]) {
-        for change in changes {
-            let (counter, word) = match (&change.value, change.was.is_set()) {
-                (Some(_), false) => (&mut self.missing, words[0]),
-                (Some(_), true) => (&mut self.different, words[1]),
-                (None, _) => (&mut self.extra, words[2]),
-            };
-            *counter += 1;
-            if self.named.len() < MOST_NAMED {
-                let key = String::from_utf8_lossy(change.key.as_bytes()).into_owned();
-                self.named.push(format!("{} ({word})", printable(&key)));
-            }
-        }
-    }
-}
-
-/// Walks through source and target from the first key to the last. While one part is written, the next one is compared
-/// and the one after that is read.
-///
-/// # Errors
-/// With [`Work::Fill`], the target has a key that the source does not have, or has with another value.
-pub(crate) async fn walk(
-    source: &mut Source<'_>,
-    target: &mut Target<'_>,
-    work: Work,
-    progress: &Progress,
-) -> Result<Walked, Stop> {
-    let mut walked = Walked::default();
-    let (mut from, mut changes, mut before) = (Key::default(), Vec::new(), Before::Something);
-    let mut part = source.next().await?;
-    loop {
-        let (rows, over) = part;
-        let to = rows.last().filter(|_| !over).map(|(key, _)| key.successor());
-        let next = async { if over { Ok((Vec::new(), true)) } else { source.next().await } };
-        // A part without documents that is not the last one has no end, so there is nothing to compare.
-        let compared = async {
-            if to.is_none() && !over {
-                return Ok((Vec::new(), Before::Something));
-            }
-            walked.part(target, rows, &from, to.as_ref(), work).await
+impl<'l> Source<'l> {
+    /// A store, at a revision or, if that is unset, at the newest one.
+    pub(crate) fn store(at: StoreAt<'l>, filter: Filter, revision: Revision) -> Self {
+        let ranges = match filter {
+            Filter::All if at.location.is_shared() => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
+            Filter::All => vec![Range::All],
+            Filter::Ipam => ranges(),
         };
-        let (next, compared, written) = futures::join!(next, compared, target.write(changes, before));
-        written?;
-        (changes, before) = compared?;
-        progress.at(walked.tally.keys);
-        if over {
-            target.write(changes, before).await?;
-            return Ok(walked);
+        Self::Store(Box::new(Snapshot::of(at, ranges).at(revision)), filter)
+    }
+
+    /// The next part.
+    async fn next(&mut self) -> Result<Part, Stop> {
+        match self {
+            Self::Store(snapshot, filter) => {
+                let kvs = snapshot.batch().await?.unwrap_or_default();
+                let mark = mark_key();
+                if *filter == Filter::Ipam && kvs.iter().any(|kv| kv.key == mark) {
+                    return Err(marked(&snapshot.store().to_string()).into());
+                }
+                let row = |kv: kv::Kv| Row { key: kv.key, value: kv.value, lease: kv.lease };
+                Ok(Part { rows: kvs.into_iter().map(row).collect(), is_last: snapshot.is_over() })
+            }
+            Self::File(rows) => Ok(rows.next().await?),
         }
-        part = next?;
-        from = to.unwrap_or(from);
-        target.give_way().await?;
+    }
+
+    /// The description of the source; of a store known after the first part.
+    fn header(&self) -> Option<Header> {
+        match self {
+            Self::Store(snapshot, _) => {
+                let (about, revision) = (snapshot.identity()?, snapshot.revision().get());
+                Some(Header::new(about, revision, rfc3339(SystemTime::now())))
+            }
+            Self::File(rows) => Some(rows.header().clone()),
+        }
+    }
+
+    /// The revision of a store; unset before the first part, and for a file.
+    pub(crate) fn revision(&self) -> Revision {
+        match self {
+            Self::Store(snapshot, _) => snapshot.revision(),
+            Self::File(_) => Revision::UNSET,
+        }
     }
 }
 
-fn in_the_way(walked: &Walked) -> Stop {
-    let list = walked.list();
-    Failure::new(format!(
-        "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
-    ))
-    .hint("somebody else has written to the store; --abort removes what it has, and then it can be filled anew")
-    .into()
+/// The place that rows go to.
+pub(crate) trait Sink {
+    /// Prepares for the rows of a source with this description.
+    async fn begin(&mut self, header: Header) -> Result<()>;
+
+    /// Takes the next part.
+    async fn take(&mut self, part: Part) -> Result<()>;
+}
+
+/// Moves all rows. While one part is taken, the next one is read.
+pub(crate) async fn pump(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), Stop> {
+    let mut next = Some(source.next().await?);
+    if let Some(header) = source.header() {
+        sink.begin(header).await?;
+    }
+    while let Some(part) = next {
+        let is_last = part.is_last;
+        let read = async { if is_last { Ok(None) } else { source.next().await.map(Some) } };
+        let (taken, read) = futures::join!(sink.take(part), read);
+        taken?;
+        next = read?;
+    }
+    Ok(())
+}
+
+/// Why a source ended early.
+pub(crate) enum Stop {
+    /// The history of the revision was removed.
+    Overtaken,
+    /// The source or the sink failed.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Reads a store at one revision, with several attempts, as its history can be removed meanwhile.
+pub(crate) async fn at_one_revision<T>(
+    at: StoreAt<'_>,
+    mut attempt: impl AsyncFnMut() -> Result<T, Stop>,
+) -> Result<T> {
+    for _ in 0..ATTEMPTS {
+        match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(Stop::Overtaken) => {}
+            Err(Stop::Failed(failure)) => return Err(failure),
+        }
+    }
+    Err(too_fast(at, &format!("{ATTEMPTS} times")))
+}
+
+/// The failure for a store whose history was removed before it was read.
+pub(crate) fn too_fast(at: StoreAt<'_>, times: &str) -> Failure {
+    Failure::new(format!("{at} changes faster than it can be read: its history was given up {times}"))
+        .hint("try again when fewer containers are started and stopped")
+}
+
+/// The refusal of a source that is itself being filled.
+fn marked(what: &str) -> Failure {
+    Failure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
+        .hint("finish that first, or end it with --abort; nothing was changed")
+}
+
+/// Groups things that one transaction writes each: at most `most`, and no more bytes than one should write.
+pub(crate) fn grouped<T>(things: impl IntoIterator<Item = T>, most: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let (mut groups, mut group, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for thing in things {
+        let more = size(&thing);
+        if group.len() == most || (bytes + more > TXN_BYTES && !group.is_empty()) {
+            groups.push(std::mem::take(&mut group));
+            bytes = 0;
+        }
+        bytes += more;
+        group.push(thing);
+    }
+    groups.extend((!group.is_empty()).then_some(group));
+    groups
+}
+
+/// Does blocking work on another thread.
+pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    spawn_blocking(work).await.unwrap_or_else(|error| Err(Failure::new(error)))
 }

@@ -8,14 +8,13 @@ use kv::{
     Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
 };
 
+use super::snapshot::{Identity, Pages, identity};
 use super::sum::{PartSum, Sum};
-use crate::backup::{Identity, Pages, aside, identity};
+use super::{aside, grouped};
 use crate::error::{Failure, Result};
 use crate::output::Progress;
-use crate::store::{self, Use, explain, somebody_waits, wait};
+use crate::store::{Need, StoreAt};
 
-/// The most bytes that one transaction writes, unless one value alone is longer.
-const TXN_BYTES: usize = 1_000_000;
 /// The most keys that one transaction writes: each may have a guard, and the mark has one, too.
 const TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// The number of transactions whose keys are removed together.
@@ -25,17 +24,18 @@ const REMOVED_TOGETHER: usize = 32;
 const PARTS_AT_ONCE: usize = 4;
 
 /// Whether a part of the target had keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Before {
     /// It had no key.
     Nothing,
     /// It had keys, or that is unknown.
+    #[default]
     Something,
 }
 
 /// A store that is filled, or compared with its source. A store that does not exist counts as empty.
 pub(crate) struct Target<'l> {
-    location: &'l Location,
+    at: StoreAt<'l>,
     open: Option<OpenStore>,
     mark: Option<Marked>,
 }
@@ -49,25 +49,25 @@ struct Marked {
 
 impl<'l> Target<'l> {
     /// Opens a store, and makes it if there is none.
-    pub(crate) async fn make(location: &'l Location) -> Result<Self> {
-        Self::new(location, Some(store::open_files(location, Use::Make).await?)).await
+    pub(crate) async fn make(at: StoreAt<'l>) -> Result<Self> {
+        Self::new(at, Some(at.open_files(Need::Make).await?)).await
     }
 
     /// Opens a store if there is one.
-    pub(crate) async fn inspect(location: &'l Location) -> Result<Self> {
-        let open = match datastore::open(location, &Create::Never.with_wait(wait())).await {
+    pub(crate) async fn inspect(at: StoreAt<'l>) -> Result<Self> {
+        let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
             Ok(open) => Some(open),
-            Err(error) if *error.kind() == ErrorKind::Missing && location.path().is_some() => None,
-            Err(error) => return Err(explain(location, error)),
+            Err(error) if *error.kind() == ErrorKind::Missing && at.location.path().is_some() => None,
+            Err(error) => return Err(at.explain(error)),
         };
-        Self::new(location, open).await
+        Self::new(at, open).await
     }
 
-    async fn new(location: &'l Location, open: Option<OpenStore>) -> Result<Self> {
-        let mut target = Self { location, open, mark: None };
+    async fn new(at: StoreAt<'l>, open: Option<OpenStore>) -> Result<Self> {
+        let mut target = Self { at, open, mark: None };
         let Some(store) = target.open.as_ref().map(OpenStore::store) else { return Ok(target) };
-        let found = store.get(mark_key()).await.map_err(|error| explain(location, error))?;
-        target.mark = found.map(|kv| marked(location, &kv)).transpose()?;
+        let found = store.get(mark_key()).await.map_err(|error| at.explain(error))?;
+        target.mark = found.map(|kv| marked(at.location, &kv)).transpose()?;
         Ok(target)
     }
 
@@ -79,7 +79,7 @@ impl<'l> Target<'l> {
     /// The identity of the store; `None` if there is no store.
     pub(crate) async fn identity(&self) -> Result<Option<Identity>> {
         match &self.open {
-            Some(open) => identity(self.location, open).await.map(Some),
+            Some(open) => identity(self.at, open).await.map(Some),
             None => Ok(None),
         }
     }
@@ -88,14 +88,14 @@ impl<'l> Target<'l> {
     pub(crate) async fn require_empty(&self) -> Result<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
-            care::could_be_made(self.location).await.map_err(|error| self.failed(error))?;
+            care::could_be_made(self.at.location).await.map_err(|error| self.failed(error))?;
             return Ok(at);
         };
         for range in must_be_empty() {
             let request = RangeRequest::new(range).with_at(at).with_limit(1).with_content(Content::KeysOnly);
             let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
             if let Some(kv) = found.kvs.first() {
-                return Err(Failure::new(format!("{} is not empty: it has {}", self.location, kv.key))
+                return Err(Failure::new(format!("{} is not empty: it has {}", self.at, kv.key))
                     .hint("give a store that has no pools and no addresses; nothing was changed"));
             }
             if !at.is_set() {
@@ -172,9 +172,10 @@ impl<'l> Target<'l> {
 
     /// Writes the changes to one part, which ascend. The guards of each transaction are the mark and the former values.
     pub(super) async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
-        let in_flight = self.location.facts().writes_in_flight;
-        let txns: Vec<Txn> =
-            batches(changes).into_iter().map(|batch| self.txn_of(batch, before)).collect::<Result<_>>()?;
+        let in_flight = self.at.location.facts().writes_in_flight;
+        let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, kv::Value::len);
+        let groups = grouped(changes, TXN_KEYS, size).into_iter();
+        let txns: Vec<Txn> = groups.map(|group| self.txn_of(group, before)).collect::<Result<_>>()?;
         let mut answers =
             futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);
         while let Some(answer) = answers.next().await {
@@ -221,11 +222,11 @@ impl<'l> Target<'l> {
     /// Closes an embedded store for a moment if a process waits for it: the mark refuses plugins, which must not wait.
     pub(super) async fn give_way(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
-            && somebody_waits(self.location).await?
+            && self.at.somebody_waits().await?
             && let Some(open) = self.open.take()
         {
             open.close().await.map_err(|error| self.failed(error))?;
-            self.open = Some(store::open_files(self.location, Use::Existing).await?);
+            self.open = Some(self.at.open_files(Need::Write).await?);
         }
         Ok(())
     }
@@ -233,7 +234,7 @@ impl<'l> Target<'l> {
     /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self.open {
-            Some(open) => open.close().await.map_err(|error| explain(self.location, error)),
+            Some(open) => open.close().await.map_err(|error| self.at.explain(error)),
             None => Ok(()),
         }
     }
@@ -256,18 +257,18 @@ impl<'l> Target<'l> {
     /// Carries out a transaction. A guard that does not hold is an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let Some(open) = &self.open else {
-            return Err(Failure::new(format!("there is no store at {}", self.location)));
+            return Err(Failure::new(format!("there is no store at {}", self.at)));
         };
         let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
         if !answer.succeeded {
-            return Err(Failure::new(format!("{} was changed by somebody else meanwhile", self.location))
+            return Err(Failure::new(format!("{} was changed by somebody else meanwhile", self.at))
                 .hint("give the same command again: it goes on where it was"));
         }
         Ok(answer)
     }
 
     fn failed(&self, error: kv::Error) -> Failure {
-        explain(self.location, error)
+        self.at.explain(error)
     }
 }
 
@@ -293,24 +294,6 @@ fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
         }
     }
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
-}
-
-/// The changes in batches, one for each transaction.
-fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
-    let (mut batches, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
-    for change in changes {
-        let size = change.key.as_bytes().len() + change.value.as_ref().map_or(0, kv::Value::len);
-        if batch.len() == TXN_KEYS || (bytes + size > TXN_BYTES && !batch.is_empty()) {
-            batches.push(std::mem::take(&mut batch));
-            bytes = 0;
-        }
-        bytes += size;
-        batch.push(change);
-    }
-    if !batch.is_empty() {
-        batches.push(batch);
-    }
-    batches
 }
 
 #[cfg(test)]
@@ -356,7 +339,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for engine in ["redb", "sled"] {
             let location = stores::of_engine(engine, folder.path().join(engine)).unwrap();
-            let mut target = Target::make(&location).await.unwrap();
+            let mut target = Target::make(StoreAt::of(&location)).await.unwrap();
             let mark = Mark {
                 way: ipam_operator::moving::MoveKind::Migrate,
                 from: "a".to_owned(),

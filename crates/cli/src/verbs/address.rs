@@ -14,11 +14,11 @@ use crate::error::Result;
 use crate::holder::{AddressReport, Holder, Status};
 
 /// Reports the status of an address. Unlike Calico's command this finds it in disabled pools and outside all pools too.
-pub(super) async fn show(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
-    let Inventory { pools, reservations } = ipam.inventory(deadline).await?;
+pub(super) async fn show(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+    let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let prefix = pool.filter(|pool| pool.prefix_length().is_some()).map(|pool| pool.unit_of(ip));
-    let status = status(ipam.holding(ip, deadline).await?);
+    let status = status(operator.ipam().holding(ip, deadline).await?);
     let reserved_by = reservations
         .iter()
         .filter(|reservation| {

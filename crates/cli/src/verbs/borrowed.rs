@@ -4,32 +4,30 @@ use ipam_core::{Borrowed, BorrowedAddress};
 use ipam_operator::Operator;
 use kv::Deadline;
 
-use super::READING;
 use crate::answer::Answer;
 use crate::error::Result;
-use crate::output::{Column, printable, render};
+use crate::output::{Column, Columns, Row, printable, table};
 
 /// Shows the addresses that nodes have from the blocks of other nodes.
-pub(super) async fn show(ipam: &Operator) -> Result<Answer> {
-    answer(&ipam.borrowed(Deadline::after(READING)).await?)
+pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    answer(&operator.ipam().borrowed(deadline).await?)
+}
+
+impl Row for BorrowedAddress {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("IP"), |row| row.ip.to_string()),
+            (Column::Text("BORROWING-NODE"), |row| printable(&row.node)),
+            (Column::Text("BLOCK"), |row| row.block.to_string()),
+            (Column::Text("BLOCK OWNER"), |row| printable(&row.block_owner)),
+            (Column::Text("TYPE"), |row| printable(&row.kind)),
+            (Column::Text("ALLOCATED-TO"), |row| printable(&row.allocated_to)),
+        ]
+    }
 }
 
 fn answer(borrowed: &Borrowed) -> Result<Answer> {
-    let columns = [
-        Column::Text("IP"),
-        Column::Text("BORROWING-NODE"),
-        Column::Text("BLOCK"),
-        Column::Text("BLOCK OWNER"),
-        Column::Text("TYPE"),
-        Column::Text("ALLOCATED-TO"),
-    ];
-    let row = |address: &BorrowedAddress| {
-        let (ip, block) = (address.ip.to_string(), address.block.to_string());
-        let texts = [&ip, &address.node, &block, &address.block_owner, &address.kind, &address.allocated_to];
-        texts.map(|text| printable(text)).to_vec()
-    };
-    let rows: Vec<Vec<String>> = borrowed.addresses.iter().map(row).collect();
-    let answer = Answer::new(render(&columns, &rows), borrowed)?;
+    let answer = Answer::new(table(&borrowed.addresses), borrowed)?;
     Ok(match borrowed.without_node {
         0 => answer,
         count => answer.note(format!(

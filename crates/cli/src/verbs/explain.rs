@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use async_trait::async_trait;
 use ipam_core::Error;
 use ipam_core::assign::{Explanation, Outcome, PoolState, Source, Stock};
 use ipam_core::model::{Labels, Pool};
@@ -16,8 +17,10 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::Explain;
+use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
-use crate::output::{Column, as_text, printable, render};
+use crate::output::{Column, Columns, Row, as_text, printable, table};
+use crate::store::Need;
 
 /// The explanation.
 #[derive(Debug, Serialize)]
@@ -55,6 +58,17 @@ struct PoolReport {
     own_free: usize,
 }
 
+impl Row for PoolReport {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("POOL"), |pool| printable(&pool.name)),
+            (Column::Text("CIDR"), |pool| pool.cidr.to_string()),
+            (Column::Text("CHOSEN"), |pool| if pool.chosen { "yes" } else { "no" }.to_owned()),
+            (Column::Text("WHY"), |pool| pool.reason.clone()),
+        ]
+    }
+}
+
 /// The outcome.
 #[derive(Debug, Serialize)]
 struct OutcomeReport {
@@ -83,17 +97,23 @@ struct OutcomeReport {
     hint: Option<String>,
 }
 
-/// Explains an assignment.
-pub(super) async fn run(ipam: &Operator, args: &Explain, deadline: Deadline) -> Result<Answer> {
-    let family = match (args.v4, args.v6) {
-        (true, _) => Some(Family::V4),
-        (_, true) => Some(Family::V6),
-        _ => None,
-    };
-    let namespace = namespace_labels(args)?;
-    let explained = ipam.explain(&args.node, family, &args.pools, namespace.as_ref(), deadline).await?;
-    let report = Report::of(&explained, namespace.as_ref());
-    Answer::new(report.text(), &report)
+#[async_trait(?Send)]
+impl OnOpenStore for Explain {
+    fn need(&self) -> Need {
+        Need::ReadAll
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let family = match (self.v4, self.v6) {
+            (true, _) => Some(Family::V4),
+            (_, true) => Some(Family::V6),
+            _ => None,
+        };
+        let namespace = namespace_labels(self)?;
+        let explained = operator.ipam().explain(&self.node, family, &self.pools, namespace.as_ref(), deadline).await?;
+        let report = Report::of(&explained, namespace.as_ref());
+        Answer::new(report.text(), &report)
+    }
 }
 
 /// The labels of the namespace: those that every namespace has from Kubernetes and Calico, and those in the arguments.
@@ -132,10 +152,8 @@ impl Report {
     fn text(&self) -> String {
         let node = printable(&self.node);
         let mut text = format!("IPv{} for a container on node {node} ({})\n", self.family, labelled(&self.labels));
-        let columns = ["POOL", "CIDR", "CHOSEN", "WHY"];
         if !self.pools.is_empty() {
-            let rows: Vec<Vec<String>> = self.pools.iter().map(PoolReport::cells).collect();
-            text += &render(&columns.map(Column::Text), &rows);
+            text += &table(&self.pools);
         }
         _ = writeln!(text, "{}", self.outcome.text);
         if let Some(hint) = &self.outcome.hint {
@@ -179,11 +197,6 @@ impl PoolReport {
             own_blocks,
             own_free,
         }
-    }
-
-    fn cells(&self) -> Vec<String> {
-        let chosen = if self.chosen { "yes" } else { "no" };
-        vec![printable(&self.name), self.cidr.to_string(), chosen.to_owned(), self.reason.clone()]
     }
 }
 

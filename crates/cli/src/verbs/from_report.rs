@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use datastore::Location;
+use async_trait::async_trait;
 use ipam_core::model::ReleaseRequest;
 use ipam_operator::Operator;
 use ipam_operator::inspect::{HandleRevision, Keep};
@@ -16,12 +16,12 @@ use kv::{Deadline, Revision};
 use serde::Serialize;
 
 use super::check::{Inspected, LeakedHandle, Report, Row, guid, inspect, revision};
-use super::nodes;
 use crate::answer::Answer;
 use crate::args::Release;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::printable;
-use crate::store::{self, Use};
+use crate::store::{Need, StoreAt};
 
 /// The longest time for the releases of one opening.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,45 +37,43 @@ struct Done {
     changed_handles: Vec<String>,
 }
 
-/// Releases the addresses and handles on which all reports agree.
-pub(super) async fn run(args: &Release, location: &Location) -> Result<Answer> {
-    let reports: Vec<Report> = args.from_report.iter().map(|path| Report::read(path)).collect::<Result<_>>()?;
-    let current = inspect(location, Keep::Findings).await?;
-    require_same_cluster(&args.from_report, &reports, &current)?;
-    if !args.force {
-        require_current(&reports, &current)?;
+/// With `--from-report`: releases the addresses and handles on which all reports agree.
+#[async_trait(?Send)]
+impl OnStore for Release {
+    fn doing(&self) -> Option<&'static str> {
+        Some("working on")
     }
-    let (addresses, handles) = (addresses(&reports), handles(&reports));
-    let mut done = Done { dry_run: args.dry_run, ..Done::default() };
-    if args.dry_run {
-        done.released = addresses.iter().map(|request| request.address).collect();
-        done.released_handles = handles.into_iter().map(|handle| handle.id).collect();
-        return answer(&done);
-    }
-    for some in addresses.chunks(AT_ONCE) {
-        let reclaimed = on(location, async |ipam| ipam.reclaim(some, Deadline::after(PATIENCE)).await).await?;
-        done.released.extend(reclaimed.released);
-        done.changed.extend(reclaimed.changed);
-    }
-    for some in handles.chunks(AT_ONCE) {
-        let gone = on(location, async |ipam| ipam.reclaim_handles(some, Deadline::after(PATIENCE)).await).await?;
-        let kept = some.iter().map(|handle| &handle.id).filter(|id| !gone.contains(id)).cloned();
-        done.changed_handles.extend(kept);
-        done.released_handles.extend(gone);
-    }
-    answer(&done)
-}
 
-/// Opens the store, does the work, and closes it.
-async fn on<T>(location: &Location, work: impl AsyncFnOnce(&Operator) -> ipam_core::Result<T>) -> Result<T> {
-    let open = store::open(location, Use::Release).await?;
-    let ipam = Operator::new(open.store(), nodes(location));
-    let done = work(&ipam).await;
-    drop(ipam);
-    let closed = open.close().await.map_err(|error| store::explain(location, error));
-    let done = done?;
-    closed?;
-    Ok(done)
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let reports: Vec<Report> = self.from_report.iter().map(|path| Report::read(path)).collect::<Result<_>>()?;
+        let current = inspect(at, Keep::Findings).await?;
+        require_same_cluster(&self.from_report, &reports, &current)?;
+        if !self.force {
+            require_current(&reports, &current)?;
+        }
+        let (addresses, handles) = (addresses(&reports), handles(&reports));
+        let mut done = Done { dry_run: self.dry_run, ..Done::default() };
+        if self.dry_run {
+            done.released = addresses.iter().map(|request| request.address).collect();
+            done.released_handles = handles.into_iter().map(|handle| handle.id).collect();
+            return answer(&done);
+        }
+        for some in addresses.chunks(AT_ONCE) {
+            let reclaim = async |operator: &Operator| Ok(operator.reclaim(some, Deadline::after(PATIENCE)).await?);
+            let reclaimed = at.on_ipam(Need::Release, reclaim).await?;
+            done.released.extend(reclaimed.released);
+            done.changed.extend(reclaimed.changed);
+        }
+        for some in handles.chunks(AT_ONCE) {
+            let reclaim =
+                async |operator: &Operator| Ok(operator.reclaim_handles(some, Deadline::after(PATIENCE)).await?);
+            let gone = at.on_ipam(Need::Release, reclaim).await?;
+            let kept = some.iter().map(|handle| &handle.id).filter(|id| !gone.contains(id)).cloned();
+            done.changed_handles.extend(kept);
+            done.released_handles.extend(gone);
+        }
+        answer(&done)
+    }
 }
 
 /// Refuses a report of another cluster.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::SystemTime;
 
-use datastore::Location;
+use async_trait::async_trait;
 use ipam_core::timestamps::rfc3339;
 use ipam_operator::events::{of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_of};
@@ -14,10 +14,12 @@ use time::OffsetDateTime;
 
 use crate::answer::Answer;
 use crate::args::History;
+use crate::command::OnStore;
 use crate::error::Result;
 use crate::follow::{Follower, Part, Start};
 use crate::happening::Row;
-use crate::output::{Column, printable, render};
+use crate::output::{self, Column, Columns, printable, table};
+use crate::store::StoreAt;
 use crate::times::both;
 
 /// The history of a subject.
@@ -42,33 +44,39 @@ struct Gap {
     up_to_revision: i64,
 }
 
-/// Reports the history of a subject.
-pub(crate) async fn run(location: &Location, args: &History) -> Result<Answer> {
-    let subject = HistoryOf::from(args.subject.as_str());
-    let mut report = Report {
-        subject: args.subject.clone(),
-        store: location.to_string(),
-        oldest_revision: 0,
-        oldest_time: None,
-        newest_revision: 0,
-        given_up: Vec::new(),
-        events: Vec::new(),
-    };
-    for range in subject.ranges() {
-        if report.events.is_empty() {
-            report.read(location, &subject, range).await?;
+#[async_trait(?Send)]
+impl OnStore for History {
+    fn doing(&self) -> Option<&'static str> {
+        Some("working on")
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let subject = HistoryOf::from(self.subject.as_str());
+        let mut report = Report {
+            subject: self.subject.clone(),
+            store: at.to_string(),
+            oldest_revision: 0,
+            oldest_time: None,
+            newest_revision: 0,
+            given_up: Vec::new(),
+            events: Vec::new(),
+        };
+        for range in subject.ranges() {
+            if report.events.is_empty() {
+                report.read(at, &subject, range).await?;
+            }
         }
+        if let Some(since) = self.since {
+            report.cut(since.time(OffsetDateTime::now_utc()));
+        }
+        report.answer()
     }
-    if let Some(since) = args.since {
-        report.cut(since.time(OffsetDateTime::now_utc()));
-    }
-    report.answer()
 }
 
 impl Report {
     /// Reads what a range tells of the subject.
-    async fn read(&mut self, location: &Location, subject: &HistoryOf, range: Range) -> Result<()> {
-        let mut follower = Follower::new(location, range, Start::Oldest).await;
+    async fn read(&mut self, at: StoreAt<'_>, subject: &HistoryOf, range: Range) -> Result<()> {
+        let mut follower = Follower::new(at, range, Start::Oldest).await;
         let read = loop {
             match follower.read().await {
                 Ok(parts) => {
@@ -154,15 +162,26 @@ impl Report {
             _ = writeln!(text, "since then nothing is known of {}", printable(&self.subject));
             return text;
         }
-        let columns = ["REVISION", "TIME (UTC)", "LOCAL TIME", "EVENT", "ADDRESS", "WHO", "NODE", "BLOCK"];
-        let rows: Vec<Vec<String>> = self.events.iter().map(cells).collect();
-        text + &render(&columns.map(Column::Text), &rows)
+        text + &table(&self.events)
     }
 }
 
-fn cells(row: &Row) -> Vec<String> {
-    let [utc, local] = row.time.map_or_else(|| ["unknown".to_owned(), String::new()], both);
-    let address = row.address.map(|_| row.place()).unwrap_or_default();
-    let block = row.block.to_string();
-    vec![row.revision.to_string(), utc, local, row.event.to_owned(), address, row.who(), row.node(), block]
+impl output::Row for Row {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("REVISION"), |row| row.revision.to_string()),
+            (Column::Text("TIME (UTC)"), |row| times(row).0),
+            (Column::Text("LOCAL TIME"), |row| times(row).1),
+            (Column::Text("EVENT"), |row| row.event.to_owned()),
+            (Column::Text("ADDRESS"), |row| row.address.map(|_| row.place()).unwrap_or_default()),
+            (Column::Text("WHO"), Row::who),
+            (Column::Text("NODE"), Row::node),
+            (Column::Text("BLOCK"), |row| row.block.to_string()),
+        ]
+    }
+}
+
+/// The time of an event in UTC and here.
+fn times(row: &Row) -> (String, String) {
+    row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| both(time).into())
 }

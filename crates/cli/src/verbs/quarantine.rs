@@ -1,26 +1,48 @@
 //! `margay ipam quarantine`.
 
-use std::net::IpAddr;
-
+use async_trait::async_trait;
 use ipam_core::Error;
 use ipam_core::quarantine::quarantine_of;
 use ipam_operator::Operator;
 use kv::Deadline;
 
 use crate::answer::Answer;
+use crate::args::QuarantineRelease;
+use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
-use crate::quarantine::{QuarantineRow, listing, rows};
+use crate::quarantine::{QuarantineRow, rows};
+use crate::store::Need;
 
-/// Lists what is in quarantine.
-pub(super) async fn list(ipam: &Operator, deadline: Deadline) -> Result<Answer> {
-    listing(&rows(quarantine_of(&ipam.inventory(deadline).await?.reservations)))
+/// The addresses in quarantine.
+pub(super) struct List;
+
+#[async_trait(?Send)]
+impl OnOpenStore for List {
+    fn need(&self) -> Need {
+        Need::Read
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        Answer::rows("quarantined", &rows(quarantine_of(&operator.ipam().inventory(deadline).await?.reservations)))
+    }
 }
 
-/// Ends the quarantine of an address.
-pub(super) async fn release(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
-    let taken = ipam.release_quarantined(ip, deadline).await.map_err(|error| match error {
-        Error::Invalid(_) => Failure::from(error).hint("see what is with: margay ipam quarantine list"),
-        _ => error.into(),
-    })?;
-    Answer::new(format!("Successfully released {ip} from quarantine"), &QuarantineRow::new(ip, taken))
+#[async_trait(?Send)]
+impl OnOpenStore for QuarantineRelease {
+    fn need(&self) -> Need {
+        Need::Release
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let ip = self.address;
+        let taken = operator.release_quarantined(ip, deadline).await.map_err(|error| match error {
+            Error::Invalid(_) => Failure::from(error).hint("see what is with: margay ipam quarantine list"),
+            _ => error.into(),
+        })?;
+        Answer::new(format!("Successfully released {ip} from quarantine"), &QuarantineRow::new(ip, taken))
+    }
 }

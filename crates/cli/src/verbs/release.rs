@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use async_trait::async_trait;
 use ipam_core::Error;
 use ipam_core::model::ReleaseRequest;
 use ipam_operator::Operator;
@@ -10,32 +11,44 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::Release;
+use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
+use crate::store::Need;
 
 #[derive(Serialize)]
 struct Done<'a> {
     released: &'a [IpAddr],
 }
 
-/// Releases the addresses that the arguments name. The parser ensures that there is exactly one such argument.
-pub(super) async fn run(ipam: &Operator, what: &Release, deadline: Deadline) -> Result<Answer> {
-    if let Some(ip) = what.ip {
-        return by_address(ipam, ip, deadline).await;
+#[async_trait(?Send)]
+impl OnOpenStore for Release {
+    fn need(&self) -> Need {
+        Need::Release
     }
-    if let Some(handle) = &what.handle {
-        let released = ipam.release_by_handle(handle, deadline).await;
-        return answer(&released.map_err(|error| unknown(error, "handle", handle))?, &format!("handle {handle}"));
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
     }
-    let container = what.container.as_deref().unwrap_or_default();
-    let released = ipam.release_by_container(container, deadline).await.map_err(|error| {
-        unknown(error, "container", container)
-            .hint("what Calico itself assigned is not recorded by container; use --handle NETWORK.CONTAINER there")
-    });
-    answer(&released?, &format!("container {container}"))
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        if let Some(ip) = self.ip {
+            return by_address(operator, ip, deadline).await;
+        }
+        if let Some(handle) = &self.handle {
+            let released = operator.ipam().release_by_handle(handle, deadline).await;
+            return answer(&released.map_err(|error| unknown(error, "handle", handle))?, &format!("handle {handle}"));
+        }
+        let container = self.container.as_deref().unwrap_or_default();
+        let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
+            unknown(error, "container", container)
+                .hint("what Calico itself assigned is not recorded by container; use --handle NETWORK.CONTAINER there")
+        });
+        answer(&released?, &format!("container {container}"))
+    }
 }
 
-async fn by_address(ipam: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
-    let done = ipam.release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
+async fn by_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+    let done = operator.ipam().release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
     if done.released.is_empty() {
         return Err(Failure::new(format!("IP address {ip} is not assigned")));
     }

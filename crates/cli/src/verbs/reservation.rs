@@ -1,51 +1,121 @@
 //! Reservations.
 
+use async_trait::async_trait;
 use ipam_core::Error;
-use ipam_core::model::check_name;
+use ipam_core::model::{IpReservation, check_name};
 use ipam_operator::Operator;
-use ipnet::IpNet;
 use kv::Deadline;
+use serde::Serialize;
 use serde_json::json;
 
-use super::rehearsal::Run;
 use crate::answer::Answer;
+use crate::args::{ReservationCreate, ReservationDelete};
+use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
-use crate::reservations::{ReservationRow, listing};
+use crate::output::{Column, Columns, Row};
+use crate::store::Need;
 
-/// Checks the name, for which no store is necessary.
-pub(super) fn check(name: &str) -> Result<()> {
-    check_name(name).map_err(|reason| Failure::new(format!("'{name}' cannot be a reservation's name: {reason}")))
+/// A reservation as a row.
+#[derive(Clone, Debug, Serialize)]
+struct ReservationRow {
+    name: String,
+    /// The reserved networks, as they were written.
+    cidrs: Vec<String>,
 }
 
-/// Makes a reservation.
-pub(super) async fn create(ipam: &Operator, name: &str, cidrs: &[IpNet], deadline: Deadline) -> Result<Answer> {
-    ipam.create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
-        Error::Exists { .. } => Failure::from(error)
-            .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
-        _ => error.into(),
-    })?;
-    let row = ReservationRow { name: name.to_owned(), cidrs: cidrs.iter().map(ToString::to_string).collect() };
-    Answer::new(format!("Successfully created reservation {name}: {}", row.cidrs.join(", ")), &row)
-}
-
-/// Lists the reservations.
-pub(super) async fn list(ipam: &Operator, deadline: Deadline) -> Result<Answer> {
-    let reservations = ipam.inventory(deadline).await?.reservations;
-    let row = |reservation: &ipam_core::model::IpReservation| ReservationRow {
-        name: reservation.name().to_owned(),
-        cidrs: reservation.texts(),
-    };
-    listing(&reservations.iter().map(row).collect::<Vec<_>>())
-}
-
-/// Deletes a reservation.
-pub(super) async fn delete(ipam: &Operator, name: &str, run: Run, deadline: Deadline) -> Result<Answer> {
-    ipam.delete_reservation(name, deadline).await.map_err(|error| match error {
-        Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay reservation list"),
-        _ => error.into(),
-    })?;
-    if run == Run::Dry {
-        return Answer::new(format!("Dry run: would delete reservation {name}"), &json!({ "would_delete": name }));
+impl Row for ReservationRow {
+    fn columns() -> Columns<Self> {
+        vec![(Column::Text("NAME"), |row| row.name.clone()), (Column::Text("CIDRS"), |row| row.cidrs.join("\n"))]
     }
-    Answer::new(format!("Successfully deleted reservation {name}"), &json!({ "deleted": name }))
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for ReservationCreate {
+    fn need(&self) -> Need {
+        Need::Write
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    fn check(&self) -> Result<()> {
+        let name = &self.name;
+        check_name(name).map_err(|reason| Failure::new(format!("'{name}' cannot be a reservation's name: {reason}")))
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let Self { name, cidrs, .. } = self;
+        operator.ipam().create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
+            Error::Exists { .. } => Failure::from(error)
+                .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
+            _ => error.into(),
+        })?;
+        let row = ReservationRow { name: name.clone(), cidrs: cidrs.iter().map(ToString::to_string).collect() };
+        Answer::new(format!("Successfully created reservation {name}: {}", row.cidrs.join(", ")), &row)
+    }
+}
+
+/// The reservations.
+pub(super) struct List;
+
+#[async_trait(?Send)]
+impl OnOpenStore for List {
+    fn need(&self) -> Need {
+        Need::Read
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let row = |reservation: &IpReservation| ReservationRow {
+            name: reservation.name().to_owned(),
+            cidrs: reservation.texts(),
+        };
+        let rows: Vec<_> = operator.ipam().inventory(deadline).await?.reservations.iter().map(row).collect();
+        Answer::rows("reservations", &rows)
+    }
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for ReservationDelete {
+    fn need(&self) -> Need {
+        Need::Release
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let name = &self.name;
+        operator.ipam().delete_reservation(name, deadline).await.map_err(|error| match error {
+            Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay reservation list"),
+            _ => error.into(),
+        })?;
+        match self.dry_run {
+            true => Answer::new(format!("Dry run: would delete reservation {name}"), &json!({ "would_delete": name })),
+            false => Answer::new(format!("Successfully deleted reservation {name}"), &json!({ "deleted": name })),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Format;
+
+    #[test]
+    fn a_listing() {
+        let row = ReservationRow { name: "infra".into(), cidrs: vec!["10.0.0.0/30".into(), "10.0.0.255".into()] };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        Answer::rows("reservations", &[row]).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
+        let expected = "\
++-------+-------------+
+| NAME  | CIDRS       |
++-------+-------------+
+| infra | 10.0.0.0/30 |
+|       | 10.0.0.255  |
++-------+-------------+
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
 }

@@ -1,5 +1,6 @@
 //! The settings that all nodes share.
 
+use async_trait::async_trait;
 use ipam_core::model::{AddressPersistence, IpamConfig};
 use ipam_operator::Operator;
 use kv::Deadline;
@@ -7,26 +8,38 @@ use serde_json::json;
 
 use crate::answer::Answer;
 use crate::args::{Configure, Persistence};
+use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
 use crate::output::{Column, render};
+use crate::store::Need;
 
-/// Changes the settings that the arguments name.
-pub(super) async fn configure(ipam: &Operator, args: &Configure, deadline: Deadline) -> Result<Answer> {
-    ipam.change_config(|config| changed(config, args), deadline).await.map_err(|error| match error {
-        ipam_core::Error::Settings(error) => refused(error),
-        other => other.into(),
-    })?;
-    let prefix = if args.dry_run { "Dry run: would set" } else { "Successfully set" };
-    let said = said(args);
-    let lines: Vec<String> = said.iter().map(|(name, value)| format!("{prefix} {name} to: {value}")).collect();
-    let set: serde_json::Map<_, _> =
-        said.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
-    Answer::new(lines.join("\n"), &json!({ "set": set, "dry_run": args.dry_run }))
+#[async_trait(?Send)]
+impl OnOpenStore for Configure {
+    fn need(&self) -> Need {
+        Need::Write
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        operator.ipam().change_config(|config| changed(config, self), deadline).await.map_err(|error| match error {
+            ipam_core::Error::Settings(error) => refused(error),
+            other => other.into(),
+        })?;
+        let prefix = if self.dry_run { "Dry run: would set" } else { "Successfully set" };
+        let said = said(self);
+        let lines: Vec<String> = said.iter().map(|(name, value)| format!("{prefix} {name} to: {value}")).collect();
+        let set: serde_json::Map<_, _> =
+            said.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+        Answer::new(lines.join("\n"), &json!({ "set": set, "dry_run": self.dry_run }))
+    }
 }
 
 /// Shows all settings.
-pub(super) async fn show(ipam: &Operator, deadline: Deadline) -> Result<Answer> {
-    let config = ipam.config(deadline).await?;
+pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    let config = operator.ipam().config(deadline).await?;
     let persistence = persistence_text(config.address_persistence());
     let rows = [
         ("StrictAffinity", config.strict_affinity().to_string()),

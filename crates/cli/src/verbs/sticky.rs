@@ -1,5 +1,6 @@
 //! Addresses that workloads keep.
 
+use async_trait::async_trait;
 use ipam_core::sticky::Until;
 use ipam_operator::{KeptAddress, Operator};
 use kv::Deadline;
@@ -8,12 +9,14 @@ use serde_json::json;
 
 use crate::answer::Answer;
 use crate::args::{ListKept, Pin, Unpin};
+use crate::command::OnOpenStore;
 use crate::error::Result;
-use crate::output::{Column, printable, render};
+use crate::output::{Column, Columns, Row, printable, table};
+use crate::store::Need;
 
-/// An address as `-o json` shows it.
+/// An address as a row.
 #[derive(Debug, Serialize)]
-struct Row<'a> {
+struct KeptRow<'a> {
     ip: std::net::IpAddr,
     workload: &'a str,
     pinned: bool,
@@ -25,7 +28,7 @@ struct Row<'a> {
     node: Option<&'a str>,
 }
 
-impl<'a> From<&'a KeptAddress> for Row<'a> {
+impl<'a> From<&'a KeptAddress> for KeptRow<'a> {
     fn from(kept: &'a KeptAddress) -> Self {
         Self {
             ip: kept.address,
@@ -40,49 +43,73 @@ impl<'a> From<&'a KeptAddress> for Row<'a> {
     }
 }
 
-/// Pins an address.
-pub(super) async fn pin(ipam: &Operator, what: &Pin, deadline: Deadline) -> Result<Answer> {
-    let kept = ipam.pin(what.ip, &what.name, what.network.as_deref(), deadline).await?;
-    let (ip, name) = (kept.address, printable(&kept.workload));
-    let answer = Answer::new(format!("Successfully pinned {ip} to {name}"), &Row::from(&kept))?;
-    Ok(match &kept.handle {
-        Some(handle) => {
-            answer.note(format!("{ip} is in use by {}; it waits for {name} after its release", printable(handle)))
-        }
-        None => answer,
-    })
-}
-
-/// Unpins an address. The answer is what was recorded.
-pub(super) async fn unpin(ipam: &Operator, what: &Unpin, deadline: Deadline) -> Result<Answer> {
-    let kept = ipam.unpin(what.ip, deadline).await?;
-    let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));
-    Answer::new(text, &Row::from(&kept))
-}
-
-/// Lists the addresses that workloads keep.
-pub(super) async fn list(ipam: &Operator, what: &ListKept, deadline: Deadline) -> Result<Answer> {
-    let mut kept = ipam.kept_addresses(deadline).await?;
-    kept.retain(|one| one.is_pinned || !what.pinned);
-    let columns = ["ADDRESS", "WORKLOAD", "STATE", "PINNED", "NETWORK", "NODE"].map(Column::Text);
-    let text = |text: &Option<String>| text.as_deref().map_or_else(|| "-".to_owned(), printable);
-    let row = |one: &KeptAddress| {
-        let state = match one.until {
-            None => "in use".to_owned(),
-            Some(Until::Forever) => "waits".to_owned(),
-            Some(until) => format!("waits until {}", until.text()),
-        };
-        let pinned = if one.is_pinned { "yes" } else { "no" };
+impl Row for KeptRow<'_> {
+    fn columns() -> Columns<Self> {
         vec![
-            one.address.to_string(),
-            printable(&one.workload),
-            state,
-            pinned.to_owned(),
-            text(&one.network),
-            text(&one.node),
+            (Column::Text("ADDRESS"), |row| row.ip.to_string()),
+            (Column::Text("WORKLOAD"), |row| printable(row.workload)),
+            (Column::Text("STATE"), |row| match &row.until {
+                None => "in use".to_owned(),
+                Some(until) if *until == Until::Forever.text() => "waits".to_owned(),
+                Some(until) => format!("waits until {until}"),
+            }),
+            (Column::Text("PINNED"), |row| if row.pinned { "yes" } else { "no" }.to_owned()),
+            (Column::Text("NETWORK"), |row| printable(row.network.unwrap_or("-"))),
+            (Column::Text("NODE"), |row| printable(row.node.unwrap_or("-"))),
         ]
-    };
-    let rows: Vec<Vec<String>> = kept.iter().map(row).collect();
-    let addresses: Vec<Row<'_>> = kept.iter().map(Row::from).collect();
-    Answer::new(render(&columns, &rows), &json!({ "addresses": addresses }))
+    }
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for Pin {
+    fn need(&self) -> Need {
+        Need::Write
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let kept = operator.pin(self.ip, &self.name, self.network.as_deref(), deadline).await?;
+        let (ip, name) = (kept.address, printable(&kept.workload));
+        let answer = Answer::new(format!("Successfully pinned {ip} to {name}"), &KeptRow::from(&kept))?;
+        Ok(answer.notes(
+            kept.handle.as_deref().map(|handle| {
+                format!("{ip} is in use by {}; it waits for {name} after its release", printable(handle))
+            }),
+        ))
+    }
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for Unpin {
+    fn need(&self) -> Need {
+        Need::Release
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    /// The answer is what was recorded.
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let kept = operator.unpin(self.ip, deadline).await?;
+        let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));
+        Answer::new(text, &KeptRow::from(&kept))
+    }
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for ListKept {
+    fn need(&self) -> Need {
+        Need::ReadAll
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        let mut kept = operator.kept_addresses(deadline).await?;
+        kept.retain(|one| one.is_pinned || !self.pinned);
+        let rows: Vec<KeptRow<'_>> = kept.iter().map(KeptRow::from).collect();
+        Answer::new(table(&rows), &json!({ "addresses": rows }))
+    }
 }

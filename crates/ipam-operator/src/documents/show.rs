@@ -44,13 +44,13 @@ impl Operator {
     /// Those of the store; damaged settings.
     pub async fn documents(&self, kind: DocumentKind, within: &Namespaces, deadline: Deadline) -> Result<Documents> {
         if kind == DocumentKind::Settings {
-            return transact!(self, deadline, |tx| {
+            return transact!(self.ipam(), deadline, |tx| {
                 let shown = self.shown(tx, kind, SETTINGS_NAME).await?;
                 Ok(Documents { items: shown.into_iter().collect(), revision: tx.revision() })
             });
         }
         let range = Range::Prefix(super::prefix(kind, within));
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let mut items = Vec::new();
             for (key, value) in tx.snapshot_list(&range).await? {
                 let Some(name) = super::named_by(kind, &key) else { continue };
@@ -72,7 +72,7 @@ impl Operator {
         named: &[(DocumentKind, String)],
         deadline: Deadline,
     ) -> Result<Vec<Result<Shown, DocumentError>>> {
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             tx.prefetch(named.iter().map(|(kind, name)| super::key(*kind, name)).collect(), Vec::new()).await?;
             let mut found = Vec::new();
             for (kind, name) in named {

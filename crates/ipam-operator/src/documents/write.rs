@@ -62,12 +62,12 @@ impl Operator {
         }
         manifest.check_name()?;
         if kind == DocumentKind::Pool
-            && self.store().get(key.clone()).await?.is_none()
+            && self.ipam().store().get(key.clone()).await?.is_none()
             && let Ok((new, _)) = manifest.new_pool(None)
         {
-            self.drop_affinities_beside(&new, deadline).await?;
+            self.ipam().drop_affinities_beside(&new, deadline).await?;
         }
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             let stored = tx.get(&key).await?;
             let version = tx.written_at(&key);
             match way {
@@ -115,7 +115,7 @@ impl Operator {
         let (new, spec) = manifest.new_pool(old.as_ref())?;
         match &old {
             Some(old) => check_changed_pool(&new, old)?,
-            None => self.check_beside_others(tx, &new).await?,
+            None => self.ipam().check_beside_others(tx, &new).await?,
         }
         let value = self.value(key, manifest, stored, (spec, &POOL_FIELDS))?;
         Pool::decode(key, value.as_bytes())?;
@@ -131,7 +131,8 @@ impl Operator {
     ) -> Result<kv::Value> {
         let damaged = |error: serde_json::Error| Malformed::new(key, error);
         let stored: Option<Object> = stored.map(serde_json::from_slice).transpose().map_err(damaged)?;
-        let document = assemble(manifest, stored.as_ref(), spec, || Birth { uid: self.uid(), now: self.now() })?;
+        let document =
+            assemble(manifest, stored.as_ref(), spec, || Birth { uid: self.ipam().uid(), now: self.ipam().now() })?;
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
@@ -148,14 +149,14 @@ impl Operator {
         if kind == DocumentKind::Profile {
             return Err(DocumentError::NotSupported("delete", kind, name.to_owned()).into());
         }
-        transact!(self, deadline, |tx| require_stored(tx, manifest, &key).await)?;
+        transact!(self.ipam(), deadline, |tx| require_stored(tx, manifest, &key).await)?;
         if kind == DocumentKind::Pool {
             return self.delete_pool_if(name, in_use, deadline).await;
         }
         if kind == DocumentKind::Node {
-            self.release_node_affinities(name, ReleaseIf::Empty, deadline).await?;
+            self.ipam().release_node_affinities(name, ReleaseIf::Empty, deadline).await?;
         }
-        transact!(self, deadline, |tx| {
+        transact!(self.ipam(), deadline, |tx| {
             require_stored(tx, manifest, &key).await?;
             Ok(tx.delete(&key)?)
         })

@@ -44,21 +44,21 @@ impl Operator {
         }
         match &finding.subject {
             Subject::Block(cidr) => {
-                transact!(self, deadline, |tx| self.mend_block(tx, *cidr, finding).await)
+                transact!(self.ipam(), deadline, |tx| self.mend_block(tx, *cidr, finding).await)
             }
             Subject::Affinity(owner, cidr) => {
-                transact!(self, deadline, |tx| self.mend_affinity(tx, owner, *cidr, at).await)
+                transact!(self.ipam(), deadline, |tx| self.mend_affinity(tx, owner, *cidr, at).await)
             }
             Subject::Handle(id) => {
-                transact!(self, deadline, |tx| self.mend_handle(tx, id, &finding.blocks, at).await)
+                transact!(self.ipam(), deadline, |tx| self.mend_handle(tx, id, &finding.blocks, at).await)
             }
             Subject::Workload(name) => {
-                transact!(self, deadline, |tx| self.mend_record(tx, name, &finding.blocks, at).await)
+                transact!(self.ipam(), deadline, |tx| self.mend_record(tx, name, &finding.blocks, at).await)
             }
-            Subject::Reservation(name) => transact!(self, deadline, |tx| mend_bridge(tx, name).await),
-            Subject::Pool(name) => transact!(self, deadline, |tx| mend_pool(tx, name).await),
+            Subject::Reservation(name) => transact!(self.ipam(), deadline, |tx| mend_bridge(tx, name).await),
+            Subject::Pool(name) => transact!(self.ipam(), deadline, |tx| mend_pool(tx, name).await),
             Subject::Endpoint(namespace, name) => {
-                transact!(self, deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
+                transact!(self.ipam(), deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
             }
             _ => Ok(Mended::Changed),
         }
@@ -74,7 +74,7 @@ impl Operator {
         let rest = read_config(tx).await?.cooldown_seconds();
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
-        let mut work = Workset::new(tx, self.now(), rest);
+        let mut work = Workset::new(tx, self.ipam().now(), rest);
         // As it will be written: with addresses freed whose cooldown is over.
         let Some(block) = work.block(cidr).await?.cloned() else { return Ok(Mended::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
@@ -105,7 +105,7 @@ impl Operator {
             (Code::SecondaryOfNode, Some(Owner::Host(node))) => {
                 let [host, secondary] = Owner::all_of(&node);
                 work.change(cidr, |block| block.use_own_names(known)).await?;
-                work.hand_block(cidr, &host, &secondary, self.now()).await?;
+                work.hand_block(cidr, &host, &secondary, self.ipam().now()).await?;
             }
             (Code::CalicosNames, _) => drop(work.change(cidr, |block| block.use_own_names(known)).await?),
             (Code::BlockOutsidePools | Code::BlockOfOtherSize | Code::OwnerGone | Code::OddOwner, owner) => {
@@ -138,7 +138,7 @@ impl Operator {
         }
         let state = Affinity::decode(&key, value.as_bytes()).map(|affinity| affinity.state());
         let rest = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), rest);
+        let mut work = Workset::new(tx, self.ipam().now(), rest);
         let own = work.block(cidr).await?.filter(|block| block.is_owned_by(owner));
         let Some(is_empty) = own.map(Block::is_empty) else {
             work.drop_affinity(owner, cidr).await?;

@@ -38,7 +38,7 @@ impl Operator {
         let named = handle.blocks().map(|(cidr, _)| cidr);
         let blocks: BTreeSet<IpNet> = named.chain(found.iter().copied()).collect();
         let rest = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), rest);
+        let mut work = Workset::new(tx, self.ipam().now(), rest);
         work.read_ahead(&blocks.iter().copied().collect::<Vec<_>>()).await?;
 
         let (mut counts, mut differs) = (Vec::new(), was_unreadable || handle.odd_entries() > 0);

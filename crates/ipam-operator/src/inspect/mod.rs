@@ -143,14 +143,14 @@ impl Operator {
 
     /// An inspection for somebody who reads the store in a way of their own.
     pub fn inspector(&self, keep: Keep) -> Inspector {
-        Inspector::new(self.now(), keep)
+        Inspector::new(self.ipam().now(), keep)
     }
 
     async fn read_for_inspection(&self, keep: Keep, deadline: Deadline) -> kv::Result<Inspection> {
         let mut inspector = self.inspector(keep);
         let mut reading = Reading::new(deadline);
         for range in Inspector::ranges() {
-            self.each(range, Content::Full, &mut reading, |kv| inspector.add(kv)).await?;
+            self.ipam().each(range, Content::Full, &mut reading, |kv| inspector.add(kv)).await?;
         }
         Ok(inspector.finish(reading.at))
     }

@@ -47,7 +47,7 @@ impl Operator {
     /// # Errors
     /// Damaged blocks and handles; those of the store, when some addresses may be released already.
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<Reclaimed> {
-        let grouped = transact!(self, deadline, |tx| {
+        let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             tx.prefetch(Vec::new(), vec![pools_range.clone().into()]).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
@@ -56,7 +56,7 @@ impl Operator {
         let mut done = Reclaimed::default();
         for (cidr, requests) in grouped {
             for some in requests.chunks(MOST_ADDRESSES) {
-                let reclaimed = transact!(self, deadline, |tx| self.reclaim_from(tx, cidr, some).await)?;
+                let reclaimed = transact!(self.ipam(), deadline, |tx| self.reclaim_from(tx, cidr, some).await)?;
                 done.released.extend(reclaimed.released);
                 done.changed.extend(reclaimed.changed);
             }
@@ -67,7 +67,7 @@ impl Operator {
     async fn reclaim_from(&self, tx: &mut Transaction, cidr: IpNet, requests: &[ReleaseRequest]) -> Result<Reclaimed> {
         tx.prefetch(vec![keys::config(), keys::block(cidr)], Vec::new()).await?;
         let cooldown = read_config(tx).await?.cooldown_seconds();
-        let now = self.now();
+        let now = self.ipam().now();
         let mut work = Workset::new(tx, now, cooldown);
         let mut spared = BTreeSet::new();
         for node in secondary_nodes(work.block(cidr).await?, requests) {
@@ -108,7 +108,7 @@ impl Operator {
         let mut gone = Vec::new();
         for HandleRevision { id, revision } in handles {
             let key = keys::handle(id);
-            let is_gone = transact!(self, deadline, |tx| {
+            let is_gone = transact!(self.ipam(), deadline, |tx| {
                 let Some(value) = tx.get(&key).await? else { return Ok(false) };
                 if tx.written_at(&key) != Some(*revision) {
                     return Ok(false);

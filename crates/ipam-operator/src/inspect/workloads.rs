@@ -109,7 +109,7 @@ impl Operator {
         let all: BTreeSet<IpNet> = found.iter().copied().chain(of_recorded).collect();
 
         let cooldown = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), cooldown);
+        let mut work = Workset::new(tx, self.ipam().now(), cooldown);
         let (mut kept, mut damaged) = (Vec::new(), Vec::new());
         for cidr in all {
             match work.find(cidr).await? {

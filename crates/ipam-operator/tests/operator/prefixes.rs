@@ -44,7 +44,7 @@ async fn a_node_keeps_its_prefix() {
     world.add_pool("v6", "fd00::/120").await;
     let error = operator.assign_node_prefix("v6", "a", soon()).await.unwrap_err();
     assert!(error.to_string().contains("pool v6 has addresses and no prefixes"), "{error}");
-    operator.release_by_handle(&first.handle, soon()).await.unwrap();
+    operator.ipam().release_by_handle(&first.handle, soon()).await.unwrap();
     assert!(operator.assign_node_prefix("p", "a", soon()).await.unwrap().is_new);
 }
 

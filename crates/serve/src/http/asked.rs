@@ -102,10 +102,10 @@ impl Asked {
     }
 
     /// The forecast of all pools, at most five minutes old.
-    pub(super) async fn forecast(&self, ipam: &Operator) -> Result<Arc<Forecast>, Failure> {
+    pub(super) async fn forecast(&self, operator: &Operator) -> Result<Arc<Forecast>, Failure> {
         let make = async {
-            let census = self.census(ipam).await?;
-            self.alone(async { Ok(ipam.forecast(&census, Deadline::after(READING)).await?) }).await
+            let census = self.census(operator.ipam()).await?;
+            self.alone(async { Ok(operator.forecast(&census, Deadline::after(READING)).await?) }).await
         };
         self.forecast.get("", FORECAST, make).await
     }

@@ -39,17 +39,17 @@ async fn samples(shown: &Arc<Shown>) -> Result<Samples, Failure> {
     let mut samples = Samples::default();
     let revision = match &shown.reach {
         Some(reach) => {
-            let share = shown.ipam.share_of(node, &reach(), Deadline::after(shown.limits.answer)).await?;
+            let share = shown.operator.ipam().share_of(node, &reach(), Deadline::after(shown.limits.answer)).await?;
             samples.of_node(&share, boot);
             share.revision
         }
         None => {
-            let census = shown.asked.census(&shown.ipam).await?;
+            let census = shown.asked.census(shown.operator.ipam()).await?;
             samples.of_all(&census, node, boot);
             // A forecast that takes long goes on without this answer, and the next one has it.
             let forecast = tokio::spawn({
                 let shown = Arc::clone(shown);
-                async move { shown.asked.forecast(&shown.ipam).await }
+                async move { shown.asked.forecast(&shown.operator).await }
             });
             match timeout(shown.limits.answer / 2, forecast).await {
                 Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),

@@ -78,7 +78,7 @@ pub struct Shown {
     /// The store.
     pub store: Arc<dyn Store>,
     /// The allocator on it.
-    pub ipam: Operator,
+    pub operator: Operator,
     /// The daemon's words about itself.
     pub about: About,
     /// The daemon's own numbers.
@@ -96,10 +96,10 @@ pub struct Shown {
 
 impl Shown {
     /// The store of an allocator, shown to this machine alone.
-    pub fn new(ipam: Operator, about: About, metrics: Arc<Metrics>) -> Self {
+    pub fn new(operator: Operator, about: About, metrics: Arc<Metrics>) -> Self {
         Self {
-            store: Arc::clone(ipam.store()),
-            ipam,
+            store: Arc::clone(operator.ipam().store()),
+            operator,
             about,
             metrics,
             hosts: Vec::new(),

@@ -2,19 +2,16 @@
 //! two containers can get one address.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::time::Duration;
 
-use datastore::{Create, Location, Network};
+use datastore::Network;
 use ipam_core::net::overlap;
-use ipam_operator::Operator;
 use ipam_operator::inspect::{Code, Finding, Inspection, Subject};
 use ipnet::IpNet;
-use kv::{Deadline, ErrorKind};
+use kv::Deadline;
 
 use crate::error::Result;
-use crate::store;
-use crate::verbs::nodes;
+use crate::store::StoreAt;
 
 /// The longest time to read the pools of another store.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,25 +26,21 @@ struct Place {
 
 /// The findings, and notes about stores that could not be read. Only stores on this machine are opened; of a cluster
 /// only the configuration is read, unless it is the checked store.
-pub(super) async fn overlapping(
-    location: &Location,
-    inspection: &Inspection,
-    conf_dir: &Path,
-) -> (Vec<Finding>, Vec<String>) {
-    let (networks, mut notes) = datastore::networks(location.drivers(), conf_dir);
+pub(super) async fn overlapping(at: StoreAt<'_>, inspection: &Inspection) -> (Vec<Finding>, Vec<String>) {
+    let (networks, mut notes) = datastore::networks(at.location.drivers(), at.conf_dir);
     let of_store = |store: &str, pools: &[(String, IpNet)]| -> Vec<Place> {
         let place =
             |(name, net): &(String, IpNet)| Place { store: store.to_owned(), net: *net, by: format!("pool {name}") };
         pools.iter().map(place).collect()
     };
-    let own = location.to_string();
+    let own = at.to_string();
     let mut places = of_store(&own, &inspection.pools);
     let mut seen = BTreeSet::from([own]);
     for network in &networks {
         let store = network.store.to_string();
         places.extend(configured(network, &store));
         if network.store.path().is_some() && seen.insert(store.clone()) {
-            match pools(&network.store).await {
+            match pools(at.other(&network.store).with_wait(PATIENCE)).await {
                 Ok(pools) => places.extend(of_store(&store, &pools)),
                 Err(failure) => notes.push(format!("the pools of {store} could not be read: {}", failure.message())),
             }
@@ -63,21 +56,14 @@ fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = 
 }
 
 /// The pools of a store; empty if there is no store.
-async fn pools(location: &Location) -> Result<Vec<(String, IpNet)>> {
-    let open =
-        match datastore::open(location, &Create::Never.with_wait(PATIENCE).with_sharing(datastore::Sharing::Served))
-            .await
-        {
-            Err(error) if *error.kind() == ErrorKind::Missing => return Ok(Vec::new()),
-            opened => opened.map_err(|error| store::explain(location, error))?,
-        };
-    let ipam = Operator::new(open.store(), nodes(location));
-    let inventory = ipam.inventory(Deadline::after(PATIENCE)).await;
-    drop(ipam);
-    let closed = open.close().await.map_err(|error| store::explain(location, error));
-    let pools = inventory?.pools;
-    closed?;
-    Ok(pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect())
+async fn pools(at: StoreAt<'_>) -> Result<Vec<(String, IpNet)>> {
+    let Some(open) = at.open_if_there().await? else { return Ok(Vec::new()) };
+    let store = open.store();
+    at.on_ipam_of(open, store, async |operator| {
+        let pools = operator.ipam().inventory(Deadline::after(PATIENCE)).await?.pools;
+        Ok(pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect())
+    })
+    .await
 }
 
 /// Finds the networks that overlap, each pair once, even if several sources have it.

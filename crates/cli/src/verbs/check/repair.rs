@@ -3,17 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use datastore::Location;
 use ipam_core::Error;
-use ipam_operator::Operator;
 use ipam_operator::inspect::{Code, Finding, Inspection, Keep, Mended};
 use kv::Deadline;
 use serde::Serialize;
 
 use super::{Inspected, inspect};
 use crate::error::Result;
-use crate::store::{self, Use};
-use crate::verbs::nodes;
+use crate::store::{Need, StoreAt};
 
 /// The longest time for one repair.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -95,7 +92,7 @@ pub(super) fn plan(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
 
 /// Mends and checks again, as long as there is something to mend. Returns the repairs and the last inspection.
 pub(super) async fn apply(
-    location: &Location,
+    at: StoreAt<'_>,
     mut inspected: Inspected,
     codes: &[Code],
     keep: Keep,
@@ -106,17 +103,17 @@ pub(super) async fn apply(
         if due.is_empty() {
             break;
         }
-        if location.is_shared() {
+        if at.location.is_shared() {
             tokio::time::sleep(SETTLED).await;
         }
         let mut some = Vec::new();
         for batch in due.chunks(COMMITS_AT_ONCE) {
-            some.extend(mend(location, &inspected.inspection, batch).await?);
+            some.extend(mend(at, &inspected.inspection, batch).await?);
         }
         settle(&mut some);
         let came_further = some.iter().any(|repair| repair.outcome == Outcome::Mended);
         repairs.extend(some);
-        inspected = inspect(location, keep).await?;
+        inspected = inspect(at, keep).await?;
         if !came_further {
             break;
         }
@@ -136,26 +133,18 @@ fn settle(repairs: &mut [Repair]) {
 }
 
 /// Mends some findings in one opening of the store.
-async fn mend(location: &Location, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
-    let open = store::open(location, Use::Release).await?;
-    let ipam = Operator::new(open.store(), nodes(location));
-    let mut done = Ok(Vec::new());
-    for finding in findings {
-        let mended = ipam.mend(finding, inspection.revision, Deadline::after(PATIENCE)).await;
-        match (mended, &mut done) {
-            (Ok(Mended::Done), Ok(done)) => done.push(Repair::new(finding, Outcome::Mended, None)),
-            (Ok(Mended::Changed), Ok(done)) => done.push(Repair::new(finding, Outcome::Changed, None)),
-            (Err(Error::Store(error)), _) => {
-                done = Err(store::explain(location, error));
-                break;
-            }
-            (Err(error), Ok(done)) => done.push(Repair::new(finding, Outcome::Failed, Some(&error))),
-            (_, Err(_)) => break,
+async fn mend(at: StoreAt<'_>, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
+    at.on_ipam(Need::Release, async |operator| {
+        let mut done = Vec::new();
+        for finding in findings {
+            done.push(match operator.mend(finding, inspection.revision, Deadline::after(PATIENCE)).await {
+                Ok(Mended::Done) => Repair::new(finding, Outcome::Mended, None),
+                Ok(Mended::Changed) => Repair::new(finding, Outcome::Changed, None),
+                Err(Error::Store(error)) => return Err(at.explain(error)),
+                Err(error) => Repair::new(finding, Outcome::Failed, Some(&error)),
+            });
         }
-    }
-    drop(ipam);
-    let closed = open.close().await.map_err(|error| store::explain(location, error));
-    let done = done?;
-    closed?;
-    Ok(done)
+        Ok(done)
+    })
+    .await
 }

@@ -36,8 +36,13 @@ impl Form {
 }
 
 /// Shows all documents of a kind, as one list.
-pub(super) async fn all(ipam: &Operator, kind: DocumentKind, asked: &Asked<'_>, deadline: Deadline) -> Result<Answer> {
-    let documents = ipam.documents(kind, &asked.listed(), deadline).await?;
+pub(super) async fn all(
+    operator: &Operator,
+    kind: DocumentKind,
+    asked: &Asked<'_>,
+    deadline: Deadline,
+) -> Result<Answer> {
+    let documents = operator.documents(kind, &asked.listed(), deadline).await?;
     let rows: Vec<_> = documents.items.into_iter().map(|shown| shown.document).collect();
     let list = json!({
         "kind": format!("{kind}List"),
@@ -50,13 +55,13 @@ pub(super) async fn all(ipam: &Operator, kind: DocumentKind, asked: &Asked<'_>, 
 
 /// Shows the documents of these full names, each by itself. A name without a document is an error after the others.
 pub(super) async fn named(
-    ipam: &Operator,
+    operator: &Operator,
     names: &[(DocumentKind, String)],
     form: Form,
     asked: &Asked<'_>,
     deadline: Deadline,
 ) -> Result<Answer> {
-    let found = ipam.documents_named(names, deadline).await?;
+    let found = operator.documents_named(names, deadline).await?;
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for ((kind, _), shown) in names.iter().zip(found) {
         match shown {

@@ -1,4 +1,5 @@
-//! Shows, writes and deletes documents as calicoctl does.
+//! Shows, writes and deletes documents as calicoctl does. The files are read before the store is opened: a person may
+//! type one.
 
 mod change;
 mod files;
@@ -9,110 +10,110 @@ mod tally;
 
 use std::time::Duration;
 
-use datastore::Location;
+use async_trait::async_trait;
 use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentKind, Manifest, WriteMode};
 use kv::Deadline;
 
 pub(crate) use self::files::values;
 
-use self::change::Change;
+use self::change::{Deleting, Writing};
 use self::files::Depth;
 use self::get::Form;
 use self::namespace::Asked;
-use super::rehearsal::Run;
-use super::{outgoing, with_ipam};
 use crate::answer::Answer;
-use crate::args::{Documents, Selection, Source};
+use crate::args::{Apply, Create, Delete, Get, Replace, Selection};
+use crate::command::{OnOpenStore, OnStore};
 use crate::error::{Failure, Result};
-use crate::output::patiently;
-use crate::store::Use;
+use crate::store::{Need, StoreAt};
 
 /// The longest time for a command once the store is open: a pool's deletion is a commit for each block.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Reads the files, opens the store, carries out the command, and closes the store.
-pub(crate) async fn run(command: &Documents, location: &Location) -> Result<Answer> {
-    let deadline = || Deadline::after(PATIENCE);
-    match command {
-        Documents::Get(get) => {
-            let which = &get.which;
-            let asked = Asked::by_get(get)?;
-            match which.kind {
-                Some(kind) if which.name.is_empty() => {
-                    on_store(location, Use::Existing, Run::Real, async |ipam| {
-                        get::all(ipam, kind, &asked, deadline()).await
-                    })
-                    .await
-                }
-                _ => {
-                    let manifests = match which.kind {
-                        None if get.skip_empty => {
-                            placed(files::read_any(&which.filename, depth(which.recursive))?, &asked)?
-                        }
-                        _ => selected(which, &asked)?,
-                    };
-                    let names: Vec<(DocumentKind, String)> =
-                        manifests.iter().map(|one| (one.kind(), one.name().to_owned())).collect();
-                    // calicoctl exports only documents that are named, not those of a file.
-                    let form = if get.export && which.kind.is_some() { Form::Export } else { Form::Stored };
-                    on_store(location, Use::Existing, Run::Real, async |ipam| {
-                        get::named(ipam, &names, form, &asked, deadline()).await
-                    })
-                    .await
-                }
+#[async_trait(?Send)]
+impl OnStore for Get {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let (which, asked) = (&self.which, Asked::by_get(self)?);
+        let what = match which.kind {
+            Some(kind) if which.name.is_empty() => Wanted::All(kind),
+            kind => {
+                let manifests = match kind {
+                    None if self.skip_empty => {
+                        placed(files::read_any(&which.filename, depth(which.recursive))?, &asked)?
+                    }
+                    _ => selected(which, &asked)?,
+                };
+                // calicoctl exports only documents that are named, not those of a file.
+                let form = if self.export && kind.is_some() { Form::Export } else { Form::Stored };
+                let name = |one: &Manifest| (one.kind(), one.name().to_owned());
+                Wanted::Named(manifests.iter().map(name).collect(), form)
             }
-        }
-        Documents::Create(create) => {
-            let change = Change::new(WriteMode::Create, create.change.dry_run).skipping(create.skip_exists);
-            write(&create.change.source, change, location, deadline()).await
-        }
-        Documents::Apply(apply) => {
-            write(&apply.source, Change::new(WriteMode::Apply, apply.dry_run), location, deadline()).await
-        }
-        Documents::Replace(replace) => {
-            write(&replace.source, Change::new(WriteMode::Replace, replace.dry_run), location, deadline()).await
-        }
-        Documents::Delete(delete) => {
-            if delete.which.kind.is_some() && delete.which.name.is_empty() {
-                return Err(Failure::new("resource name must be specified")
-                    .hint("name what is to be deleted, such as: margay delete ippool main"));
-            }
-            let manifests = selected(&delete.which, &Asked::by_delete(delete))?;
-            let run = Run::new(delete.dry_run);
-            let verb = async |ipam: &Operator| {
-                let work = change::delete(ipam, &manifests, delete, deadline());
-                followed(ipam, location, run, &manifests, work).await
-            };
-            on_store(location, Use::Release, run, verb).await
+        };
+        at.carry_out(&Reading { what, asked }).await
+    }
+}
+
+/// The documents to show.
+struct Reading<'a> {
+    what: Wanted,
+    asked: Asked<'a>,
+}
+
+enum Wanted {
+    All(DocumentKind),
+    Named(Vec<(DocumentKind, String)>, Form),
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for Reading<'_> {
+    fn need(&self) -> Need {
+        Need::Read
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        match &self.what {
+            Wanted::All(kind) => get::all(operator, *kind, &self.asked, deadline).await,
+            Wanted::Named(names, form) => get::named(operator, names, *form, &self.asked, deadline).await,
         }
     }
 }
 
-async fn write(source: &Source, change: Change, location: &Location, deadline: Deadline) -> Result<Answer> {
-    let manifests = files::read(&source.filename, depth(source.recursive))?;
-    // As with `pool create`, a store is only made for a pool that can be made.
-    let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
-    let what_for = if change.makes() && manifests.iter().any(makes) { Use::Make } else { Use::Existing };
-    let verb = async |ipam: &Operator| {
-        let work = change.write(ipam, &manifests, location, deadline);
-        followed(ipam, location, change.run(), &manifests, work).await
-    };
-    on_store(location, what_for, change.run(), verb).await
+#[async_trait(?Send)]
+impl OnStore for Create {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let writing = Writing::of(WriteMode::Create, &self.change, at)?;
+        at.carry_out(&writing.skipping(self.skip_exists)).await
+    }
 }
 
-/// Does the work. If any pool is named, the machine's rules for pools are refreshed after it.
-async fn followed(
-    ipam: &Operator,
-    location: &Location,
-    run: Run,
-    manifests: &[Manifest],
-    work: impl Future<Output = Result<Answer>>,
-) -> Result<Answer> {
-    if manifests.iter().any(|manifest| manifest.kind() == DocumentKind::Pool) {
-        return outgoing::follow(ipam, location, run, Deadline::after(PATIENCE), work).await;
+#[async_trait(?Send)]
+impl OnStore for Apply {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        at.carry_out(&Writing::of(WriteMode::Apply, &self.change, at)?).await
     }
-    work.await
+}
+
+#[async_trait(?Send)]
+impl OnStore for Replace {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        at.carry_out(&Writing::of(WriteMode::Replace, &self.change, at)?).await
+    }
+}
+
+#[async_trait(?Send)]
+impl OnStore for Delete {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        if self.which.kind.is_some() && self.which.name.is_empty() {
+            return Err(Failure::new("resource name must be specified")
+                .hint("name what is to be deleted, such as: margay delete ippool main"));
+        }
+        let manifests = selected(&self.which, &Asked::by_delete(self))?;
+        at.carry_out(&Deleting { args: self, manifests }).await
+    }
 }
 
 /// The named documents, by kind and name or in files.
@@ -130,14 +131,4 @@ fn placed(manifests: Vec<Manifest>, asked: &Asked<'_>) -> Result<Vec<Manifest>> 
 
 fn depth(recursive: bool) -> Depth {
     if recursive { Depth::All } else { Depth::Files }
-}
-
-/// Runs a verb on the store, with a sign on a terminal that it goes on. Files were read before: a person may type one.
-async fn on_store(
-    location: &Location,
-    what_for: Use,
-    run: Run,
-    verb: impl AsyncFnOnce(&Operator) -> Result<Answer>,
-) -> Result<Answer> {
-    patiently(&format!("working on {location}"), with_ipam(location, what_for, run, verb)).await
 }

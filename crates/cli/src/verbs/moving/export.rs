@@ -2,16 +2,17 @@
 
 use std::path::Path;
 
-use datastore::Location;
+use async_trait::async_trait;
 use indicatif::HumanBytes;
-use ipam_operator::moving::{Tally, mark_key, ranges};
+use ipam_operator::moving::Tally;
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::Export;
-use crate::backup::{Copied, Overwrite, Writer, aside, copy};
+use crate::command::OnStore;
 use crate::error::Result;
-use crate::transfer::marked;
+use crate::store::StoreAt;
+use crate::transfer::{Filter, Overwrite, Writer, Written, aside};
 
 #[derive(Serialize)]
 struct Json {
@@ -22,28 +23,18 @@ struct Json {
     tally: Tally,
 }
 
-pub(super) async fn run(location: &Location, args: &Export) -> Result<Answer> {
-    let to_stdout = args.file == Path::new("-");
-    let (path, overwrite) = (args.file.clone(), if args.force { Overwrite::Allowed } else { Overwrite::Never });
-    let writer = if to_stdout { Writer::stdout()? } else { aside(move || Writer::create(&path, overwrite)).await? };
-    let mut tally = Tally::default();
-    let mut counted_to = None;
-    let copied = copy(location, ranges(), writer, |kv| {
-        if kv.key == mark_key() {
-            return Err(marked(&location.to_string()));
-        }
-        // A key that is not larger shows that the copy has begun anew.
-        if counted_to.as_ref().is_some_and(|last| kv.key <= *last) {
-            tally = Tally::default();
-        }
-        tally.add(&kv.key, kv.value.as_bytes());
-        counted_to = Some(kv.key.clone());
-        Ok(())
-    });
-    let Copied { revision, bytes, .. } = copied.await?;
-    let file = if to_stdout { "stdout".to_owned() } else { args.file.display().to_string() };
-    let text =
-        format!("Successfully exported {location} at revision {revision} to {file}: {tally}, {}", HumanBytes(bytes));
-    let answer = Answer::new(text, &Json { file, revision, bytes, tally })?;
-    Ok(if to_stdout { answer.on_stderr() } else { answer })
+#[async_trait(?Send)]
+impl OnStore for Export {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let to_stdout = self.file == Path::new("-");
+        let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
+        let writer =
+            if to_stdout { Writer::stdout()? } else { aside(move || Writer::create(&path, overwrite)).await? };
+        let Written { revision, tally, bytes, .. } = Written::of(at, Filter::Ipam, writer).await?;
+        let file = if to_stdout { "stdout".to_owned() } else { self.file.display().to_string() };
+        let text =
+            format!("Successfully exported {at} at revision {revision} to {file}: {tally}, {}", HumanBytes(bytes));
+        let answer = Answer::new(text, &Json { file, revision: revision.get(), bytes, tally })?;
+        Ok(if to_stdout { answer.on_stderr() } else { answer })
+    }
 }

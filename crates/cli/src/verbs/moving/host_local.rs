@@ -9,7 +9,9 @@ use std::time::SystemTime;
 
 use datastore::text_fault;
 
-use super::take_over::{Lease, Leases, LeftOut};
+use super::take_over::{Lease, Leases, LeftOut, TakingOver};
+use crate::args::FromHostLocal;
+use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
@@ -18,8 +20,15 @@ const MAX_BYTES: u64 = 4096;
 /// The interface for files of versions that did not write it.
 const USUAL_INTERFACE: &str = "eth0";
 
+impl Standalone for FromHostLocal {
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let found = read(&self.folder)?;
+        call.on_store(&TakingOver { found, terms: &self.terms })
+    }
+}
+
 /// Reads a folder.
-pub(super) fn read(folder: &Path) -> Result<Leases> {
+fn read(folder: &Path) -> Result<Leases> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::new(format!("cannot read {}: {error}", path.display()))
             .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")

@@ -1,16 +1,16 @@
 //! `margay import`.
 
-use datastore::Location;
+use async_trait::async_trait;
 use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use serde::Serialize;
 
 use super::migrate::remove;
 use crate::answer::Answer;
 use crate::args::Import;
-use crate::backup::Stop;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
-use crate::output::Progress;
-use crate::transfer::{Plan, Source, Target, Walked, Work, walk};
+use crate::store::StoreAt;
+use crate::transfer::{Differences, Filling, Plan, Source, Stop, Target, Work};
 
 #[derive(Serialize)]
 struct Json {
@@ -27,61 +27,64 @@ struct Json {
     tally: Tally,
 }
 
-pub(super) async fn run(location: &Location, args: &Import) -> Result<Answer> {
-    let Some(file) = &args.file else { return Err(Failure::new("say which file is to be imported")) };
-    if args.abort {
-        return abort(location, args.dry_run).await;
+#[async_trait(?Send)]
+impl OnStore for Import {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let Some(file) = &self.file else { return Err(Failure::new("say which file is to be imported")) };
+        if self.abort {
+            return abort(at, self.dry_run).await;
+        }
+        // The whole file is checked before anything is written.
+        let plan = Plan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
+        if self.dry_run {
+            return dry_run(at, &plan).await;
+        }
+        let mut target = Target::make(at).await?;
+        let filled = fill(at, &plan, &mut target).await;
+        let closed = target.close().await;
+        let walked = filled?;
+        closed?;
+        answer(at, &plan, &walked)
     }
-    // The whole file is checked before anything is written.
-    let plan = Plan::of(file, args.as_node.clone(), args.from_node.clone()).await?;
-    if args.dry_run {
-        return dry_run(location, &plan).await;
-    }
-    let mut target = Target::make(location).await?;
-    let filled = fill(location, &plan, &mut target).await;
-    let closed = target.close().await;
-    let walked = filled?;
-    closed?;
-    answer(location, &plan, &walked)
 }
 
 /// Reports what would be imported; an error if it cannot be.
-async fn dry_run(location: &Location, plan: &Plan) -> Result<Answer> {
-    let mut target = Target::inspect(location).await?;
+async fn dry_run(at: StoreAt<'_>, plan: &Plan) -> Result<Answer> {
+    let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
-        Some(mark) => require_same(location, mark, plan),
+        Some(mark) => require_same(at, mark, plan),
         None => imported_already(plan, &mut target).await.map(drop),
     };
     target.close().await?;
     possible?;
-    let text = format!("Would import {} into {location}: {}", plan.path(), plan.tally);
-    Answer::new(text, &json(location, plan, &Walked::default(), true))
+    let text = format!("Would import {} into {at}: {}", plan.file.path(), plan.tally);
+    Answer::new(text, &json(at, plan, &Differences::default(), true))
 }
 
-async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Result<Walked> {
+async fn fill(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> Result<Differences> {
     match target.mark() {
-        Some(mark) => require_same(location, mark, plan)?,
+        Some(mark) => require_same(at, mark, plan)?,
         None => {
             if let Some(found) = imported_already(plan, target).await? {
                 return Ok(found);
             }
             let mark = Mark {
                 way: MoveKind::Import,
-                from: plan.path(),
-                to: location.to_string(),
+                from: plan.file.path(),
+                to: at.to_string(),
                 source: plan.source(),
                 state: State::Copying,
-                revision: plan.header.revision,
+                revision: plan.file.header.revision,
             };
             target.begin(mark).await?;
         }
     }
-    let written = through(plan, target, Work::Fill, "writing").await?;
+    let written = through(plan, target, Work::Fill).await?;
     if !written.is_there(target).await? {
         // A key that differs may be one of the store's own, which stay.
-        let compared = through(plan, target, Work::Verify, "comparing").await?;
-        if compared.differences() > 0 {
-            return Err(Failure::new(format!("{location} was changed by somebody else meanwhile:{}", compared.list()))
+        let compared = through(plan, target, Work::Verify).await?;
+        if compared.total() > 0 {
+            return Err(Failure::new(format!("{at} was changed by somebody else meanwhile:{}", compared.list()))
                 .hint("--abort removes what it has; then it can be filled anew"));
         }
     }
@@ -91,45 +94,44 @@ async fn fill(location: &Location, plan: &Plan, target: &mut Target<'_>) -> Resu
 
 /// The keys of the file in a store without a mark, if it has all of them: an earlier run was killed just after it
 /// removed the mark. `None` if the store is empty; a store with anything else is refused.
-async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Walked>> {
+async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
-    let found = through(plan, target, Work::DryRun, "comparing").await?;
-    if found.differences() == 0 { Ok(Some(found)) } else { Err(refusal) }
+    let found = through(plan, target, Work::DryRun).await?;
+    if found.total() == 0 { Ok(Some(found)) } else { Err(refusal) }
 }
 
-async fn through(plan: &Plan, target: &mut Target<'_>, work: Work, what: &'static str) -> Result<Walked> {
+async fn through(plan: &Plan, target: &mut Target<'_>, work: Work) -> Result<Differences> {
     let mut source = Source::File(Box::new(plan.rows().await?));
-    let progress = Progress::new(what, Some(plan.tally.keys));
-    match walk(&mut source, target, work, &progress).await {
-        Ok(walked) => Ok(walked),
+    match Filling::run(&mut source, target, work, Some(plan.tally.keys)).await {
+        Ok(found) => Ok(found),
         Err(Stop::Failed(failure)) => Err(failure),
-        Err(Stop::Overtaken) => Err(Failure::new(format!("{} cannot be read any more", plan.path()))),
+        Err(Stop::Overtaken) => Err(Failure::new(format!("{} cannot be read any more", plan.file.path()))),
     }
 }
 
 /// Refuses a store that another import or a migration has begun to fill.
-fn require_same(location: &Location, mark: &Mark, plan: &Plan) -> Result<()> {
+fn require_same(at: StoreAt<'_>, mark: &Mark, plan: &Plan) -> Result<()> {
     if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
         return Ok(());
     }
-    Err(Failure::new(format!("{location} is being filled from {} already", mark.from))
+    Err(Failure::new(format!("{at} is being filled from {} already", mark.from))
         .hint(format!("go on with: {}", mark.command())))
 }
 
 /// Removes what an import has written.
-async fn abort(location: &Location, dry_run: bool) -> Result<Answer> {
-    let mut target = Target::inspect(location).await?;
-    let removed = remove(&mut target, MoveKind::Import, location, dry_run).await;
+async fn abort(at: StoreAt<'_>, dry_run: bool) -> Result<Answer> {
+    let mut target = Target::inspect(at).await?;
+    let removed = remove(&mut target, MoveKind::Import, at, dry_run).await;
     let closed = target.close().await;
     let answer = removed?;
     closed?;
     Ok(answer)
 }
 
-fn json(location: &Location, plan: &Plan, walked: &Walked, dry_run: bool) -> Json {
+fn json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool) -> Json {
     Json {
-        file: plan.path(),
-        store: location.to_string(),
+        file: plan.file.path(),
+        store: at.to_string(),
         dry_run,
         written: walked.missing,
         kept: walked.kept,
@@ -138,14 +140,14 @@ fn json(location: &Location, plan: &Plan, walked: &Walked, dry_run: bool) -> Jso
     }
 }
 
-fn answer(location: &Location, plan: &Plan, walked: &Walked) -> Result<Answer> {
-    let header = &plan.header;
+fn answer(at: StoreAt<'_>, plan: &Plan, walked: &Differences) -> Result<Answer> {
+    let header = &plan.file.header;
     let text = format!(
-        "Successfully imported {} into {location}: {}. All of it was read back and is equal",
-        plan.path(),
+        "Successfully imported {} into {at}: {}. All of it was read back and is equal",
+        plan.file.path(),
         plan.tally
     );
-    let mut answer = Answer::new(text, &json(location, plan, walked, false))?.note(format!(
+    let mut answer = Answer::new(text, &json(at, plan, walked, false))?.note(format!(
         "this is revision {} of a {} store, read at {}: addresses that were assigned after that are free in this store \
          and will be assigned again",
         header.revision, header.engine, header.time

@@ -1,20 +1,16 @@
 //! `margay migrate`.
 
-use datastore::{Location, OpenStore};
+use datastore::OpenStore;
 use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use kv::Revision;
 use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::args::Migrate;
-use crate::backup::{Identity, Stop, identity};
+use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
-use crate::output::Progress;
-use crate::store::{self, Use};
-use crate::transfer::{Source, Target, Walked, Work, walk};
-
-/// The number of attempts: the history of a revision can be removed before all of it was read.
-const ATTEMPTS: usize = 5;
+use crate::store::{Need, StoreAt};
+use crate::transfer::{Differences, Filling, Filter, Identity, Source, Stop, Target, Work, at_one_revision, identity};
 
 #[derive(Serialize)]
 struct Json {
@@ -40,12 +36,25 @@ struct Removed {
 
 /// The stores of a migration.
 struct Stores<'l> {
-    from: &'l Location,
-    to: &'l Location,
+    from: StoreAt<'l>,
+    to: StoreAt<'l>,
     source: Identity,
 }
 
-pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Result<Answer> {
+impl Standalone for Migrate {
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        if call.cli.store.is_some() {
+            return Err(Failure::new("migrate takes both stores as arguments")
+                .hint("leave --store out: margay migrate FROM TO"));
+        }
+        let (from, to) = (call.locate(Some(&self.from))?.location, call.locate(Some(&self.to))?.location);
+        let answer = runtime()?.block_on(migrate(call.at(&from), call.at(&to), self))?;
+        call.print(answer)?;
+        Ok(0)
+    }
+}
+
+async fn migrate(from: StoreAt<'_>, to: StoreAt<'_>, args: &Migrate) -> Result<Answer> {
     if args.abort {
         let mut target = Target::inspect(to).await?;
         let removed = remove(&mut target, MoveKind::Migrate, to, args.dry_run).await;
@@ -69,13 +78,9 @@ pub(super) async fn run(from: &Location, to: &Location, args: &Migrate) -> Resul
 }
 
 /// The identity of the source.
-async fn who(from: &Location) -> Result<Identity> {
-    let open = store::open_files(from, Use::Existing).await?;
-    let found = identity(from, &open).await;
-    let closed = open.close().await.map_err(|error| store::explain(from, error));
-    let found = found?;
-    closed?;
-    Ok(found)
+async fn who(from: StoreAt<'_>) -> Result<Identity> {
+    let open = from.open_files(Need::Read).await?;
+    from.and_close(open, async |open: &OpenStore| identity(from, open).await).await
 }
 
 impl Stores<'_> {
@@ -89,29 +94,28 @@ impl Stores<'_> {
             }
             Some(_) => {}
         }
-        for _ in 0..ATTEMPTS {
-            let Some((revision, written)) = self.through(target, Revision::UNSET, Work::Update).await? else {
-                continue;
-            };
+        at_one_revision(self.from, async || {
+            let (revision, written) = self.through(target, Revision::UNSET, Work::Update).await?;
             if !written.is_there(target).await? {
                 // A key that differs may be one of the target's own, which stay.
-                let Some((_, compared)) = self.through(target, revision, Work::Verify).await? else { continue };
-                if compared.differences() > 0 {
+                let (_, compared) = self.through(target, revision, Work::Verify).await?;
+                if compared.total() > 0 {
                     return Err(Failure::new(format!(
                         "{} was changed by somebody else meanwhile:{}",
                         self.to,
                         compared.list()
                     ))
-                    .hint("see to it that nobody uses it, and give the same command again"));
+                    .hint("see to it that nobody uses it, and give the same command again")
+                    .into());
                 }
             }
             target.remark(self.mark(State::Copied, revision.get())).await?;
-            return self.copied(revision, &written);
-        }
-        Err(self.too_fast())
+            Ok(self.copied(revision, &written)?)
+        })
+        .await
     }
 
-    fn copied(&self, revision: Revision, written: &Walked) -> Result<Answer> {
+    fn copied(&self, revision: Revision, written: &Differences) -> Result<Answer> {
         let Self { from, to, .. } = self;
         let text = format!(
             "Successfully copied {from} at revision {} to {to}: {}; {}. All of it was read back and is equal",
@@ -149,8 +153,8 @@ impl Stores<'_> {
         }
         let copied = mark.revision;
         let (revision, walked) = self.newest(target).await?;
-        if walked.differences() > 0 {
-            let count = walked.differences();
+        if walked.total() > 0 {
+            let count = walked.total();
             let differ = if count == 1 { "1 document differs".to_owned() } else { format!("{count} documents differ") };
             return Err(Failure::new(format!(
                 "{from} and {to} are not equal: {differ} since revision {copied} was copied:{}",
@@ -165,7 +169,7 @@ impl Stores<'_> {
         let held = self.hold(revision).await?;
         let opened = target.unmark().await;
         if let Some(held) = held {
-            held.close().await.map_err(|error| store::explain(from, error))?;
+            held.close().await.map_err(|error| from.explain(error))?;
         }
         opened?;
         let text = format!("Successfully moved {from} at revision {} to {to}: {}", revision.get(), walked.tally);
@@ -180,7 +184,7 @@ impl Stores<'_> {
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.newest(target).await?;
-        if walked.differences() > 0 || walked.tally.keys == 0 {
+        if walked.total() > 0 || walked.tally.keys == 0 {
             return Err(Failure::new(format!("{to} is not the target of a migration"))
                 .hint(format!("begin one with: margay migrate {from} {to}")));
         }
@@ -191,14 +195,14 @@ impl Stores<'_> {
     /// Holds the lock of an embedded source while the target is opened, so that nothing is assigned meanwhile. Fails if
     /// the source has changed. A cluster cannot be locked.
     async fn hold(&self, revision: Revision) -> Result<Option<OpenStore>> {
-        if self.from.path().is_none() {
+        if self.from.location.path().is_none() {
             return Ok(None);
         }
-        let open = store::open_files(self.from, Use::Existing).await?;
+        let open = self.from.open_files(Need::Read).await?;
         if open.embedded().is_some_and(|store| store.status().revision == revision) {
             return Ok(Some(open));
         }
-        open.close().await.map_err(|error| store::explain(self.from, error))?;
+        open.close().await.map_err(|error| self.from.explain(error))?;
         Err(Failure::new(format!("{} was changed meanwhile; {} is not open for use yet", self.from, self.to))
             .hint(format!("stop the runtime, and then: margay migrate {} {}", self.from, self.to)))
     }
@@ -224,24 +228,20 @@ impl Stores<'_> {
     }
 
     /// Compares the newest revision of the source with the target.
-    async fn newest(&self, target: &mut Target<'_>) -> Result<(Revision, Walked)> {
-        for _ in 0..ATTEMPTS {
-            if let Some(found) = self.through(target, Revision::UNSET, Work::DryRun).await? {
-                return Ok(found);
-            }
-        }
-        Err(self.too_fast())
+    async fn newest(&self, target: &mut Target<'_>) -> Result<(Revision, Differences)> {
+        at_one_revision(self.from, async || self.through(target, Revision::UNSET, Work::DryRun).await).await
     }
 
-    /// Walks through a revision of the source; `None` if its history was removed meanwhile.
-    async fn through(&self, target: &mut Target<'_>, at: Revision, work: Work) -> Result<Option<(Revision, Walked)>> {
-        let mut source = Source::store(self.from, at);
-        let progress = Progress::new(if work == Work::Update { "copying" } else { "comparing" }, None);
-        match walk(&mut source, target, work, &progress).await {
-            Ok(walked) => Ok(Some((source.revision(), walked))),
-            Err(Stop::Overtaken) => Ok(None),
-            Err(Stop::Failed(failure)) => Err(failure),
-        }
+    /// Goes through a revision of the source.
+    async fn through(
+        &self,
+        target: &mut Target<'_>,
+        at: Revision,
+        work: Work,
+    ) -> Result<(Revision, Differences), Stop> {
+        let mut source = Source::store(self.from, Filter::Ipam, at);
+        let found = Filling::run(&mut source, target, work, None).await?;
+        Ok((source.revision(), found))
     }
 
     fn mark(&self, state: State, revision: i64) -> Mark {
@@ -249,7 +249,7 @@ impl Stores<'_> {
         Mark { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
     }
 
-    fn json(&self, revision: Revision, walked: &Walked, dry_run: bool, finished: bool) -> Json {
+    fn json(&self, revision: Revision, walked: &Differences, dry_run: bool, finished: bool) -> Json {
         Json {
             from: self.from.to_string(),
             to: self.to.to_string(),
@@ -263,18 +263,10 @@ impl Stores<'_> {
             tally: walked.tally.clone(),
         }
     }
-
-    fn too_fast(&self) -> Failure {
-        Failure::new(format!(
-            "{} changes faster than it can be read: its history was given up {ATTEMPTS} times",
-            self.from
-        ))
-        .hint("try again when fewer containers are started and stopped")
-    }
 }
 
 /// The numbers of differences in words.
-fn changes(walked: &Walked) -> String {
+fn changes(walked: &Differences) -> String {
     let mut text = format!("{} new, {} changed, {} gone", walked.missing, walked.different, walked.extra);
     if walked.kept > 0 {
         text.push_str(&format!(", {} nodes or the like that the target had already stay as they are", walked.kept));
@@ -283,7 +275,7 @@ fn changes(walked: &Walked) -> String {
 }
 
 /// Removes the documents that were written to a store that is being filled, and the mark.
-pub(super) async fn remove(target: &mut Target<'_>, way: MoveKind, at: &Location, dry_run: bool) -> Result<Answer> {
+pub(super) async fn remove(target: &mut Target<'_>, way: MoveKind, at: StoreAt<'_>, dry_run: bool) -> Result<Answer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
         let what = if way == MoveKind::Import { "an import" } else { "a migration" };
         return Err(Failure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));

@@ -9,7 +9,9 @@ use std::path::Path;
 use datastore::text_fault;
 use serde::Deserialize;
 
-use super::take_over::{Lease, Leases, LeftOut};
+use super::take_over::{Lease, Leases, LeftOut, TakingOver};
+use crate::args::FromPodman;
+use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 
@@ -43,8 +45,15 @@ struct Network {
     v6: Option<String>,
 }
 
+impl Standalone for FromPodman {
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let found = read(&self.file, &self.terms.network)?;
+        call.on_store(&TakingOver { found, terms: &self.terms })
+    }
+}
+
 /// Reads a file, or stdin, and takes the containers of one network.
-pub(super) fn read(file: &Path, network: &str) -> Result<Leases> {
+fn read(file: &Path, network: &str) -> Result<Leases> {
     let bytes = content(file, HINT)?;
     if bytes.get(BOLT.0..).is_some_and(|rest| rest.starts_with(&BOLT.1)) {
         return Err(Failure::new(format!("{} is podman's own file, which margay does not read", file.display())).hint(

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use datastore::Location;
+use async_trait::async_trait;
 use ipam_core::assign::{AssignRequest, Bridge, Wanted};
 use ipam_core::attachment::{Attachment, NAMESPACE, POD, TIMESTAMP};
 use ipam_core::timestamps::go_string;
@@ -18,10 +18,10 @@ use serde::Serialize;
 use crate::answer::Answer;
 use crate::args::Terms;
 use crate::cni::{is_cni_name, is_interface_name};
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::printable;
-use crate::store::{self, Use};
-use crate::verbs::nodes;
+use crate::store::{Need, StoreAt};
 
 /// The longest time for one operation on the store.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 16;
 
 /// The leases of another plugin.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Leases {
     /// The leases, one for each interface of a container.
     pub(super) leases: Vec<Lease>,
@@ -99,49 +99,56 @@ enum Outcome {
     Conflict(String),
 }
 
-pub(super) async fn run(location: &Location, found: Leases, terms: &Terms) -> Result<Answer> {
-    let Leases { mut leases, mut left_out } = found;
-    for lease in leases.extract_if(.., |lease| !is_cni_name(&lease.container)) {
-        left_out.push(LeftOut::new(lease.name(), "its container's id is none that a runtime gives"));
-    }
-    for lease in leases.extract_if(.., |lease| !is_interface_name(&lease.interface)) {
-        let why = format!("{:?} is no interface's name", printable(&lease.interface));
-        left_out.push(LeftOut::new(lease.name(), why));
-    }
-    let node = host::node_name(terms.node.as_deref().unwrap_or_default());
-    if location.path().is_some() {
-        let is_of_other = |lease: &mut Lease| lease.node.as_ref().is_some_and(|other| *other != node);
-        for lease in leases.extract_if(.., is_of_other) {
-            let other = lease.node.as_deref().unwrap_or_default();
-            let why = format!("its pod is on node {}, and this store is for one machine, {node}", printable(other));
-            left_out.push(LeftOut::new(lease.name(), why));
-        }
-    }
-    let nodes_of_leases: BTreeSet<&String> = leases.iter().filter_map(|lease| lease.node.as_ref()).collect();
-    let mut report = Report {
-        nodes: nodes_of_leases.len(),
-        store: location.to_string(),
-        network: terms.network.clone(),
-        node,
-        dry_run: terms.dry_run,
-        left_out,
-        ..Report::default()
-    };
-    for leases in leases.chunks(AT_ONCE) {
-        let open = store::open(location, Use::Existing).await?;
-        let ipam = Operator::new(open.store(), nodes(location));
-        let done = some(&ipam, leases, &mut report).await;
-        drop(ipam);
-        let closed = open.close().await;
-        done?;
-        closed?;
-    }
-    report.answer()
+/// Leases to take over.
+pub(super) struct TakingOver<'a> {
+    pub(super) found: Leases,
+    pub(super) terms: &'a Terms,
 }
 
-async fn some(ipam: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
+#[async_trait(?Send)]
+impl OnStore for TakingOver<'_> {
+    fn doing(&self) -> Option<&'static str> {
+        Some("taking over into")
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let Leases { mut leases, mut left_out } = self.found.clone();
+        for lease in leases.extract_if(.., |lease| !is_cni_name(&lease.container)) {
+            left_out.push(LeftOut::new(lease.name(), "its container's id is none that a runtime gives"));
+        }
+        for lease in leases.extract_if(.., |lease| !is_interface_name(&lease.interface)) {
+            let why = format!("{:?} is no interface's name", printable(&lease.interface));
+            left_out.push(LeftOut::new(lease.name(), why));
+        }
+        let node = host::node_name(self.terms.node.as_deref().unwrap_or_default());
+        if at.location.path().is_some() {
+            let is_of_other = |lease: &mut Lease| lease.node.as_ref().is_some_and(|other| *other != node);
+            for lease in leases.extract_if(.., is_of_other) {
+                let other = lease.node.as_deref().unwrap_or_default();
+                let why = format!("its pod is on node {}, and this store is for one machine, {node}", printable(other));
+                left_out.push(LeftOut::new(lease.name(), why));
+            }
+        }
+        let nodes_of_leases: BTreeSet<&String> = leases.iter().filter_map(|lease| lease.node.as_ref()).collect();
+        let mut report = Report {
+            nodes: nodes_of_leases.len(),
+            store: at.to_string(),
+            network: self.terms.network.clone(),
+            node,
+            dry_run: self.terms.dry_run,
+            left_out,
+            ..Report::default()
+        };
+        for leases in leases.chunks(AT_ONCE) {
+            at.on_ipam(Need::Write, async |operator| some(operator, leases, &mut report).await).await?;
+        }
+        report.answer()
+    }
+}
+
+async fn some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
     for lease in leases {
-        match one(ipam, lease, report).await? {
+        match one(operator, lease, report).await? {
             Outcome::TakenOver => report.taken_over += lease.addresses.len(),
             Outcome::ThereAlready => report.there_already += lease.addresses.len(),
             Outcome::Conflict(why) => {
@@ -153,16 +160,16 @@ async fn some(ipam: &Operator, leases: &[Lease], report: &mut Report) -> Result<
 }
 
 /// Takes over the addresses of one interface, in one commit.
-async fn one(ipam: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
+async fn one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
     let request = request(lease, report);
     let soon = || Deadline::after(PATIENCE);
-    let compared = ipam.compare(&request.attachment, &[], &lease.addresses, soon()).await?;
+    let compared = operator.ipam().compare(&request.attachment, &[], &lease.addresses, soon()).await?;
     if compared.standings.iter().all(|(_, standing)| *standing == Standing::Own) {
         return Ok(Outcome::ThereAlready);
     }
     let assigned = match report.dry_run {
-        true => ipam.would_assign(&request, soon()).await.map(|trial| trial.assigned),
-        false => ipam.assign(&request, soon()).await,
+        true => operator.ipam().would_assign(&request, soon()).await.map(|trial| trial.assigned),
+        false => operator.ipam().assign(&request, soon()).await,
     };
     match assigned {
         Ok(_) => Ok(Outcome::TakenOver),

@@ -13,8 +13,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::podman::content;
-use super::take_over::{Lease, Leases, LeftOut};
-use crate::args::AddressRange;
+use super::take_over::{Lease, Leases, LeftOut, TakingOver};
+use crate::args::{AddressRange, FromWhereabouts};
+use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::verbs::documents::values;
@@ -83,8 +84,15 @@ struct Records {
     pods: BTreeMap<String, Option<String>>,
 }
 
+impl Standalone for FromWhereabouts {
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let found = read(&self.file, &self.ranges)?;
+        call.on_store(&TakingOver { found, terms: &self.terms })
+    }
+}
+
 /// Reads a file, or stdin. With ranges, only the addresses of these.
-pub(super) fn read(file: &Path, ranges: &[AddressRange]) -> Result<Leases> {
+fn read(file: &Path, ranges: &[AddressRange]) -> Result<Leases> {
     let name = file.display().to_string();
     let wrong = |why: String| Failure::new(format!("{name}: {why}")).hint(HINT);
     let mut records = Records::default();

@@ -1,14 +1,15 @@
 //! `margay store backup`.
 
-use datastore::Location;
+use async_trait::async_trait;
 use indicatif::{HumanBytes, HumanCount};
-use kv::Range;
 use serde::Serialize;
 
-use super::args::Backup;
 use crate::answer::Answer;
-use crate::backup::{CLUSTER_PREFIXES, Copied, Overwrite, Writer, aside, copy};
+use crate::args::Backup;
+use crate::command::OnStore;
 use crate::error::Result;
+use crate::store::StoreAt;
+use crate::transfer::{Filter, Overwrite, Writer, Written, aside};
 
 #[derive(Serialize)]
 struct Json {
@@ -18,16 +19,18 @@ struct Json {
     bytes: u64,
 }
 
-pub(super) async fn run(location: &Location, args: &Backup) -> Result<Answer> {
-    let (path, overwrite) = (args.file.clone(), if args.force { Overwrite::Allowed } else { Overwrite::Never });
-    let writer = aside(move || Writer::create(&path, overwrite)).await?;
-    let ranges = if location.is_shared() { CLUSTER_PREFIXES.map(Range::prefix).to_vec() } else { vec![Range::All] };
-    let Copied { revision, keys, bytes } = copy(location, ranges, writer, |_| Ok(())).await?;
-    let file = args.file.display().to_string();
-    let text = format!(
-        "Successfully backed up {location} at revision {revision} to {file}: {} keys, {}",
-        HumanCount(keys),
-        HumanBytes(bytes)
-    );
-    Answer::new(text, &Json { file, revision, keys, bytes })
+#[async_trait(?Send)]
+impl OnStore for Backup {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
+        let writer = aside(move || Writer::create(&path, overwrite)).await?;
+        let Written { revision, keys, bytes, .. } = Written::of(at, Filter::All, writer).await?;
+        let file = self.file.display().to_string();
+        let text = format!(
+            "Successfully backed up {at} at revision {revision} to {file}: {} keys, {}",
+            HumanCount(keys),
+            HumanBytes(bytes)
+        );
+        Answer::new(text, &Json { file, revision: revision.get(), keys, bytes })
+    }
 }

@@ -1,14 +1,16 @@
 //! `margay store create`.
 
-use datastore::care::FORMAT_WITH_LEASES;
-use datastore::{Location, care};
+use async_trait::async_trait;
+use datastore::Drivers;
+use datastore::care::{self, FORMAT_WITH_LEASES};
 use serde::Serialize;
 
-use super::args::CreateStore;
 use super::upgrade::refuse_older_plugins;
 use crate::answer::Answer;
+use crate::args::CreateStore;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
-use crate::store::{explain, wait};
+use crate::store::StoreAt;
 
 #[derive(Serialize)]
 struct Json {
@@ -16,15 +18,21 @@ struct Json {
     format: u32,
 }
 
-pub(super) async fn run(location: &Location, args: &CreateStore) -> Result<Answer> {
-    super::refuse_cluster(location, "create", "an etcd is there once it is started")?;
-    if args.format >= FORMAT_WITH_LEASES {
-        refuse_older_plugins()?;
+#[async_trait(?Send)]
+impl OnStore for CreateStore {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        Some(("create", "an etcd is there once it is started".to_owned()))
     }
-    if !care::create(location, args.format, wait()).await.map_err(|error| explain(location, error))? {
-        return Err(Failure::new(format!("{location} is there already; nothing was changed"))
-            .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        if self.format >= FORMAT_WITH_LEASES {
+            refuse_older_plugins()?;
+        }
+        if !care::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
+            return Err(Failure::new(format!("{at} is there already; nothing was changed"))
+                .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
+        }
+        let text = format!("Successfully created {at}, format {}", self.format);
+        Answer::new(text, &Json { store: at.to_string(), format: self.format })
     }
-    let text = format!("Successfully created {location}, format {}", args.format);
-    Answer::new(text, &Json { store: location.to_string(), format: args.format })
 }

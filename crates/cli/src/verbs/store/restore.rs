@@ -2,25 +2,20 @@
 //!
 //! The store is built in a folder beside its final one, and gets its name in one step when it is complete.
 
-use std::path::Path;
-
+use async_trait::async_trait;
 use datastore::care::{self, FORMAT_WITH_LEASES, Staging, could_be_made};
-use datastore::{Create, Location};
+use datastore::{Create, Drivers, OpenStore};
 use indicatif::HumanCount;
-use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn, Value};
+use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn};
 use serde::Serialize;
 
-use super::args::Restore;
 use super::upgrade::refuse_older_plugins;
 use crate::answer::Answer;
-use crate::backup::{Header, Reader, aside};
+use crate::args::Restore;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, explain, wait};
-
-/// The most bytes that one transaction writes, unless one value alone is longer.
-const TXN_BYTES: usize = 1_000_000;
-/// The number of bytes that are read at once.
-const GROUP_BYTES: usize = 4 << 20;
+use crate::store::{Need, StoreAt};
+use crate::transfer::{Checked, Header, Part, Row, Sink, Source, Stop, grouped, pump};
 
 #[derive(Serialize)]
 struct Json {
@@ -33,59 +28,64 @@ struct Json {
     replaced: Option<String>,
 }
 
-pub(super) async fn run(location: &Location, args: &Restore) -> Result<Answer> {
-    super::refuse_cluster(
-        location,
-        "restore",
-        &format!(
+#[async_trait(?Send)]
+impl OnStore for Restore {
+    fn only_embedded(&self, drivers: &Drivers) -> Option<(&'static str, String)> {
+        let instead = format!(
             "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to {}",
-            location.drivers().local_names("", "")
-        ),
-    )?;
-    let file = args.file.clone();
-    // The whole file is checked before anything is written.
-    let (header, keys) = aside(move || Reader::check(&file)).await?;
-    let seen = if args.replace { None } else { Some(newest_of_empty(location).await?) };
-    let failed = |error| explain(location, error);
-    if args.dry_run {
-        could_be_made(location).await.map_err(failed)?;
-        return answer(location, args, Restored { header, keys, id: None, aside: None }).map(Answer::of_a_dry_run);
+            drivers.local_names("", "")
+        );
+        Some(("restore", instead))
     }
-    if header.leases.is_some() {
-        refuse_older_plugins()?;
+
+    fn doing(&self) -> Option<&'static str> {
+        Some("restoring")
     }
-    let staging = Staging::begin(location).await.map_err(failed)?;
-    let (staging, held) = staging.hold(wait()).await.map_err(failed)?;
-    if let (Some(seen), Some(held)) = (seen, &held)
-        && held.newest_revision().map_err(failed)? > seen
-    {
-        return Err(not_empty(location, "it was written to meanwhile"));
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        // The whole file is checked before anything is written.
+        let file = Checked::of(&self.file).await?;
+        let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
+        let failed = |error| at.explain(error);
+        if self.dry_run {
+            could_be_made(at.location).await.map_err(failed)?;
+            return answer(at, Restored { file, id: None, aside: None }).map(Answer::of_a_dry_run);
+        }
+        if file.header.leases.is_some() {
+            refuse_older_plugins()?;
+        }
+        let staging = Staging::begin(at.location).await.map_err(failed)?;
+        let (staging, held) = staging.hold(at.wait).await.map_err(failed)?;
+        if let (Some(seen), Some(held)) = (seen, &held)
+            && held.newest_revision().map_err(failed)? > seen
+        {
+            return Err(not_empty(at, "it was written to meanwhile"));
+        }
+        let id = fill(at.other(&staging.location()), &file).await?;
+        let aside = staging.finish(held).await.map_err(failed)?.map(|path| path.display().to_string());
+        answer(at, Restored { file, id: Some(id), aside })
     }
-    let id = fill(&staging.location(), &args.file, &header, keys).await?;
-    let aside = staging.finish(held).await.map_err(failed)?.map(|path| path.display().to_string());
-    answer(location, args, Restored { header, keys, id: Some(id), aside })
 }
 
 /// The outcome.
 struct Restored {
-    header: Header,
-    keys: u64,
+    file: Checked,
     /// The id of the new store.
     id: Option<String>,
     /// The folder in which the former store is now.
     aside: Option<String>,
 }
 
-fn answer(location: &Location, args: &Restore, done: Restored) -> Result<Answer> {
-    let Restored { header, keys, id, aside } = done;
-    let Header { revision, time, engine, .. } = header;
+fn answer(at: StoreAt<'_>, done: Restored) -> Result<Answer> {
+    let Restored { file, id, aside } = done;
+    let (path, keys) = (file.path(), file.keys);
+    let Header { revision, time, engine, .. } = file.header;
     let text = format!(
-        "Successfully restored {location} from {}: {} keys of revision {revision} of a {engine} store, read at {time}",
-        args.file.display(),
+        "Successfully restored {at} from {path}: {} keys of revision {revision} of a {engine} store, read at {time}",
         HumanCount(keys)
     );
     let json = Json {
-        store: location.to_string(),
+        store: at.to_string(),
         id,
         keys,
         backup_revision: revision,
@@ -103,86 +103,72 @@ fn answer(location: &Location, args: &Restore, done: Restored) -> Result<Answer>
 }
 
 /// The newest revision of a store without keys; 1 if there is no store. Refuses a store with keys.
-async fn newest_of_empty(location: &Location) -> Result<u64> {
-    let open = match datastore::open(location, &Create::Never.with_wait(wait())).await {
+async fn newest_of_empty(at: StoreAt<'_>) -> Result<u64> {
+    let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
         Ok(open) => open,
         // A creation that was interrupted may have left the first revision.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
-        Err(error) => return Err(explain(location, error)),
+        Err(error) => return Err(at.explain(error)),
     };
     let status = open.embedded().map(care::MvccStore::status);
-    open.close().await.map_err(|error| explain(location, error))?;
+    open.close().await.map_err(|error| at.explain(error))?;
     match status {
         Some(status) if status.live == 0 => Ok(u64::try_from(status.revision.get()).unwrap_or_default().max(1)),
-        Some(status) => Err(not_empty(location, &format!("it has {} keys", HumanCount(status.live)))),
-        None => Err(Failure::new(format!("{location} cannot be restored"))),
+        Some(status) => Err(not_empty(at, &format!("it has {} keys", HumanCount(status.live)))),
+        None => Err(Failure::new(format!("{at} cannot be restored"))),
     }
 }
 
-fn not_empty(location: &Location, why: &str) -> Failure {
-    Failure::new(format!("there is a store at {location} already: {why}"))
+fn not_empty(at: StoreAt<'_>, why: &str) -> Failure {
+    Failure::new(format!("there is a store at {at} already: {why}"))
         .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
 }
 
 /// Makes a store of a backup, and returns its id.
-async fn fill(location: &Location, file: &Path, header: &Header, keys: u64) -> Result<String> {
-    let failed = |error| explain(location, error);
-    if header.leases.is_some() {
-        care::create(location, FORMAT_WITH_LEASES, wait()).await.map_err(failed)?;
+async fn fill(at: StoreAt<'_>, file: &Checked) -> Result<String> {
+    if file.header.leases.is_some() {
+        care::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
     }
-    let open = store::open_files(location, Use::Make).await?;
-    let Some(embedded) = open.embedded() else {
-        return Err(Failure::new(format!("{location} cannot be restored")));
-    };
-    for lease in header.leases.iter().flatten() {
-        let damaged = || Failure::new(format!("{} is damaged: it has a lease that cannot be", file.display()));
-        let lease = lease.read().ok_or_else(|| damaged().hint("use another backup; nothing was changed"))?;
-        embedded.grant(lease).await.map_err(failed)?;
-    }
-    let path = file.to_owned();
-    let mut reader = aside(move || Reader::open(&path)).await?;
-    loop {
-        let txns;
-        (reader, txns) = aside(move || {
-            let txns = next_txns(&mut reader)?;
-            Ok((reader, txns))
-        })
-        .await?;
-        if txns.is_empty() {
-            break;
+    let open = at.open_files(Need::Make).await?;
+    at.and_close(open, async |open: &OpenStore| {
+        let Some(embedded) = open.embedded() else {
+            return Err(Failure::new(format!("{at} cannot be restored")));
+        };
+        let mut source = Source::File(Box::new(file.rows(None).await?));
+        match pump(&mut source, &mut NewStore { at, embedded, path: file.path() }).await {
+            Ok(()) => Ok(embedded.id().to_string()),
+            Err(Stop::Failed(failure)) => Err(failure),
+            Err(Stop::Overtaken) => Err(Failure::new(format!("{} cannot be read any more", file.path()))),
         }
-        // Transactions run one after the other: for larger commits sled takes gigabytes of memory.
-        for txn in txns {
-            embedded.txn(txn).await.map_err(failed)?;
-        }
-    }
-    let changed =
-        || Failure::new(format!("{} was changed meanwhile", file.display())).hint("try again; nothing was changed");
-    if reader.header() != header || embedded.status().live != keys {
-        return Err(changed());
-    }
-    let id = embedded.id().to_string();
-    open.close().await.map_err(failed)?;
-    Ok(id)
+    })
+    .await
 }
 
-/// The next rows of a backup as transactions; none at its end.
-fn next_txns(reader: &mut Reader) -> Result<Vec<Txn>> {
-    let (mut txns, mut ops, mut size, mut read) = (Vec::new(), Vec::new(), 0, 0);
-    while read < GROUP_BYTES
-        && let Some(row) = reader.next_row()?
-    {
-        let bytes = row.key.len() + row.value.len();
-        if ops.len() == MAX_TXN_OPS || (size + bytes > TXN_BYTES && !ops.is_empty()) {
-            txns.push(Txn::new().with_success(std::mem::take(&mut ops)));
-            size = 0;
+/// A store that nobody else can reach yet, as the end of a way.
+struct NewStore<'s> {
+    at: StoreAt<'s>,
+    embedded: &'s care::MvccStore,
+    /// The file, for errors.
+    path: String,
+}
+
+impl Sink for NewStore<'_> {
+    async fn begin(&mut self, header: Header) -> Result<()> {
+        for lease in header.leases.into_iter().flatten() {
+            let damaged = || Failure::new(format!("{} is damaged: it has a lease that cannot be", self.path));
+            let lease = lease.read().ok_or_else(|| damaged().hint("use another backup; nothing was changed"))?;
+            self.embedded.grant(lease).await.map_err(|error| self.at.explain(error))?;
         }
-        size += bytes;
-        read += bytes;
-        ops.push(Op::Put { key: row.key.into(), value: Value::new(row.value), prev: Prev::Omit, lease: row.lease });
+        Ok(())
     }
-    if !ops.is_empty() {
-        txns.push(Txn::new().with_success(ops));
+
+    async fn take(&mut self, part: Part) -> Result<()> {
+        // Transactions run one after the other: for larger commits sled takes gigabytes of memory.
+        for rows in grouped(part.rows, MAX_TXN_OPS, |row| row.key.as_bytes().len() + row.value.len()) {
+            let put = |Row { key, value, lease }| Op::Put { key, value, prev: Prev::Omit, lease };
+            let txn = Txn::new().with_success(rows.into_iter().map(put));
+            self.embedded.txn(txn).await.map_err(|error| self.at.explain(error))?;
+        }
+        Ok(())
     }
-    Ok(txns)
 }

@@ -4,37 +4,45 @@ use std::cmp::Reverse;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use datastore::care::{self, Glance, Holder, MvccStore, Share};
-use datastore::{About, Create, Location, OpenStore};
+use datastore::{About, Location, OpenStore};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use ipam_core::timestamps::parse_rfc3339;
 use kv::{Range, StoreExt, WatchRequest};
 use serde::Serialize;
 
 use crate::answer::Answer;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::{printable, rfc3339};
-use crate::store::{explain, wait};
+use crate::store::{Need, StoreAt};
 use crate::times::both;
 
 /// The longest wait for the store lock: the facts that are visible from outside are an answer already.
 const WAIT: Duration = Duration::from_secs(2);
 
-pub(super) async fn run(location: &Location) -> Result<Answer> {
-    if location.is_shared() {
-        return of_cluster(location).await;
+/// `margay store status`.
+pub(in crate::verbs) struct Status;
+
+#[async_trait(?Send)]
+impl OnStore for Status {
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        if at.location.is_shared() {
+            return of_cluster(at).await;
+        }
+        let glance = care::glance(at.location).await.map_err(|error| at.explain(error))?;
+        let mut report = Report::outside(at.location, glance);
+        let failure = match at.with_wait(WAIT.min(at.wait)).open_files(Need::Read).await {
+            Ok(open) => report.inspect(at, open).await.err(),
+            Err(failure) => Some(failure),
+        };
+        let answer = Answer::new(report.text(), &report)?;
+        Ok(match failure {
+            Some(failure) => answer.incomplete(failure),
+            None => answer,
+        })
     }
-    let glance = care::glance(location).await.map_err(|error| explain(location, error))?;
-    let mut report = Report::outside(location, glance);
-    let failure = match datastore::open(location, &Create::Never.with_wait(WAIT.min(wait()))).await {
-        Ok(open) => report.inspect(location, open).await.err(),
-        Err(error) => Some(explain(location, error)),
-    };
-    let answer = Answer::new(report.text(), &report)?;
-    Ok(match failure {
-        Some(failure) => answer.incomplete(failure),
-        None => answer,
-    })
 }
 
 /// The status of an embedded store.
@@ -113,7 +121,7 @@ impl Report {
         }
     }
 
-    async fn inspect(&mut self, location: &Location, open: OpenStore) -> Result<()> {
+    async fn inspect(&mut self, at: StoreAt<'_>, open: OpenStore) -> Result<()> {
         if let Some(store) = open.embedded() {
             self.format = Some(store.status().format);
         }
@@ -122,8 +130,8 @@ impl Report {
             None => None,
         };
         let closed = open.close().await;
-        self.inside = inside.transpose().map_err(|error| explain(location, error))?;
-        closed.map_err(|error| explain(location, error))
+        self.inside = inside.transpose().map_err(|error| at.explain(error))?;
+        closed.map_err(|error| at.explain(error))
     }
 
     fn text(&self) -> String {
@@ -239,22 +247,22 @@ struct Cluster {
     problems: Vec<String>,
 }
 
-async fn of_cluster(location: &Location) -> Result<Answer> {
-    let failed = |error| explain(location, error);
-    let open = datastore::open(location, &Create::Never.with_wait(WAIT)).await.map_err(failed)?;
+async fn of_cluster(at: StoreAt<'_>) -> Result<Answer> {
+    let failed = |error| at.explain(error);
+    let open = at.with_wait(WAIT).open_files(Need::Read).await?;
     let Some(reporter) = open.cluster() else {
-        return Err(Failure::new(format!("{location} is no cluster")));
+        return Err(Failure::new(format!("{at} is no cluster")));
     };
     let About { cluster, endpoints, version, revision, db_bytes, db_bytes_in_use, db_quota_bytes, problems, .. } =
         reporter.about().await.map_err(failed)?;
     let mut keys = 0;
-    for prefix in crate::backup::CLUSTER_PREFIXES {
+    for prefix in crate::transfer::CLUSTER_PREFIXES {
         keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
     }
     open.close().await.map_err(failed)?;
     let cluster = Cluster {
-        store: location.to_string(),
-        engine: location.facts().name,
+        store: at.to_string(),
+        engine: at.location.facts().name,
         id: format!("{cluster:x}"),
         endpoints,
         version,
@@ -274,7 +282,7 @@ async fn of_cluster(location: &Location) -> Result<Answer> {
     let quota = cluster.quota_bytes.map_or_else(String::new, |quota| format!(", quota {}", HumanBytes(quota)));
     let (bytes, in_use) = (HumanBytes(cluster.bytes), HumanBytes(cluster.bytes_in_use));
     line("On disk", format!("{bytes}, {in_use} of them in use{quota}"));
-    line("Keys", format!("{} below {}", HumanCount(cluster.keys), crate::backup::CLUSTER_PREFIXES.join(" and ")));
+    line("Keys", format!("{} below {}", HumanCount(cluster.keys), crate::transfer::CLUSTER_PREFIXES.join(" and ")));
     line("Newest", format!("revision {}", cluster.revision));
     for problem in &cluster.problems {
         line("Problem", problem.clone());

@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
-use datastore::care::FORMAT_WITH_LEASES;
-use datastore::{Location, care};
+use async_trait::async_trait;
+use datastore::Drivers;
+use datastore::care::{self, FORMAT_WITH_LEASES};
 use serde::Serialize;
 
-use super::args::Upgrade;
 use crate::answer::Answer;
+use crate::args::Upgrade;
+use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::install::{PLUGIN_FOLDERS, Program};
-use crate::store::{explain, wait};
+use crate::store::StoreAt;
 
 #[derive(Serialize)]
 struct Json {
@@ -18,21 +20,27 @@ struct Json {
     to: u32,
 }
 
-pub(super) async fn run(location: &Location, args: &Upgrade) -> Result<Answer> {
-    super::refuse_cluster(location, "upgrade", "etcd upgrades its files itself when a newer etcd is started on them")?;
-    refuse_older_plugins()?;
-    let done = match args.dry_run {
-        true => care::would_upgrade(location, wait()).await,
-        false => care::upgrade(location, wait()).await,
-    };
-    let done = done.map_err(|error| explain(location, error))?;
-    let text = if done.from == done.to {
-        format!("{location} is already at format {}, the newest", done.to)
-    } else {
-        format!("Successfully raised {location} from format {} to {}", done.from, done.to)
-    };
-    let answer = Answer::new(text, &Json { from: done.from, to: done.to })?;
-    Ok(if args.dry_run { answer.of_a_dry_run() } else { answer })
+#[async_trait(?Send)]
+impl OnStore for Upgrade {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        refuse_older_plugins()?;
+        let done = match self.dry_run {
+            true => care::would_upgrade(at.location, at.wait).await,
+            false => care::upgrade(at.location, at.wait).await,
+        };
+        let done = done.map_err(|error| at.explain(error))?;
+        let text = if done.from == done.to {
+            format!("{at} is already at format {}, the newest", done.to)
+        } else {
+            format!("Successfully raised {at} from format {} to {}", done.from, done.to)
+        };
+        let answer = Answer::new(text, &Json { from: done.from, to: done.to })?;
+        Ok(if self.dry_run { answer.of_a_dry_run() } else { answer })
+    }
 }
 
 /// Fails if a folder of plugins has a Margay plugin that cannot read the newest format.

@@ -2,6 +2,7 @@
 
 mod files;
 pub(crate) mod fill;
+mod golden;
 mod input;
 mod kill;
 mod migrate;

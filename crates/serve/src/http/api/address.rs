@@ -39,7 +39,7 @@ struct Reported {
 pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let ip: IpAddr = query.parsed("ip")?;
     let deadline = || Deadline::after(shown.limits.answer);
-    let inventory = shown.ipam.inventory(deadline()).await?;
+    let inventory = shown.operator.ipam().inventory(deadline()).await?;
     let pools = &inventory.pools;
     let rules = Rules::read(shown).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
@@ -64,7 +64,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
         if let Some(entry) = block.attributes_of(ip) {
             reported.attributes(entry);
         }
-    } else if let Holding::Held(entry) = shown.ipam.holding(ip, deadline()).await? {
+    } else if let Holding::Held(entry) = shown.operator.ipam().holding(ip, deadline()).await? {
         // The block has outlived its pool.
         reported.address.used = Use::Used;
         reported.address.holder = Some(Whose::of(&entry));

@@ -33,7 +33,7 @@ struct Blocks<'a> {
 /// A part of the blocks of a pool; of those in no pool if no pool is named.
 pub(super) async fn many(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let from = if query.get("from").is_some() { query.parsed::<usize>("from")? } else { 0 };
-    let census = shown.asked.census(&shown.ipam).await?;
+    let census = shown.asked.census(shown.operator.ipam()).await?;
     let all = match query.get("pool") {
         None => &census.orphaned,
         Some(name) => {
@@ -78,7 +78,7 @@ struct OneBlock {
 pub(super) async fn one(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let cidr: IpNet = query.parsed::<IpNet>("cidr")?.trunc();
     let deadline = Deadline::after(shown.limits.answer);
-    let inventory = shown.ipam.inventory(deadline).await?;
+    let inventory = shown.operator.ipam().inventory(deadline).await?;
     let pool = inventory.pools.iter().find(|pool| pool.cidr().contains(&cidr)).map(|pool| pool.name().to_owned());
     let mut answer = OneBlock { cidr: cidr.to_string(), pool, owner: None, exists: false, addresses: Vec::new() };
     if let Some(kv) = shown.store.get(keys::block(cidr)).await? {

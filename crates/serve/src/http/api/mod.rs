@@ -27,7 +27,7 @@ pub(super) async fn answer(question: &str, request: &Request<Incoming>, shown: &
         match question {
             "about" => Ok(route::version(shown)),
             "overview" => overview::answer(shown).await,
-            "forecast" => Ok(json(StatusCode::OK, &*shown.asked.forecast(&shown.ipam).await?)),
+            "forecast" => Ok(json(StatusCode::OK, &*shown.asked.forecast(&shown.operator).await?)),
             "blocks" => blocks::many(shown, &query).await,
             "block" => blocks::one(shown, &query).await,
             "address" => address::answer(shown, &query).await,

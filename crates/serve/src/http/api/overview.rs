@@ -114,7 +114,7 @@ impl Pool {
 }
 
 pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
-    let census = shown.asked.census(&shown.ipam).await?;
+    let census = shown.asked.census(shown.operator.ipam()).await?;
     let mut nodes: Vec<Node> = census
         .nodes
         .iter()

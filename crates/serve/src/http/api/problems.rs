@@ -61,7 +61,7 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
 }
 
 async fn problems(shown: &Shown) -> Result<String, Failure> {
-    let mut inspection = shown.ipam.inspect(Keep::Findings, Deadline::after(READING)).await?;
+    let mut inspection = shown.operator.inspect(Keep::Findings, Deadline::after(READING)).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
     // Problems come before information.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());

@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 
-use ipam_core::Ipam;
 use ipam_core::model::{Block, Document, keys};
 use ipam_core::reservations::Reservations;
 use kv::{Deadline, Pages, Range, Revision, Store};
@@ -38,7 +37,7 @@ pub(super) struct Rules {
 
 impl Rules {
     pub(super) async fn read(shown: &Shown) -> Result<Self, Failure> {
-        let ipam: &Ipam = &shown.ipam;
+        let ipam = shown.operator.ipam();
         let deadline = || Deadline::after(shown.limits.answer);
         let inventory = ipam.inventory(deadline()).await?;
         let (reservations, _) = Reservations::from_documents(&inventory.reservations);

@@ -59,7 +59,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
 async fn search(shown: &Shown, text: &str) -> Result<String, Failure> {
     let wanted = Wanted::of(text);
     let rules = Rules::read(shown).await?;
-    let pools = shown.ipam.inventory(Deadline::after(shown.limits.answer)).await?.pools;
+    let pools = shown.operator.ipam().inventory(Deadline::after(shown.limits.answer)).await?.pools;
     let mut found = Found::default();
     for pool in pools.iter().filter(|pool| wanted.is_pool(pool.name(), pool.cidr())).take(MOST) {
         found.pools.push(PoolFound { name: pool.name().to_owned(), cidr: pool.cidr().to_string() });

@@ -6,11 +6,16 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use ipam_operator::moving::Tally;
+use kv::Revision;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::format::{Header, MAX_LINE_BYTES, Row, trailer};
+use super::format::{Header, Line, MAX_LINE_BYTES, trailer};
+use super::{Filter, Part, Row, Sink, Source, Stop, aside, at_one_revision, pump, too_fast};
 use crate::digest::Sha256;
 use crate::error::{Failure, Result};
+use crate::output::Progress;
+use crate::store::StoreAt;
 
 /// The mode of a backup: only its owner may read it, as with the store.
 const MODE: u32 = 0o600;
@@ -76,12 +81,12 @@ impl Writer {
     }
 
     /// True if the written lines can be removed again.
-    pub(crate) fn can_begin_anew(&self) -> bool {
+    fn can_begin_anew(&self) -> bool {
         matches!(self.to, To::File(_))
     }
 
     /// Writes the first line. Lines that were written to a file before are removed.
-    pub(crate) fn begin(&mut self, header: &Header) -> Result<()> {
+    fn begin(&mut self, header: &Header) -> Result<()> {
         if let To::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
         }
@@ -97,11 +102,11 @@ impl Writer {
     }
 
     /// Writes the next keys and values, which must be in the order of keys.
-    pub(crate) fn rows(&mut self, rows: &[kv::Kv]) -> Result<()> {
+    fn rows(&mut self, rows: &[Row]) -> Result<()> {
         let mut lines = Vec::new();
         for row in rows {
             let lease = row.lease.filter(|_| self.leases);
-            lines.extend(json(&Row::new(row.key.as_bytes(), row.value.as_bytes(), lease))?);
+            lines.extend(json(&Line::new(row.key.as_bytes(), row.value.as_bytes(), lease))?);
             lines.push(b'\n');
             if lines.len() > 1 << 20 {
                 self.put(&lines)?;
@@ -113,7 +118,7 @@ impl Writer {
     }
 
     /// Writes the last line. A file is then made durable and gets its name. Returns the length in bytes.
-    pub(crate) fn finish(mut self) -> Result<u64> {
+    fn finish(mut self) -> Result<u64> {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
         match self.to {
@@ -130,6 +135,77 @@ impl Writer {
             To::File(new) => new.put(bytes).map_err(|error| failed(&new.path, &error)),
             To::Stdout(file) => Ok(file.write_all(bytes)?),
         }
+    }
+}
+
+/// A store that was written to a file.
+pub(crate) struct Written {
+    /// The revision.
+    pub(crate) revision: Revision,
+    /// The number of keys.
+    pub(crate) keys: u64,
+    /// IPAM's documents, if only those were written.
+    pub(crate) tally: Tally,
+    /// The length of the file in bytes.
+    pub(crate) bytes: u64,
+}
+
+/// The file as the end of a way.
+struct ToFile {
+    /// `None` while another thread has it, and after a failure.
+    writer: Option<Writer>,
+    filter: Filter,
+    keys: u64,
+    tally: Tally,
+    progress: Progress,
+}
+
+impl Written {
+    /// Writes a store, as it is at one revision. Another thread writes the file: the store is open only while it is read.
+    pub(crate) async fn of(at: StoreAt<'_>, filter: Filter, writer: Writer) -> Result<Self> {
+        let can_begin_anew = writer.can_begin_anew();
+        let progress = Progress::new("reading", None);
+        let mut sink = ToFile { writer: Some(writer), filter, keys: 0, tally: Tally::default(), progress };
+        let mut attempt = async || {
+            let mut source = Source::store(at, filter, Revision::UNSET);
+            pump(&mut source, &mut sink).await?;
+            Ok(source.revision())
+        };
+        let revision = match can_begin_anew {
+            true => at_one_revision(at, attempt).await?,
+            false => attempt().await.map_err(|stop| match stop {
+                Stop::Overtaken => too_fast(at, "once").hint("try again when fewer containers are started and stopped; to a file it is read faster than to a pipe"),
+                Stop::Failed(failure) => failure,
+            })?,
+        };
+        let ToFile { writer, keys, tally, .. } = sink;
+        let bytes = aside(move || writer.map_or(Ok(0), Writer::finish)).await?;
+        Ok(Self { revision, keys, tally, bytes })
+    }
+}
+
+impl ToFile {
+    /// Lets another thread write.
+    async fn write(&mut self, work: impl FnOnce(&mut Writer) -> Result<()> + Send + 'static) -> Result<()> {
+        let Some(mut writer) = self.writer.take() else { return Err(Failure::new("internal error: no file is open")) };
+        self.writer = Some(aside(move || work(&mut writer).map(|()| writer)).await?);
+        Ok(())
+    }
+}
+
+impl Sink for ToFile {
+    async fn begin(&mut self, header: Header) -> Result<()> {
+        (self.keys, self.tally) = (0, Tally::default());
+        self.write(move |writer| writer.begin(&header)).await
+    }
+
+    async fn take(&mut self, part: Part) -> Result<()> {
+        self.keys += part.rows.len() as u64;
+        self.progress.at(self.keys);
+        if self.filter == Filter::Ipam {
+            part.rows.iter().for_each(|row| self.tally.add(&row.key, row.value.as_bytes()));
+        }
+        self.write(move |writer| writer.rows(&part.rows)).await
     }
 }
 

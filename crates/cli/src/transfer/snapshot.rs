@@ -3,13 +3,13 @@
 
 use std::time::Instant;
 
+use datastore::OpenStore;
 use datastore::held::LEAST_HOLD;
-use datastore::{Location, OpenStore};
 use kv::{ErrorKind, Key, Kv, Lease, Range, Revision};
-use tokio::task::spawn_blocking;
 
+use super::Stop;
 use crate::error::{Failure, Result};
-use crate::store::{self, Use, explain, somebody_waits};
+use crate::store::{Need, StoreAt};
 
 /// The number of bytes that one opening reads. They are in memory meanwhile.
 const TURN_BYTES: usize = 16 << 20;
@@ -17,23 +17,9 @@ const TURN_BYTES: usize = 16 << 20;
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
-/// Why the reading ended early.
-pub(crate) enum Stop {
-    /// The history of the revision was removed.
-    Overtaken,
-    /// The store failed.
-    Failed(Failure),
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
-}
-
 /// The reader of a part of a store at one revision, from its first key to its last.
 pub(crate) struct Snapshot<'l> {
-    location: &'l Location,
+    store: StoreAt<'l>,
     /// The revision; unset before the first opening.
     at: Revision,
     about: Option<Identity>,
@@ -53,14 +39,19 @@ pub(crate) struct Identity {
 
 impl<'l> Snapshot<'l> {
     /// A reader of these ranges, which ascend, at the newest revision.
-    pub(crate) fn of(location: &'l Location, ranges: Vec<Range>) -> Self {
-        Self { location, at: Revision::UNSET, about: None, pages: Pages::of(ranges) }
+    pub(crate) fn of(store: StoreAt<'l>, ranges: Vec<Range>) -> Self {
+        Self { store, at: Revision::UNSET, about: None, pages: Pages::of(ranges) }
     }
 
     /// Reads at this revision instead, which may not be readable any more.
     pub(crate) fn at(mut self, revision: Revision) -> Self {
         self.at = revision;
         self
+    }
+
+    /// The store.
+    pub(super) fn store(&self) -> StoreAt<'l> {
+        self.store
     }
 
     /// The revision; unset before the first opening.
@@ -83,19 +74,16 @@ impl<'l> Snapshot<'l> {
         if self.is_over() {
             return Ok(None);
         }
-        let open = store::open_files(self.location, Use::Existing).await?;
-        let read = self.read(&open).await;
-        let closed = open.close().await.map_err(|error| explain(self.location, error));
-        let read = read?;
-        closed?;
-        Ok(Some(read))
+        let store = self.store;
+        let open = store.open_files(Need::ReadAll).await?;
+        store.and_close(open, async |open: &OpenStore| self.read(open).await).await.map(Some)
     }
 
     async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, Stop> {
-        let location = self.location;
-        let found = identity(location, open).await?;
+        let store = self.store;
+        let found = identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {
-            return Err(Failure::new(format!("{location} was replaced by another store meanwhile"))
+            return Err(Failure::new(format!("{store} was replaced by another store meanwhile"))
                 .hint("try again")
                 .into());
         }
@@ -103,14 +91,14 @@ impl<'l> Snapshot<'l> {
         while !self.pages.is_over() {
             let page = self.pages.next(open, self.at).await.map_err(|error| match error.kind() {
                 ErrorKind::Compacted { .. } => Stop::Overtaken,
-                _ => Stop::Failed(explain(location, error)),
+                _ => Stop::Failed(store.explain(error)),
             })?;
             self.at = page.at;
             bytes += page.kvs.iter().map(Kv::size).sum::<usize>();
             kvs.extend(page.kvs);
             let over = bytes >= TURN_BYTES
-                || kvs.len() >= location.facts().keys_in_a_turn
-                || (began.elapsed() >= LEAST_HOLD && somebody_waits(location).await?);
+                || kvs.len() >= store.location.facts().keys_in_a_turn
+                || (began.elapsed() >= LEAST_HOLD && store.somebody_waits().await?);
             if over {
                 break;
             }
@@ -174,10 +162,10 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
 }
 
 /// The engine and the id of a store.
-pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Identity> {
-    let engine = location.facts().name;
+pub(crate) async fn identity(at: StoreAt<'_>, open: &OpenStore) -> Result<Identity> {
+    let engine = at.location.facts().name;
     if let Some(cluster) = open.cluster() {
-        let about = cluster.about().await.map_err(|error| explain(location, error))?;
+        let about = cluster.about().await.map_err(|error| at.explain(error))?;
         return Ok(Identity { engine, id: format!("{:x}", about.cluster), leases: None });
     }
     let Some(store) = open.embedded() else {
@@ -185,11 +173,6 @@ pub(crate) async fn identity(location: &Location, open: &OpenStore) -> Result<Id
         return Ok(Identity { engine, id, leases: None });
     };
     let leases = if store.has_leases() { Some(store.leases().await) } else { None };
-    let leases = leases.transpose().map_err(|error| explain(location, error))?;
+    let leases = leases.transpose().map_err(|error| at.explain(error))?;
     Ok(Identity { engine, id: store.id().to_string(), leases })
-}
-
-/// Does blocking work on another thread.
-pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    spawn_blocking(work).await.unwrap_or_else(|error| Err(Failure::new(error)))
 }

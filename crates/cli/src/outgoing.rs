@@ -11,7 +11,6 @@ use ipnet::IpNet;
 use kv::Deadline;
 use wiring::masquerade;
 
-use super::rehearsal::Run;
 use crate::answer::Answer;
 use crate::error::Result;
 
@@ -20,20 +19,15 @@ use crate::error::Result;
 ///
 /// # Errors
 /// Those of the work.
-pub(super) async fn follow(
-    ipam: &Operator,
+pub(crate) async fn follow(
+    operator: &Operator,
     location: &Location,
-    run: Run,
     deadline: Deadline,
     work: impl Future<Output = Result<Answer>>,
 ) -> Result<Answer> {
-    // In a cluster Felix makes the rules, and a dry run changes nothing.
-    if run == Run::Dry || location.is_shared() {
-        return work.await;
-    }
-    let before = Networks::read(ipam, deadline).await;
+    let before = Networks::read(operator, deadline).await;
     let answer = work.await?;
-    let after = Networks::read(ipam, deadline).await;
+    let after = Networks::read(operator, deadline).await;
     let (Some(before), Some(after)) = (before, after) else { return Ok(answer) };
     if before == after || (before.masqueraded.is_empty() && after.masqueraded.is_empty()) {
         return Ok(answer);
@@ -56,8 +50,8 @@ struct Networks {
 
 impl Networks {
     /// Reads them; `None` if the store cannot be read, which the work reports by itself.
-    async fn read(ipam: &Operator, deadline: Deadline) -> Option<Self> {
-        let pools = ipam.inventory(deadline).await.ok()?.pools;
+    async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
+        let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Some(Self { masqueraded, all: pools.iter().map(Pool::cidr).collect() })
     }

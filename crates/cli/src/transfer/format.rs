@@ -1,4 +1,19 @@
-//! The lines of a backup file.
+//! Backup files: one revision of a store, in a form that a person can read and that any engine can be filled from.
+//!
+//! A file is JSON lines. The first line describes the store. Then each key has a line, ascending. The last line has the
+//! number of keys and the SHA-256 of all lines before it:
+//!
+//! ```text
+//! {"margay_backup":1,"margay":"0.1.0","engine":"redb","store":"3526f154-...","revision":7,"time":"2026-11-21T16:25:03Z"}
+//! {"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"}
+//! {"keys":1,"sha256":"9f86d0818..."}
+//! ```
+//!
+//! If the store's format has leases, they are in the first line (`"margay_backup":2`,
+//! `"leases":[{"id":7,"ttl":60}]`), and the line of a key that is attached to a lease names it (`"lease":7`).
+//!
+//! A key or a value that is not UTF-8 is in `key64` or `value64`, in base64. A file is whole only with its last line,
+//! so that a file that was cut off is never read as a smaller store.
 
 use std::time::Duration;
 
@@ -7,6 +22,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use kv::LeaseId;
 use serde::{Deserialize, Serialize};
 
+use super::Row;
 use super::snapshot::Identity;
 use crate::digest::Sha256;
 
@@ -90,7 +106,7 @@ pub(super) struct AnyHeader {
 /// A line with a key.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Row {
+pub(super) struct Line {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,15 +120,7 @@ pub(super) struct Row {
     lease: Option<i64>,
 }
 
-/// The content of a line with a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stored {
-    pub(crate) key: Vec<u8>,
-    pub(crate) value: Vec<u8>,
-    pub(crate) lease: Option<LeaseId>,
-}
-
-impl Row {
+impl Line {
     pub(super) fn new(key: &[u8], value: &[u8], lease: Option<LeaseId>) -> Self {
         let spell = |bytes: &[u8]| match str::from_utf8(bytes) {
             Ok(text) => (Some(text.to_owned()), None),
@@ -123,14 +131,14 @@ impl Row {
     }
 
     /// The key, the value and the lease; `None` if the key or the value is missing, or there twice.
-    pub(super) fn read(self) -> Option<Stored> {
+    pub(super) fn read(self) -> Option<Row> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),
             (None, Some(base64)) => BASE64.decode(base64).ok(),
             _ => None,
         };
         let (key, value) = (read(self.key, self.key64)?, read(self.value, self.value64)?);
-        Some(Stored { key, value, lease: self.lease.and_then(LeaseId::new) })
+        Some(Row { key: key.into(), value: value.into(), lease: self.lease.and_then(LeaseId::new) })
     }
 }
 
@@ -148,10 +156,14 @@ mod tests {
         let all: Vec<u8> = (0..=255).collect();
         for bytes in [&b""[..], b"k", "\u{0}\"\\\n\u{e9}\u{1f600}".as_bytes(), &all, b"\xff"] {
             for lease in [None, LeaseId::new(i64::MIN)] {
-                let line = serde_json::to_string(&Row::new(bytes, bytes, lease)).unwrap();
+                let line = serde_json::to_string(&Line::new(bytes, bytes, lease)).unwrap();
                 assert!(!line.contains('\n') && !line.starts_with(TRAILER), "{line}");
-                let row: Row = serde_json::from_str(&line).unwrap();
-                assert_eq!(row.read(), Some(Stored { key: bytes.to_vec(), value: bytes.to_vec(), lease }), "{line}");
+                let row: Line = serde_json::from_str(&line).unwrap();
+                assert_eq!(
+                    row.read(),
+                    Some(Row { key: bytes.to_vec().into(), value: bytes.to_vec().into(), lease }),
+                    "{line}"
+                );
             }
         }
     }
@@ -159,7 +171,9 @@ mod tests {
     #[test]
     fn the_longest_line_has_room() {
         let (key, value) = (vec![1; kv::MAX_KEY_BYTES], vec![1; kv::MAX_VALUE_BYTES]);
-        assert!(serde_json::to_string(&Row::new(&key, &value, LeaseId::new(i64::MIN))).unwrap().len() < MAX_LINE_BYTES);
+        assert!(
+            serde_json::to_string(&Line::new(&key, &value, LeaseId::new(i64::MIN))).unwrap().len() < MAX_LINE_BYTES
+        );
     }
 
     #[test]
@@ -170,7 +184,7 @@ mod tests {
             r#"{"key":"k","key64":"aw==","value":""}"#,
             r#"{"key64":"!","value":""}"#,
         ] {
-            assert_eq!(serde_json::from_str::<Row>(line).unwrap().read(), None, "{line}");
+            assert_eq!(serde_json::from_str::<Line>(line).unwrap().read(), None, "{line}");
         }
     }
 }
