@@ -13,8 +13,8 @@ mod settings;
 mod show;
 mod write;
 
-use ipam_core::model::POOL_FIELDS;
 use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{ENDPOINT_FIELDS, POOL_FIELDS, SETTINGS_FIELDS};
 use kv::Key;
 
 pub use ipam_core::{DocumentError, DocumentKind};
@@ -83,5 +83,5 @@ fn split(full_name: &str) -> (&str, &str) {
 /// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
     let objects = build::TOP.into_iter().chain(["items"]).chain(build::METADATA);
-    objects.chain(POOL_FIELDS).chain(settings::FIELDS).chain(fields::ENDPOINT).chain(fields::PROFILE)
+    objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(fields::PROFILE)
 }
