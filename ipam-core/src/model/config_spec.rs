@@ -15,11 +15,11 @@ type Object = Map<String, Value>;
 spec_fields! {
     /// The fields that the spec of the settings can have.
     pub const SETTINGS_FIELDS:
-    STRICT = "strictAffinity" as "IPAMConfiguration.strictAffinity";
-    AUTO = "autoAllocateBlocks" as "IPAMConfiguration.autoAllocateBlocks";
-    MAX_BLOCKS = "maxBlocksPerHost" as "IPAMConfiguration.maxBlocksPerHost";
-    PERSISTENCE = "kubeVirtVMAddressPersistence" as "IPAMConfiguration.kubeVirtVMAddressPersistence";
-    COOLDOWN = "ipCooldownSeconds" as "IPAMConfiguration.ipCooldownSeconds";
+    STRICT = "strictAffinity";
+    AUTO = "autoAllocateBlocks";
+    MAX_BLOCKS = "maxBlocksPerHost";
+    PERSISTENCE = "kubeVirtVMAddressPersistence";
+    COOLDOWN = "ipCooldownSeconds";
 }
 
 impl IpamConfig {
@@ -72,5 +72,5 @@ fn number(spec: &Object, field: SpecField, max: u32) -> Result<u32, DocumentErro
 
 fn wrong(field: SpecField, value: &Value, reason: &str) -> DocumentError {
     let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    DocumentError::field(field.shown, value, reason)
+    DocumentError::field(format_args!("IPAMConfiguration.{}", field.name), value, reason)
 }

@@ -151,33 +151,30 @@ impl WorkloadEndpoint {
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.resource.set_part("kind", "WorkloadEndpoint".into());
         self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
-        self.resource.set("metadata", "generateName", text(&facts.generate_name));
+        let prefix = (!facts.generate_name.is_empty()).then(|| facts.generate_name.as_str().into());
+        self.resource.set("metadata", "generateName", prefix);
         self.set_labels(facts);
-        let list = |items: Vec<Json>| (!items.is_empty()).then_some(Json::Array(items));
-        let texts = |items: &[String]| list(items.iter().map(|item| item.as_str().into()).collect());
-        let networks = facts.addresses.iter().map(|ip| Json::from(host_network(*ip)));
-        let nats = facts
-            .nats
-            .iter()
-            .map(|(inner, outer)| json!({ INTERNAL_IP.name: inner.to_string(), EXTERNAL_IP.name: outer.to_string() }));
-        let ports = facts.ports.iter().filter_map(|port| serde_json::to_value(port).ok());
+        let nat = |(inner, outer): &(IpAddr, IpAddr)| {
+            Json::from_iter([INTERNAL_IP.with(inner.to_string()), EXTERNAL_IP.with(outer.to_string())])
+        };
         let fields = [
-            (ORCHESTRATOR, text(facts.orchestrator.as_str())),
-            (NODE, text(&facts.node)),
-            (CONTAINER, text(&facts.container)),
-            (POD, text(&facts.pod)),
-            (ENDPOINT, text(&facts.endpoint)),
-            (SERVICE_ACCOUNT, text(&facts.service_account)),
-            (NETWORKS, list(networks.collect())),
-            (NATS, list(nats.collect())),
-            (PROFILES, texts(&facts.profiles)),
-            (INTERFACE, text(&facts.interface)),
-            (MAC, text(&facts.mac)),
-            (PORTS, list(ports.collect())),
-            (ALLOWED_SOURCES, texts(&facts.allowed_sources)),
+            (ORCHESTRATOR, Json::from(facts.orchestrator.as_str())),
+            (NODE, facts.node.as_str().into()),
+            (CONTAINER, facts.container.as_str().into()),
+            (POD, facts.pod.as_str().into()),
+            (ENDPOINT, facts.endpoint.as_str().into()),
+            (SERVICE_ACCOUNT, facts.service_account.as_str().into()),
+            (NETWORKS, facts.addresses.iter().map(|ip| host_network(*ip)).collect()),
+            (NATS, facts.nats.iter().map(nat).collect()),
+            (PROFILES, facts.profiles.clone().into()),
+            (INTERFACE, facts.interface.as_str().into()),
+            (MAC, facts.mac.as_str().into()),
+            (PORTS, facts.ports.iter().filter_map(|port| serde_json::to_value(port).ok()).collect()),
+            (ALLOWED_SOURCES, facts.allowed_sources.clone().into()),
         ];
         for (field, value) in fields {
-            self.resource.set_spec(field, value);
+            let is_empty = value == "" || value == json!([]);
+            self.resource.set_spec(field, (!is_empty).then_some(value));
         }
     }
 
@@ -300,11 +297,6 @@ impl WorkloadEndpoint {
 /// A single address as a network, as Calico stores it.
 pub fn host_network(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
-}
-
-/// A text as a field: absent if it is empty.
-fn text(value: &str) -> Option<Json> {
-    (!value.is_empty()).then(|| value.into())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Fields that this version does not know: written back as they came, byte for byte. Another version, or another
-//! program, put them there, and they may have numbers that no type of ours holds.
+//! Documents declared with `document!`. Fields that this version does not know are written back as they came, byte for
+//! byte: another version, or another program, put them there, and they may have numbers that no type of ours holds.
 
 use std::borrow::Cow;
 

@@ -52,8 +52,7 @@ pub use overlap::{Cover, Precision, covers_of_overlaps, overlaps_of_addresses, r
 pub use owner::Owner;
 pub use pool::{AssignmentMode, NETWORK_ANNOTATION, NewPool, Pool, PoolUse};
 pub use pool_rules::{
-    InvalidPool, check_changed_pool, check_new_pool, check_stored_pool, default_block_size, fitting_block_size,
-    without_tunnels,
+    check_changed_pool, check_new_pool, check_stored_pool, default_block_size, fitting_block_size, without_tunnels,
 };
 pub use pool_spec::{POOL_FIELDS, read_pool_spec};
 pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
@@ -61,5 +60,6 @@ pub use profile::new_profile;
 pub use quota::{QuotaCount, QuotaKind, Quotas, Subject};
 pub use reservation::{IpReservation, RESERVATION_FIELDS, read_reservation_spec};
 pub use resource::{Labels, Resource, check_name};
+pub use spec_field::InvalidPool;
 pub use sticky::{StickyAddress, StickyRecord};
 pub use workload::{InvalidWorkload, handle_id, same_handle, workload_endpoint_name};

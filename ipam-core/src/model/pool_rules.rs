@@ -1,7 +1,5 @@
 //! The rules for a new pool, as Calico checks them.
 
-use std::fmt;
-
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
@@ -10,7 +8,7 @@ use super::pool_spec::{
 };
 use super::prefixes::block_size_for;
 use super::resource::check_name;
-use super::spec_field::SpecField;
+use super::spec_field::{InvalidPool, SpecField};
 use crate::net::{Family, overlap};
 use crate::selector::Selector;
 
@@ -25,31 +23,6 @@ pub fn default_block_size(family: Family) -> u8 {
 /// The prefix length of blocks for a pool: the wanted one, or the default, but never blocks larger than the pool.
 pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
     wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
-}
-
-/// A pool that must not be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("error with field {field} = '{value}' ({reason})")]
-pub struct InvalidPool {
-    field: &'static str,
-    value: String,
-    reason: String,
-}
-
-impl InvalidPool {
-    pub(super) fn new(field: &'static str, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
-        Self { field, value: value.to_string(), reason: reason.to_string() }
-    }
-
-    /// The field that is wrong.
-    pub fn field(&self) -> &'static str {
-        self.field
-    }
-
-    /// Its fault.
-    pub fn reason(&self) -> &str {
-        &self.reason
-    }
 }
 
 /// Checks a new pool against the rules, the pools that exist, and the blocks that exist.

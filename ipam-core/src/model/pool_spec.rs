@@ -4,8 +4,8 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
-use super::pool_rules::{InvalidPool, default_block_size};
-use super::spec_field::spec_fields;
+use super::pool_rules::default_block_size;
+use super::spec_field::{InvalidPool, spec_fields};
 use crate::net::Family;
 
 spec_fields! {

@@ -4,14 +4,12 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
-use super::pool_rules::InvalidPool;
-
 /// A field of a spec.
 #[derive(Clone, Copy)]
 pub(super) struct SpecField {
     /// The name in JSON.
     pub(super) name: &'static str,
-    /// The name in Calico's errors.
+    /// The name in Calico's errors; empty for a field that they are not about.
     pub(super) shown: &'static str,
     /// The possible texts, the default first; any text if the list is empty.
     pub(super) known: &'static [&'static str],
@@ -25,13 +23,17 @@ impl SpecField {
 
     /// A text; where there is none, the default.
     pub(super) fn text(self, spec: &Map<String, Value>) -> Result<&str, InvalidPool> {
-        match self.get(spec) {
-            Some(Value::String(text)) if self.known.is_empty() || self.known.contains(&text.as_str()) => Ok(text),
-            Some(Value::String(text)) if !text.is_empty() => {
+        let text = match self.get(spec) {
+            None => "",
+            Some(Value::String(text)) => text,
+            Some(other) => return Err(self.wrong(other, "must be a text")),
+        };
+        match self.known {
+            [default, ..] if text.is_empty() => Ok(default),
+            [_, ..] if !self.known.contains(&text) => {
                 Err(self.wrong(text, format_args!("must be one of {}", self.known.join(", "))))
             }
-            None | Some(Value::String(_)) => Ok(self.known.first().copied().unwrap_or_default()),
-            Some(other) => Err(self.wrong(other, "must be a text")),
+            _ => Ok(text),
         }
     }
 
@@ -54,8 +56,32 @@ impl SpecField {
     }
 }
 
-/// Declares the fields of a spec: a [`SpecField`] for each (`_` for a field that only other programs use), and the list of
-/// their names.
+/// A pool that must not be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("error with field {field} = '{value}' ({reason})")]
+pub struct InvalidPool {
+    field: &'static str,
+    value: String,
+    reason: String,
+}
+
+impl InvalidPool {
+    pub(super) fn new(field: &'static str, value: impl Display, reason: impl Display) -> Self {
+        Self { field, value: value.to_string(), reason: reason.to_string() }
+    }
+
+    /// The field that is wrong.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+
+    /// Its fault.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+/// Declares the fields of a spec: a [`SpecField`] for each (`_` where no code needs it), and the list of their names.
 ///
 /// ```ignore
 /// spec_fields! {
