@@ -80,7 +80,7 @@ impl<T: PartialEq> FieldType for Vec<T> {}
 /// Defines a document: its struct, its reader, and its writer, which writes the fields in this order and then the unknown
 /// ones (`extra`, which each document gets). A field of type [`Field`] may be absent; any other is required.
 ///
-/// ```ignore
+/// ```text
 /// document! {
 ///     /// The document under a handle's key.
 ///     #[derive(Clone, Debug, PartialEq, Eq)]

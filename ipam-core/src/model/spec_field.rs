@@ -83,7 +83,7 @@ impl InvalidPool {
 
 /// Declares the fields of a spec: a [`SpecField`] for each (`_` where no code needs it), and the list of their names.
 ///
-/// ```ignore
+/// ```text
 /// spec_fields! {
 ///     /// The fields of a pool's spec, in calicoctl's order.
 ///     pub const POOL_FIELDS:
