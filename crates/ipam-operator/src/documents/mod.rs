@@ -7,7 +7,6 @@
 //! taken for a value.
 
 mod build;
-mod fields;
 mod manifest;
 mod settings;
 mod show;
@@ -30,6 +29,21 @@ const SETTINGS_NAME: &str = "default";
 
 /// The namespace of a document that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// The fields of a profile's spec, of its rules and of what a rule is about.
+const PROFILE_FIELDS: [&str; 11] = [
+    "ingress",
+    "egress",
+    "labelsToApply",
+    "action",
+    "ipVersion",
+    "nets",
+    "selector",
+    "notNets",
+    "notSelector",
+    "source",
+    "destination",
+];
 
 type Object = serde_json::Map<String, serde_json::Value>;
 
@@ -83,5 +97,5 @@ fn split(full_name: &str) -> (&str, &str) {
 /// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
     let objects = build::TOP.into_iter().chain(["items"]).chain(build::METADATA);
-    objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(fields::PROFILE)
+    objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(PROFILE_FIELDS)
 }
