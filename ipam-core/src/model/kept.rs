@@ -126,7 +126,7 @@ macro_rules! document {
                 }
 
                 fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<$document, A::Error> {
-                    $(let mut $field = None;)+
+                    $(let mut $field = FieldType::when_absent();)+
                     let mut extra = Kept::default();
                     while let Some(Name(name)) = map.next_key()? {
                         match name.as_ref() {
@@ -134,8 +134,10 @@ macro_rules! document {
                             _ => extra.keep(name.into_owned(), map.next_value()?),
                         }
                     }
-                    $(let $field = $field.or_else(FieldType::when_absent).ok_or_else(|| Error::missing_field($name))?;)+
-                    Ok($document { $($field,)+ extra })
+                    Ok($document {
+                        $($field: $field.ok_or_else(|| Error::missing_field($name))?,)+
+                        extra,
+                    })
                 }
             }
 
