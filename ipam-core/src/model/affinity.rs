@@ -1,10 +1,9 @@
 //! The affinity of a block: the owner that may claim it, and how far that claim has come.
 
 use kv::{Key, Value};
-use serde::Serialize;
 
 use super::codec::{Document, Field, Malformed, from_json, to_json};
-use super::kept::{Kept, read_keeping};
+use super::kept::{Kept, document};
 
 /// How far a claim has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,18 +18,14 @@ pub enum AffinityState {
     Unknown,
 }
 
-/// The document under an affinity's key.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Affinity {
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    state: Field<String>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    deleted: Field<bool>,
-    #[serde(flatten)]
-    extra: Kept,
+document! {
+    /// The document under an affinity's key.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Affinity {
+        state: Field<String> = "state",
+        deleted: Field<bool> = "deleted",
+    }
 }
-
-read_keeping!(Affinity { ; state = "state", deleted = "deleted" });
 
 impl Affinity {
     /// A new affinity in this state.

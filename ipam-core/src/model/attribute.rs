@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
 use smol_str::SmolStr;
 use time::OffsetDateTime;
 
 use super::codec::Field;
-use super::kept::{Kept, read_keeping};
+use super::kept::document;
 use super::lazy_map::LazyMap;
 use super::node_handles::renamed_node_handle;
 use super::workload::same_handle;
@@ -16,28 +15,16 @@ use crate::timestamps::Stamp;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
-/// The entry that one or more addresses of a block share: their holder, or the time since which they are in cooldown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Attribute {
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    handle_id: Field<SmolStr>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    secondary: Field<LazyMap>,
-    #[serde(default, rename = "alternateOwnerAttrs", skip_serializing_if = "Field::is_absent")]
-    alternate: Field<LazyMap>,
-    #[serde(default, rename = "releasedAt", skip_serializing_if = "Field::is_absent")]
-    released_at: Field<Stamp>,
-    #[serde(flatten)]
-    extra: Kept,
+document! {
+    /// The entry that one or more addresses of a block share: their holder, or the time since which they are in cooldown.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct Attribute {
+        handle_id: Field<SmolStr> = "handle_id",
+        secondary: Field<LazyMap> = "secondary",
+        alternate: Field<LazyMap> = "alternateOwnerAttrs",
+        released_at: Field<Stamp> = "releasedAt",
+    }
 }
-
-read_keeping!(Attribute {
-    ;
-    handle_id = "handle_id",
-    secondary = "secondary",
-    alternate = "alternateOwnerAttrs",
-    released_at = "releasedAt",
-});
 
 impl Attribute {
     /// An entry for a new holder. Empty members are left out, as in Calico.

@@ -77,10 +77,6 @@ pub(super) enum Field<T> {
 }
 
 impl<T> Field<T> {
-    pub(super) fn is_absent(&self) -> bool {
-        matches!(self, Self::Absent)
-    }
-
     pub(super) fn get(&self) -> Option<&T> {
         match self {
             Self::Is(value) => Some(value),
@@ -137,20 +133,5 @@ impl<T: Serialize> Serialize for Field<T> {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(Option::deserialize(deserializer)?.map_or(Self::Null, Self::Is))
-    }
-}
-
-/// A network as text: `10.0.0.0/26`.
-pub(super) mod net_text {
-    use ipnet::IpNet;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(in super::super) fn serialize<S: Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(net)
-    }
-
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|_| serde::de::Error::custom(format_args!("{text:?} is not a network")))
     }
 }

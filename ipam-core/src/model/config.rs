@@ -1,10 +1,9 @@
 //! The settings of the allocator that all nodes share.
 
 use kv::{Key, Value};
-use serde::Serialize;
 
 use super::codec::{Document, Field, Malformed, from_json, to_json};
-use super::kept::{Kept, read_keeping};
+use super::kept::{Kept, document};
 
 /// How many blocks a host may have where neither the configuration nor the request says.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
@@ -16,6 +15,16 @@ pub enum AddressPersistence {
     Enabled,
     /// It gets new ones.
     Disabled,
+}
+
+impl AddressPersistence {
+    /// The name in the settings.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Enabled => "Enabled",
+            Self::Disabled => "Disabled",
+        }
+    }
 }
 
 /// Settings that must not be. The texts are Calico's.
@@ -30,34 +39,20 @@ pub enum ContradictorySettings {
     LimitWithoutStrict,
 }
 
-/// The document under the configuration's key.
-///
-/// Calico leaves out a member that is zero, so a stored `{}` says that new blocks must not be claimed. That differs
-/// from no configuration at all, which is [`IpamConfig::default`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct IpamConfig {
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    strict_affinity: Field<bool>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    auto_allocate_blocks: Field<bool>,
-    #[serde(default, rename = "maxBlocksPerHost", skip_serializing_if = "Field::is_absent")]
-    max_blocks_per_host: Field<i64>,
-    #[serde(default, rename = "kubeVirtVMAddressPersistence", skip_serializing_if = "Field::is_absent")]
-    kubevirt_persistence: Field<String>,
-    #[serde(default, rename = "ipCooldownSeconds", skip_serializing_if = "Field::is_absent")]
-    cooldown_seconds: Field<i64>,
-    #[serde(flatten)]
-    extra: Kept,
+document! {
+    /// The document under the configuration's key.
+    ///
+    /// Calico leaves out a member that is zero, so a stored `{}` says that new blocks must not be claimed. That differs
+    /// from no configuration at all, which is [`IpamConfig::default`].
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct IpamConfig {
+        strict_affinity: Field<bool> = "strict_affinity",
+        auto_allocate_blocks: Field<bool> = "auto_allocate_blocks",
+        max_blocks_per_host: Field<i64> = "maxBlocksPerHost",
+        kubevirt_persistence: Field<String> = "kubeVirtVMAddressPersistence",
+        cooldown_seconds: Field<i64> = "ipCooldownSeconds",
+    }
 }
-
-read_keeping!(IpamConfig {
-    ;
-    strict_affinity = "strict_affinity",
-    auto_allocate_blocks = "auto_allocate_blocks",
-    max_blocks_per_host = "maxBlocksPerHost",
-    kubevirt_persistence = "kubeVirtVMAddressPersistence",
-    cooldown_seconds = "ipCooldownSeconds",
-});
 
 impl Default for IpamConfig {
     /// The defaults where nothing is stored: borrowing and new blocks are allowed, no cooldown.
@@ -157,11 +152,7 @@ impl IpamConfig {
     /// Sets whether a virtual machine keeps its addresses.
     #[must_use]
     pub fn with_address_persistence(mut self, persistence: AddressPersistence) -> Self {
-        let text = match persistence {
-            AddressPersistence::Enabled => "Enabled",
-            AddressPersistence::Disabled => "Disabled",
-        };
-        self.kubevirt_persistence = Field::Is(text.to_owned());
+        self.kubevirt_persistence = Field::Is(persistence.as_str().to_owned());
         self
     }
 }

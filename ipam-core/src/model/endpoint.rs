@@ -7,13 +7,36 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 use time::OffsetDateTime;
 
-use super::codec::{Document, Malformed, from_json, to_json};
+use super::codec::{Document, Malformed};
 use super::endpoint_rules::endpoint_name_on;
 use super::keys;
-use super::resource::Labels;
+use super::resource::{Labels, Resource, object};
+use super::spec_field::spec_fields;
 use crate::timestamps::rfc3339;
 
-type Object = Map<String, Json>;
+spec_fields! {
+    /// The fields of an endpoint's spec, of its floating addresses and of its ports, in the order in which calicoctl prints
+    /// them.
+    pub const ENDPOINT_FIELDS:
+    ORCHESTRATOR = "orchestrator";
+    _ = "workload";
+    NODE = "node";
+    CONTAINER = "containerID";
+    POD = "pod";
+    ENDPOINT = "endpoint";
+    SERVICE_ACCOUNT = "serviceAccountName";
+    NETWORKS = "ipNetworks";
+    NATS = "ipNATs";
+    INTERNAL_IP = "internalIP";
+    EXTERNAL_IP = "externalIP";
+    _ = "ipv4Gateway"; _ = "ipv6Gateway";
+    PROFILES = "profiles";
+    INTERFACE = "interfaceName";
+    MAC = "mac";
+    PORTS = "ports";
+    _ = "protocol"; _ = "port"; _ = "hostPort"; _ = "hostIP";
+    ALLOWED_SOURCES = "allowSpoofedSourcePrefixes";
+}
 
 /// The label that repeats the endpoint's namespace. Calico sets it on each write.
 pub(super) const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
@@ -99,88 +122,81 @@ pub struct EndpointFacts {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadEndpoint {
     namespace: String,
-    name: String,
-    document: Object,
+    resource: Resource,
 }
 
 impl Document for WorkloadEndpoint {
     fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let (namespace, name) = keys::parse_workload_endpoint(key)
             .ok_or_else(|| Malformed::new(key, "not the key of a workload endpoint"))?;
-        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), document: from_json(key, value)? })
+        Ok(Self { namespace: namespace.to_owned(), resource: Resource::read(name, key, value)? })
     }
 
     fn encode(&self) -> Result<Value, Malformed> {
-        to_json(&self.document)
+        self.resource.encode()
     }
 }
 
 impl WorkloadEndpoint {
     /// A new endpoint. `uid` is a random UUID; the time is cut to the second.
     pub fn new(namespace: &str, name: &str, facts: &EndpointFacts, uid: &str, now: OffsetDateTime) -> Self {
-        let mut endpoint = Self { namespace: namespace.to_owned(), name: name.to_owned(), document: Object::new() };
+        let mut endpoint = Self { namespace: namespace.to_owned(), resource: Resource::empty(name) };
         let metadata = json!({ "name": name, "namespace": namespace, "uid": uid, "creationTimestamp": rfc3339(now) });
-        endpoint.document.insert("metadata".to_owned(), metadata);
+        endpoint.resource.set_part("metadata", metadata);
         endpoint.update(facts);
         endpoint
     }
 
     /// Overwrites the fields of the facts. The identity, the time of creation and unknown fields stay.
     pub fn update(&mut self, facts: &EndpointFacts) {
-        self.document.insert("kind".to_owned(), "WorkloadEndpoint".into());
-        self.document.insert("apiVersion".to_owned(), "projectcalico.org/v3".into());
-        let metadata = object(&mut self.document, "metadata");
-        set(metadata, "generateName", text(&facts.generate_name));
+        self.resource.set_part("kind", "WorkloadEndpoint".into());
+        self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
+        let prefix = (!facts.generate_name.is_empty()).then(|| facts.generate_name.as_str().into());
+        self.resource.set("metadata", "generateName", prefix);
         self.set_labels(facts);
-        let spec = object(&mut self.document, "spec");
-        let list = |items: Vec<Json>| (!items.is_empty()).then_some(Json::Array(items));
-        let texts = |items: &[String]| list(items.iter().map(|item| item.as_str().into()).collect());
-        let networks = facts.addresses.iter().map(|ip| Json::from(host_network(*ip)));
-        let nats = facts
-            .nats
-            .iter()
-            .map(|(inner, outer)| json!({ "internalIP": inner.to_string(), "externalIP": outer.to_string() }));
-        let ports = facts.ports.iter().filter_map(|port| serde_json::to_value(port).ok());
+        let nat = |(inner, outer): &(IpAddr, IpAddr)| {
+            Json::from_iter([INTERNAL_IP.with(inner.to_string()), EXTERNAL_IP.with(outer.to_string())])
+        };
         let fields = [
-            ("orchestrator", text(facts.orchestrator.as_str())),
-            ("node", text(&facts.node)),
-            ("containerID", text(&facts.container)),
-            ("pod", text(&facts.pod)),
-            ("endpoint", text(&facts.endpoint)),
-            ("serviceAccountName", text(&facts.service_account)),
-            ("ipNetworks", list(networks.collect())),
-            ("ipNATs", list(nats.collect())),
-            ("profiles", texts(&facts.profiles)),
-            ("interfaceName", text(&facts.interface)),
-            ("mac", text(&facts.mac)),
-            ("ports", list(ports.collect())),
-            ("allowSpoofedSourcePrefixes", texts(&facts.allowed_sources)),
+            (ORCHESTRATOR, Json::from(facts.orchestrator.as_str())),
+            (NODE, facts.node.as_str().into()),
+            (CONTAINER, facts.container.as_str().into()),
+            (POD, facts.pod.as_str().into()),
+            (ENDPOINT, facts.endpoint.as_str().into()),
+            (SERVICE_ACCOUNT, facts.service_account.as_str().into()),
+            (NETWORKS, facts.addresses.iter().map(|ip| host_network(*ip)).collect()),
+            (NATS, facts.nats.iter().map(nat).collect()),
+            (PROFILES, facts.profiles.clone().into()),
+            (INTERFACE, facts.interface.as_str().into()),
+            (MAC, facts.mac.as_str().into()),
+            (PORTS, facts.ports.iter().filter_map(|port| serde_json::to_value(port).ok()).collect()),
+            (ALLOWED_SOURCES, facts.allowed_sources.clone().into()),
         ];
         for (field, value) in fields {
-            set(spec, field, value);
+            let is_empty = value == "" || value == json!([]);
+            self.resource.set_spec(field, (!is_empty).then_some(value));
         }
     }
 
     /// Replaces the labels. Calico's own ones come on top.
     fn set_labels(&mut self, facts: &EndpointFacts) {
-        let mut labels: Object =
-            facts.labels.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+        let mut labels = facts.labels.clone();
         let account = &facts.service_account;
         if !account.is_empty() && account.len() <= MAX_ACCOUNT_LABEL {
-            labels.insert(LABEL_SERVICE_ACCOUNT.to_owned(), account.clone().into());
+            labels.insert(LABEL_SERVICE_ACCOUNT.to_owned(), account.clone());
         }
-        labels.insert(LABEL_NAMESPACE.to_owned(), self.namespace.clone().into());
-        labels.insert(LABEL_ORCHESTRATOR.to_owned(), facts.orchestrator.as_str().into());
-        object(&mut self.document, "metadata").insert("labels".to_owned(), Json::Object(labels));
+        labels.insert(LABEL_NAMESPACE.to_owned(), self.namespace.clone());
+        labels.insert(LABEL_ORCHESTRATOR.to_owned(), facts.orchestrator.as_str().to_owned());
+        self.resource.set_labels(&labels);
     }
 
     /// Appends a profile unless it is there, and sets Calico's own labels.
     pub fn add_profile(&mut self, profile: &str) {
         let orchestrator = self.orchestrator().to_owned();
-        let labels = object(object(&mut self.document, "metadata"), "labels");
+        let labels = object(self.resource.part("metadata").entry("labels"));
         labels.insert(LABEL_NAMESPACE.to_owned(), self.namespace.clone().into());
         labels.insert(LABEL_ORCHESTRATOR.to_owned(), orchestrator.into());
-        let profiles = object(&mut self.document, "spec").entry("profiles").or_insert(Json::Null);
+        let profiles = self.resource.part("spec").entry(PROFILES.name).or_insert(Json::Null);
         match profiles {
             Json::Array(profiles) if profiles.iter().any(|have| have.as_str() == Some(profile)) => {}
             Json::Array(profiles) => profiles.push(profile.into()),
@@ -191,15 +207,14 @@ impl WorkloadEndpoint {
     /// The same endpoint on another node, under the name that belongs to it; `None` if the endpoint has no name of the CNI
     /// plugin's, or the node's name cannot be part of one.
     pub fn on_node(&self, node: &str) -> Option<Self> {
-        let mut moved = Self { name: endpoint_name_on(&self.name, node)?, ..self.clone() };
-        object(&mut moved.document, "metadata").insert("name".to_owned(), moved.name.as_str().into());
-        object(&mut moved.document, "spec").insert("node".to_owned(), node.into());
-        Some(moved)
+        let mut resource = self.resource.renamed(&endpoint_name_on(self.name(), node)?);
+        resource.set_spec(NODE, Some(node.into()));
+        Some(Self { namespace: self.namespace.clone(), resource })
     }
 
     /// The key.
     pub fn key(&self) -> Key {
-        keys::workload_endpoint(&self.namespace, &self.name)
+        keys::workload_endpoint(&self.namespace, self.name())
     }
 
     /// The namespace.
@@ -209,119 +224,79 @@ impl WorkloadEndpoint {
 
     /// The name.
     pub fn name(&self) -> &str {
-        &self.name
+        self.resource.name()
     }
 
     /// The unique id; empty if there is none.
     pub fn uid(&self) -> &str {
-        self.metadata("uid").and_then(Json::as_str).unwrap_or("")
+        self.resource.uid()
     }
 
     /// When it was made, as stored; empty if that is not recorded.
     pub fn created(&self) -> &str {
-        self.metadata("creationTimestamp").and_then(Json::as_str).unwrap_or("")
+        self.resource.creation_timestamp()
     }
 
     /// The whole document.
     pub fn document(&self) -> &Map<String, Json> {
-        &self.document
+        self.resource.document()
     }
 
     /// The node; empty if the document names none.
     pub fn node(&self) -> &str {
-        self.text("node")
+        self.resource.text(NODE)
     }
 
     /// The orchestrator, `cni` or `k8s` for endpoints of the plugin.
     pub fn orchestrator(&self) -> &str {
-        self.text("orchestrator")
+        self.resource.text(ORCHESTRATOR)
     }
 
     /// The container's id; empty if the document names none.
     pub fn container(&self) -> &str {
-        self.text("containerID")
+        self.resource.text(CONTAINER)
     }
 
     /// The pod; empty for a plain container.
     pub fn pod(&self) -> &str {
-        self.text("pod")
+        self.resource.text(POD)
     }
 
     /// The interface in the container.
     pub fn endpoint(&self) -> &str {
-        self.text("endpoint")
+        self.resource.text(ENDPOINT)
     }
 
     /// The host's end of the pair.
     pub fn interface(&self) -> &str {
-        self.text("interfaceName")
+        self.resource.text(INTERFACE)
     }
 
     /// The address of the container's end.
     pub fn mac(&self) -> &str {
-        self.text("mac")
+        self.resource.text(MAC)
     }
 
     /// The addresses. A network that is no single address is left out.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        let networks = self.texts("ipNetworks");
+        let networks = self.resource.texts(NETWORKS);
         networks.filter_map(|text| text.parse::<ipnet::IpNet>().ok().map(|network| network.addr())).collect()
     }
 
     /// The addresses as they are stored, with their prefix lengths.
     pub fn networks(&self) -> Vec<String> {
-        self.texts("ipNetworks").map(str::to_owned).collect()
+        self.resource.texts(NETWORKS).map(str::to_owned).collect()
     }
 
     /// The names of the profiles.
     pub fn profiles(&self) -> Vec<String> {
-        self.texts("profiles").map(str::to_owned).collect()
-    }
-
-    fn metadata(&self, field: &str) -> Option<&Json> {
-        self.document.get("metadata")?.get(field)
-    }
-
-    fn spec(&self, field: &str) -> Option<&Json> {
-        self.document.get("spec")?.get(field)
-    }
-
-    fn text(&self, field: &str) -> &str {
-        self.spec(field).and_then(Json::as_str).unwrap_or("")
-    }
-
-    fn texts(&self, field: &str) -> impl Iterator<Item = &str> {
-        self.spec(field).and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_str)
+        self.resource.texts(PROFILES).map(str::to_owned).collect()
     }
 }
 
 /// A single address as a network, as Calico stores it.
 pub fn host_network(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
-}
-
-/// An object below another one; any other value in its place is replaced.
-fn object<'a>(parent: &'a mut Object, name: &str) -> &'a mut Object {
-    let value = parent.entry(name).or_insert(Json::Null);
-    loop {
-        match value {
-            Json::Object(object) => return object,
-            _ => *value = Json::Object(Object::new()),
-        }
-    }
-}
-
-/// Sets a field, or removes it as Go's `omitempty` does.
-fn set(object: &mut Object, field: &str, value: Option<Json>) {
-    match value {
-        Some(value) => drop(object.insert(field.to_owned(), value)),
-        None => drop(object.remove(field)),
-    }
-}
-
-/// A text as a field: absent if it is empty.
-fn text(value: &str) -> Option<Json> {
-    (!value.is_empty()).then(|| value.into())
 }
 
 #[cfg(test)]
@@ -400,7 +375,7 @@ mod tests {
         let endpoint = WorkloadEndpoint::new("shop", "old-k8s-my--pod-eth0", &facts(), "u", now());
         let moved = endpoint.on_node("new-host").unwrap();
         assert_eq!((moved.name(), moved.node(), moved.namespace()), ("new--host-k8s-my--pod-eth0", "new-host", "shop"));
-        assert_eq!(moved.metadata("name"), Some(&"new--host-k8s-my--pod-eth0".into()));
+        assert_eq!(moved.resource.metadata("name"), Some(&"new--host-k8s-my--pod-eth0".into()));
         assert_eq!((moved.uid(), moved.interface()), ("u", "cali8085686fbb3"));
         assert_eq!(moved.on_node("node1").unwrap().on_node("old").unwrap().name(), endpoint.name());
         assert_eq!(endpoint.on_node("-x"), None);

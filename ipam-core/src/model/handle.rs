@@ -4,27 +4,22 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
-use serde::Serialize;
 
 use super::codec::{Document, Field, Malformed, from_json, to_json};
-use super::kept::{Kept, read_keeping};
+use super::kept::{Kept, document};
 
-/// The document under a handle's key. The id is in the key alone.
-///
-/// The counts are hints: Calico adds the requested number before it knows how many addresses it gets, so a count can be
-/// too high. The blocks tell what is really held.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Handle {
-    // By the text of the network, so that an entry that is none survives.
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    block: Field<BTreeMap<String, i64>>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    deleted: Field<bool>,
-    #[serde(flatten)]
-    extra: Kept,
+document! {
+    /// The document under a handle's key. The id is in the key alone.
+    ///
+    /// The counts are hints: Calico adds the requested number before it knows how many addresses it gets, so a count can be
+    /// too high. The blocks tell what is really held.
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    pub struct Handle {
+        // By the text of the network, so that an entry that is none survives.
+        block: Field<BTreeMap<String, i64>> = "block",
+        deleted: Field<bool> = "deleted",
+    }
 }
-
-read_keeping!(Handle { ; block = "block", deleted = "deleted" });
 
 impl Handle {
     /// A handle without any block, in the current form.

@@ -1,10 +1,15 @@
-//! Fields that this version does not know: written back as they came, byte for byte. Another version, or another
-//! program, put them there, and they may have numbers that no type of ours holds.
+//! Documents declared with `document!`. Fields that this version does not know are written back as they came, byte for
+//! byte: another version, or another program, put them there, and they may have numbers that no type of ours holds.
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize, Serializer};
+use ipnet::IpNet;
+use serde::de::Error;
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
+
+use super::codec::Field;
 
 /// The unknown fields of a document, in their order.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +20,11 @@ impl Kept {
     pub(super) fn keep(&mut self, name: String, value: Box<RawValue>) {
         self.0.retain(|(other, _)| *other != name);
         self.0.push((name, value));
+    }
+
+    /// Writes the fields after those that are known.
+    pub(super) fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
     }
 }
 
@@ -28,63 +38,115 @@ impl PartialEq for Kept {
 
 impl Eq for Kept {}
 
-impl Serialize for Kept {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
 /// A field's name: most are read where they are.
 #[derive(Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// A network as text, where a document must have one.
-#[derive(Deserialize)]
-pub(super) struct Net(#[serde(with = "super::codec::net_text")] pub(super) ipnet::IpNet);
+/// A network as text, where a document must have one: `10.0.0.0/26`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Net(pub(super) IpNet);
 
-impl From<Net> for ipnet::IpNet {
-    fn from(net: Net) -> Self {
-        net.0
+impl Serialize for Net {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
     }
 }
 
-/// Reads a document that ends in `extra: Kept`: first the fields that it must have, each with what it is read as, then
-/// those of type `Field`. serde's derived code for a flattened map would put all values through types of its own.
-macro_rules! read_keeping {
-    ($document:ident { $($need:ident: $as:ty = $need_name:literal),*; $($may:ident = $may_name:literal),+ $(,)? }) => {
-        impl<'de> serde::Deserialize<'de> for $document {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Fields;
+impl<'de> Deserialize<'de> for Net {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Self).map_err(|_| D::Error::custom(format_args!("{text:?} is not a network")))
+    }
+}
 
-                impl<'de> serde::de::Visitor<'de> for Fields {
-                    type Value = $document;
+/// A type of the fields of a document.
+pub(super) trait FieldType: PartialEq + Sized {
+    /// The value that stands for an absent field; `None` if every document must have the field.
+    fn when_absent() -> Option<Self> {
+        None
+    }
+}
 
-                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        f.write_str("an object")
-                    }
+impl<T: PartialEq> FieldType for Field<T> {
+    fn when_absent() -> Option<Self> {
+        Some(Self::Absent)
+    }
+}
 
-                    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<$document, A::Error> {
-                        $(let mut $need = None;)*
-                        $(let mut $may = $crate::model::codec::Field::Absent;)+
-                        let mut extra = $crate::model::kept::Kept::default();
-                        while let Some($crate::model::kept::Name(name)) = map.next_key()? {
-                            match name.as_ref() {
-                                $($need_name => $need = Some(map.next_value::<$as>()?.into()),)*
-                                $($may_name => $may = map.next_value()?,)+
-                                _ => extra.keep(name.into_owned(), map.next_value()?),
-                            }
-                        }
-                        Ok($document {
-                            $($need: $need.ok_or_else(|| serde::de::Error::missing_field($need_name))?,)*
-                            $($may,)+
-                            extra,
-                        })
-                    }
+impl FieldType for Net {}
+
+impl<T: PartialEq> FieldType for Vec<T> {}
+
+/// Defines a document: its struct, its reader, and its writer, which writes the fields in this order and then the unknown
+/// ones (`extra`, which each document gets). A field of type [`Field`] may be absent; any other is required.
+///
+/// ```text
+/// document! {
+///     /// The document under a handle's key.
+///     #[derive(Clone, Debug, PartialEq, Eq)]
+///     pub struct Handle {
+///         block: Field<BTreeMap<String, i64>> = "block",
+///         deleted: Field<bool> = "deleted",
+///     }
+/// }
+/// ```
+///
+/// serde's derived code for a flattened map would put all unknown values through types of its own.
+macro_rules! document {
+    ($(#[$meta:meta])* pub struct $document:ident { $($field:ident: $type:ty = $name:literal,)+ }) => {
+        $(#[$meta])*
+        pub struct $document {
+            $($field: $type,)+
+            extra: $crate::model::kept::Kept,
+        }
+
+        const _: () = {
+            use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+            use serde::ser::{Serialize, SerializeMap, Serializer};
+            use $crate::model::kept::{FieldType, Kept, Name};
+
+            impl Serialize for $document {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    let mut map = serializer.serialize_map(None)?;
+                    $(if Some(&self.$field) != FieldType::when_absent().as_ref() {
+                        map.serialize_entry($name, &self.$field)?;
+                    })+
+                    self.extra.write(&mut map)?;
+                    map.end()
+                }
+            }
+
+            struct Fields;
+
+            impl<'de> Visitor<'de> for Fields {
+                type Value = $document;
+
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("an object")
                 }
 
-                deserializer.deserialize_map(Fields)
+                fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<$document, A::Error> {
+                    $(let mut $field = FieldType::when_absent();)+
+                    let mut extra = Kept::default();
+                    while let Some(Name(name)) = map.next_key()? {
+                        match name.as_ref() {
+                            $($name => $field = Some(map.next_value()?),)+
+                            _ => extra.keep(name.into_owned(), map.next_value()?),
+                        }
+                    }
+                    Ok($document {
+                        $($field: $field.ok_or_else(|| Error::missing_field($name))?,)+
+                        extra,
+                    })
+                }
             }
-        }
+
+            impl<'de> Deserialize<'de> for $document {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    deserializer.deserialize_map(Fields)
+                }
+            }
+        };
     };
 }
-pub(super) use read_keeping;
+pub(super) use document;

@@ -9,6 +9,7 @@ mod attribute;
 mod block;
 mod codec;
 mod config;
+mod config_spec;
 mod endpoint;
 mod endpoint_rules;
 mod handle;
@@ -27,6 +28,7 @@ mod profile;
 mod quota;
 mod reservation;
 mod resource;
+mod spec_field;
 mod sticky;
 mod workload;
 
@@ -40,7 +42,8 @@ pub use block::{
 pub use block::{Flaws, StoredBlock};
 pub use codec::{Document, Malformed};
 pub use config::{AddressPersistence, ContradictorySettings, IpamConfig};
-pub use endpoint::{EndpointFacts, EndpointPort, Orchestrator, WorkloadEndpoint, host_network};
+pub use config_spec::SETTINGS_FIELDS;
+pub use endpoint::{ENDPOINT_FIELDS, EndpointFacts, EndpointPort, Orchestrator, WorkloadEndpoint, host_network};
 pub use endpoint_rules::{check_endpoint, endpoint_name_on, split_endpoint_name};
 pub use handle::Handle;
 pub use node::Node;
@@ -49,14 +52,14 @@ pub use overlap::{Cover, Precision, covers_of_overlaps, overlaps_of_addresses, r
 pub use owner::Owner;
 pub use pool::{AssignmentMode, NETWORK_ANNOTATION, NewPool, Pool, PoolUse};
 pub use pool_rules::{
-    InvalidPool, check_changed_pool, check_new_pool, check_stored_pool, default_block_size, fitting_block_size,
-    without_tunnels,
+    check_changed_pool, check_new_pool, check_stored_pool, default_block_size, fitting_block_size, without_tunnels,
 };
 pub use pool_spec::{POOL_FIELDS, read_pool_spec};
 pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
 pub use profile::new_profile;
 pub use quota::{QuotaCount, QuotaKind, Quotas, Subject};
-pub use reservation::IpReservation;
+pub use reservation::{IpReservation, RESERVATION_FIELDS, read_reservation_spec};
 pub use resource::{Labels, Resource, check_name};
+pub use spec_field::InvalidPool;
 pub use sticky::{StickyAddress, StickyRecord};
 pub use workload::{InvalidWorkload, handle_id, same_handle, workload_endpoint_name};

@@ -11,7 +11,9 @@ use time::OffsetDateTime;
 use super::codec::{Document, Malformed};
 use super::keys::{self, ResourceKind};
 use super::pool_rules::default_block_size;
-use super::pool_spec;
+use super::pool_spec::{
+    ALLOWED_USES, ASSIGNMENT_MODE, BLOCK_SIZE, CIDR, DISABLED, NAMESPACE_SELECTOR, NAT_OUTGOING, NODE_SELECTOR,
+};
 use super::prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for};
 use super::resource::{Labels, Resource};
 use crate::net::{Count, Family};
@@ -168,9 +170,7 @@ impl Pool {
     /// [`Malformed`] if the network or the block size is impossible, which [`super::check_new_pool`] reports better.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
-        let mut spec = pool_spec::stored(&NewPool { cidr: new.cidr.trunc(), ..new.clone() });
-        spec.insert("vxlanMode".to_owned(), "Never".into());
-        spec.insert("ipipMode".to_owned(), "Never".into());
+        let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();
         resource.set_part("spec", serde_json::Value::Object(spec));
         if let Some(length) = new.prefix_length {
             resource.set_annotation(PREFIX_LENGTH_ANNOTATION, &length.to_string());
@@ -184,16 +184,16 @@ impl Pool {
     /// None for a network inside this one.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
-        resource.set_spec("cidr", Some(cidr.to_string().into()));
+        resource.set_spec(CIDR, Some(cidr.to_string().into()));
         resource.remove_annotation(NETWORK_ANNOTATION);
         Self::read(&keys::resource(ResourceKind::IpPool, name), resource)
     }
 
     fn read(key: &Key, resource: Resource) -> Result<Self, Malformed> {
-        let text = resource.spec("cidr").and_then(serde_json::Value::as_str).unwrap_or("");
+        let text = resource.text(CIDR);
         let cidr: IpNet =
             text.parse().map_err(|_| Malformed::new(key, format_args!("the pool's CIDR {text:?} is no network")))?;
-        let block_size = match resource.spec("blockSize") {
+        let block_size = match resource.spec(BLOCK_SIZE) {
             None => 0,
             Some(size) => size
                 .as_u64()
@@ -265,23 +265,23 @@ impl Pool {
 
     /// True if the operator has switched it off.
     pub fn is_disabled(&self) -> bool {
-        self.resource.spec("disabled").and_then(serde_json::Value::as_bool).unwrap_or(false)
+        self.resource.switch(DISABLED)
     }
 
     /// True if the traffic of its containers to the outside leaves under their host's address. That holds for a
     /// disabled pool, too: its addresses stay in use.
     pub fn is_nat_outgoing(&self) -> bool {
-        self.resource.spec("natOutgoing").and_then(serde_json::Value::as_bool).unwrap_or(false)
+        self.resource.switch(NAT_OUTGOING)
     }
 
     /// Disables it: no more addresses are assigned from it.
     pub fn disable(&mut self) {
-        self.resource.set_spec("disabled", Some(true.into()));
+        self.resource.set_spec(DISABLED, Some(true.into()));
     }
 
     /// Enables it again.
     pub fn enable(&mut self) {
-        self.resource.set_spec("disabled", None);
+        self.resource.set_spec(DISABLED, None);
     }
 
     /// True if addresses may be assigned from it at all: it is neither disabled, nor being deleted, nor marked as not
@@ -300,16 +300,15 @@ impl Pool {
 
     /// The callers that may choose it. A mode that this version does not know counts as manual.
     pub fn assignment_mode(&self) -> AssignmentMode {
-        match self.resource.spec("assignmentMode").and_then(serde_json::Value::as_str) {
-            None | Some("" | "Automatic") => AssignmentMode::Automatic,
-            Some(_) => AssignmentMode::Manual,
+        match self.resource.text(ASSIGNMENT_MODE) {
+            "" | "Automatic" => AssignmentMode::Automatic,
+            _ => AssignmentMode::Manual,
         }
     }
 
     /// The permitted uses of its addresses, as stored; containers and tunnels by default.
     pub fn allowed_uses(&self) -> Vec<&str> {
-        let stored = self.resource.spec("allowedUses").and_then(serde_json::Value::as_array);
-        let uses: Vec<&str> = stored.into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
+        let uses: Vec<&str> = self.resource.texts(ALLOWED_USES).collect();
         if uses.is_empty() { vec![PoolUse::Workload.as_str(), PoolUse::Tunnel.as_str()] } else { uses }
     }
 
@@ -320,16 +319,12 @@ impl Pool {
 
     /// Which nodes it is for, as stored; empty for all.
     pub fn node_selector(&self) -> &str {
-        self.text("nodeSelector")
+        self.resource.text(NODE_SELECTOR)
     }
 
     /// Which namespaces it is for, as stored; empty for all.
     pub fn namespace_selector(&self) -> &str {
-        self.text("namespaceSelector")
-    }
-
-    fn text(&self, field: &str) -> &str {
-        self.resource.spec(field).and_then(serde_json::Value::as_str).unwrap_or("")
+        self.resource.text(NAMESPACE_SELECTOR)
     }
 
     /// True if it is for a node with these labels.

@@ -1,13 +1,14 @@
 //! The rules for a new pool, as Calico checks them.
 
-use std::fmt;
-
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
-use super::pool_spec::read_pool_spec;
+use super::pool_spec::{
+    ALLOWED_USES, ASSIGNMENT_MODE, BLOCK_SIZE, CIDR, NAMESPACE_SELECTOR, NODE_SELECTOR, read_pool_spec,
+};
 use super::prefixes::block_size_for;
 use super::resource::check_name;
+use super::spec_field::{InvalidPool, SpecField};
 use crate::net::{Family, overlap};
 use crate::selector::Selector;
 
@@ -22,31 +23,6 @@ pub fn default_block_size(family: Family) -> u8 {
 /// The prefix length of blocks for a pool: the wanted one, or the default, but never blocks larger than the pool.
 pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
     wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
-}
-
-/// A pool that must not be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("error with field {field} = '{value}' ({reason})")]
-pub struct InvalidPool {
-    field: &'static str,
-    value: String,
-    reason: String,
-}
-
-impl InvalidPool {
-    pub(super) fn new(field: &'static str, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
-        Self { field, value: value.to_string(), reason: reason.to_string() }
-    }
-
-    /// The field that is wrong.
-    pub fn field(&self) -> &'static str {
-        self.field
-    }
-
-    /// Its fault.
-    pub fn reason(&self) -> &str {
-        &self.reason
-    }
 }
 
 /// Checks a new pool against the rules, the pools that exist, and the blocks that exist.
@@ -71,18 +47,18 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
 /// and uses as for a new pool.
 pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
     if new.cidr != stored.cidr() {
-        return Err(InvalidPool::new("IPPool.CIDR", new.cidr, "IPPool CIDR cannot be modified"));
+        return Err(CIDR.wrong(new.cidr, "IPPool CIDR cannot be modified"));
     }
     if new.prefix_length != stored.prefix_length() {
         let length = new.prefix_length.map_or(String::new(), |length| length.to_string());
         return Err(InvalidPool::new("IPPool.PrefixLength", length, "the length of the prefixes cannot be modified"));
     }
     if new.prefix_length.is_none() && new.block_size != stored.block_size() {
-        return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, "IPPool BlockSize cannot be modified"));
+        return Err(BLOCK_SIZE.wrong(new.block_size, "IPPool BlockSize cannot be modified"));
     }
     if stored.allows(PoolUse::LoadBalancer) && !new.allowed_uses.contains(&PoolUse::LoadBalancer) {
         let reason = "IPPool allowed use cannot be changed from LoadBalancer to Workload or Tunnel";
-        return Err(InvalidPool::new("IPPool.AllowedUses", shown(&new.allowed_uses), reason));
+        return Err(ALLOWED_USES.wrong(shown(&new.allowed_uses), reason));
     }
     check_selectors_and_uses(new)
 }
@@ -110,18 +86,18 @@ pub fn without_tunnels(pool: &Pool) -> Option<Pool> {
         return None;
     }
     let mut changed = pool.clone();
-    changed.resource_mut().set_spec("allowedUses", Some(others.into()));
+    changed.resource_mut().set_spec(ALLOWED_USES, Some(others.into()));
     Some(changed)
 }
 
 fn check_selectors_and_uses(new: &NewPool) -> Result<(), InvalidPool> {
-    check_selector("IPPool.NodeSelector", &new.node_selector)?;
-    check_selector("IPPool.NamespaceSelector", &new.namespace_selector)?;
+    check_selector(NODE_SELECTOR, &new.node_selector)?;
+    check_selector(NAMESPACE_SELECTOR, &new.namespace_selector)?;
     check_uses(new)
 }
 
 fn check_network(cidr: IpNet) -> Result<(), InvalidPool> {
-    let wrong = |reason: &str| Err(InvalidPool::new("IPPool.CIDR", cidr, reason));
+    let wrong = |reason: &str| Err(CIDR.wrong(cidr, reason));
     if cidr != cidr.trunc() {
         return wrong("IP pool CIDR is not strictly masked");
     }
@@ -143,7 +119,7 @@ fn check_block_size(new: &NewPool) -> Result<(), InvalidPool> {
             Ok(_) if new.assignment_mode == AssignmentMode::Manual => Ok(()),
             Ok(_) => {
                 let reason = "a pool of prefixes must have the assignment mode Manual";
-                Err(InvalidPool::new("IPPool.AssignmentMode", new.assignment_mode.as_str(), reason))
+                Err(ASSIGNMENT_MODE.wrong(new.assignment_mode.as_str(), reason))
             }
             Err(reason) => Err(InvalidPool::new("IPPool.PrefixLength", length, reason)),
         };
@@ -151,7 +127,7 @@ fn check_block_size(new: &NewPool) -> Result<(), InvalidPool> {
     let sizes = Family::of_net(new.cidr).block_sizes();
     if !sizes.contains(&new.block_size) {
         let reason = format!("block size must be between {} and {}", sizes.start(), sizes.end());
-        return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, reason));
+        return Err(BLOCK_SIZE.wrong(new.block_size, reason));
     }
     if new.cidr.prefix_len() > new.block_size {
         let reason = format_args!(
@@ -159,15 +135,15 @@ fn check_block_size(new: &NewPool) -> Result<(), InvalidPool> {
             new.block_size
         )
         .to_string();
-        return Err(InvalidPool::new("IPPool.CIDR", new.cidr, reason));
+        return Err(CIDR.wrong(new.cidr, reason));
     }
     Ok(())
 }
 
-fn check_selector(field: &'static str, text: &str) -> Result<(), InvalidPool> {
+fn check_selector(field: SpecField, text: &str) -> Result<(), InvalidPool> {
     match text.parse::<Selector>() {
-        Err(error) => Err(InvalidPool::new(field, text, error)),
-        Ok(selector) if selector.uses_global() => Err(InvalidPool::new(field, text, "global() is not allowed here")),
+        Err(error) => Err(field.wrong(text, error)),
+        Ok(selector) if selector.uses_global() => Err(field.wrong(text, "global() is not allowed here")),
         Ok(_) => Ok(()),
     }
 }
@@ -175,23 +151,23 @@ fn check_selector(field: &'static str, text: &str) -> Result<(), InvalidPool> {
 fn check_uses(new: &NewPool) -> Result<(), InvalidPool> {
     let uses = &new.allowed_uses;
     if uses.is_empty() {
-        return Err(InvalidPool::new("IPPool.AllowedUses", "", "at least one use is needed"));
+        return Err(ALLOWED_USES.wrong("", "at least one use is needed"));
     }
     if uses.contains(&PoolUse::Tunnel) && !new.namespace_selector.is_empty() {
         // The address of a tunnel is in no namespace.
         let reason = "IP Pool with AllowedUse Tunnel must not have a namespace selector; set allowedUses to Workload";
-        return Err(InvalidPool::new("IPPool.NamespaceSelector", &new.namespace_selector, reason));
+        return Err(NAMESPACE_SELECTOR.wrong(&new.namespace_selector, reason));
     }
     if !uses.contains(&PoolUse::LoadBalancer) {
         return Ok(());
     }
     if let Some(other) = uses.iter().find(|used| **used != PoolUse::LoadBalancer) {
         let reason = format!("LoadBalancer cannot be used at the same time as: {other}");
-        return Err(InvalidPool::new("IPPool.AllowedUses", shown(uses), reason));
+        return Err(ALLOWED_USES.wrong(shown(uses), reason));
     }
     if new.node_selector != "all()" {
         let reason = "IP Pool with AllowedUse LoadBalancer must have node selector set to all()";
-        return Err(InvalidPool::new("IPPool.NodeSelector", &new.node_selector, reason));
+        return Err(NODE_SELECTOR.wrong(&new.node_selector, reason));
     }
     Ok(())
 }
@@ -213,13 +189,13 @@ fn check_neighbours(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(
         let reason =
             format_args!("IPPool({}) CIDR overlaps with IPPool({}) CIDR {}", new.name, other.name(), other.cidr())
                 .to_string();
-        return Err(InvalidPool::new("IPPool.CIDR", new.cidr, reason));
+        return Err(CIDR.wrong(new.cidr, reason));
     }
     let size = new.size_of_blocks();
     let odd = |block: &&IpNet| overlap(**block, new.cidr) && block.prefix_len() != size;
     if let Some(block) = blocks.iter().find(odd) {
         let reason = format_args!("block {block} of another size exists inside").to_string();
-        return Err(InvalidPool::new("IPPool.BlockSize", new.block_size, reason));
+        return Err(BLOCK_SIZE.wrong(new.block_size, reason));
     }
     Ok(())
 }

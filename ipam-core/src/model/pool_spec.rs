@@ -1,35 +1,28 @@
 //! A pool's spec as a user wrote it: its meaning, and its stored form.
 
-use std::fmt::Display;
-
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
-use super::pool_rules::{InvalidPool, default_block_size};
+use super::pool_rules::default_block_size;
+use super::spec_field::{InvalidPool, spec_fields};
 use crate::net::Family;
 
-/// The fields that a spec can have.
-pub const POOL_FIELDS: [&str; 11] = [
-    "cidr",
-    "vxlanMode",
-    "ipipMode",
-    "natOutgoing",
-    "disabled",
-    "disableBGPExport",
-    "blockSize",
-    "nodeSelector",
-    "namespaceSelector",
-    "allowedUses",
-    "assignmentMode",
-];
-
-/// The fields that are left out where they are false.
-const SWITCHES: [(&str, &str); 3] = [
-    ("natOutgoing", "IPPool.NATOutgoing"),
-    ("disabled", "IPPool.Disabled"),
-    ("disableBGPExport", "IPPool.DisableBGPExport"),
-];
+spec_fields! {
+    /// The fields that a spec can have.
+    pub const POOL_FIELDS:
+    CIDR = "cidr" as "IPPool.CIDR";
+    VXLAN_MODE = "vxlanMode" as "IPPool.VXLANMode" of ["Never", "Always", "CrossSubnet"];
+    IPIP_MODE = "ipipMode" as "IPPool.IPIPMode" of ["Never", "Always", "CrossSubnet"];
+    NAT_OUTGOING = "natOutgoing" as "IPPool.NATOutgoing";
+    DISABLED = "disabled" as "IPPool.Disabled";
+    DISABLE_BGP_EXPORT = "disableBGPExport" as "IPPool.DisableBGPExport";
+    BLOCK_SIZE = "blockSize" as "IPPool.BlockSize";
+    NODE_SELECTOR = "nodeSelector" as "IPPool.NodeSelector";
+    NAMESPACE_SELECTOR = "namespaceSelector" as "IPPool.NamespaceSelector";
+    ALLOWED_USES = "allowedUses" as "IPPool.AllowedUses";
+    ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
+}
 
 type Object = Map<String, Value>;
 
@@ -47,74 +40,73 @@ pub fn read_pool_spec(
     stored_pool: Option<&Pool>,
 ) -> Result<(NewPool, Object), InvalidPool> {
     let cidr = network(written)?;
-    let ipip = one_of(written, "ipipMode", "IPPool.IPIPMode", &["Never", "Always", "CrossSubnet"])?;
-    let vxlan = one_of(written, "vxlanMode", "IPPool.VXLANMode", &["Never", "Always", "CrossSubnet"])?;
+    let ipip = IPIP_MODE.text(written)?;
+    let vxlan = VXLAN_MODE.text(written)?;
     check_tunnels(cidr, ipip, vxlan)?;
     let allowed_uses = uses(written)?;
     if allowed_uses.contains(&PoolUse::LoadBalancer) {
         check_load_balancer(written, ipip, vxlan)?;
     }
-    let mode = one_of(written, "assignmentMode", "IPPool.AssignmentMode", &["Automatic", "Manual"])?;
+    let mode = ASSIGNMENT_MODE.text(written)?;
     let block_size = stored_pool.filter(|pool| pool.prefix_length().is_none()).map(Pool::block_size);
     let usual = block_size.unwrap_or_else(|| default_block_size(Family::of_net(cidr)));
     let not_a_length = |text| InvalidPool::new("IPPool.PrefixLength", text, "must be a number, for example 64");
     let length = prefix_length.map(|text| text.parse().map_err(|_| not_a_length(text))).transpose()?;
-    let node_selector = text(written, "nodeSelector", "IPPool.NodeSelector")?;
+    let node_selector = NODE_SELECTOR.text(written)?;
     let new = NewPool {
         name: name.to_owned(),
         cidr,
         block_size: size(written, Family::of_net(cidr))?.unwrap_or(usual),
         prefix_length: length.or_else(|| stored_pool?.prefix_length()),
         node_selector: if node_selector.is_empty() { "all()" } else { node_selector }.to_owned(),
-        namespace_selector: text(written, "namespaceSelector", "IPPool.NamespaceSelector")?.to_owned(),
+        namespace_selector: NAMESPACE_SELECTOR.text(written)?.to_owned(),
         allowed_uses,
         assignment_mode: if mode == "Manual" { AssignmentMode::Manual } else { AssignmentMode::Automatic },
     };
-    let mut spec = stored(&new);
-    spec.insert("ipipMode".to_owned(), ipip.into());
-    spec.insert("vxlanMode".to_owned(), vxlan.into());
-    for (field, shown) in SWITCHES {
-        if switch(written, field, shown)? {
-            spec.insert(field.to_owned(), true.into());
+    let mut spec = new.spec();
+    spec.extend([IPIP_MODE.with(ipip), VXLAN_MODE.with(vxlan)]);
+    for field in [NAT_OUTGOING, DISABLED, DISABLE_BGP_EXPORT] {
+        if field.switch(written)? {
+            spec.extend([field.with(true)]);
         }
     }
     Ok((new, spec))
 }
 
-/// The fields of the spec of a new pool.
-pub(super) fn stored(new: &NewPool) -> Object {
-    let uses: Vec<Value> = new.allowed_uses.iter().map(|used| used.as_str().into()).collect();
-    let mut spec = Object::new();
-    spec.insert("cidr".to_owned(), new.cidr.to_string().into());
-    spec.insert("blockSize".to_owned(), new.block_size.into());
-    spec.insert("nodeSelector".to_owned(), new.node_selector.as_str().into());
-    if !new.namespace_selector.is_empty() {
-        spec.insert("namespaceSelector".to_owned(), new.namespace_selector.as_str().into());
+impl NewPool {
+    /// The spec as it is stored, without tunnels.
+    pub fn spec(&self) -> Object {
+        let uses: Vec<&str> = self.allowed_uses.iter().map(|used| used.as_str()).collect();
+        let mut spec = Object::from_iter([
+            CIDR.with(self.cidr.to_string()),
+            VXLAN_MODE.with("Never"),
+            IPIP_MODE.with("Never"),
+            BLOCK_SIZE.with(self.block_size),
+            NODE_SELECTOR.with(self.node_selector.as_str()),
+            ALLOWED_USES.with(uses),
+            ASSIGNMENT_MODE.with(self.assignment_mode.as_str()),
+        ]);
+        if !self.namespace_selector.is_empty() {
+            spec.extend([NAMESPACE_SELECTOR.with(self.namespace_selector.as_str())]);
+        }
+        spec
     }
-    spec.insert("allowedUses".to_owned(), Value::Array(uses));
-    spec.insert("assignmentMode".to_owned(), new.assignment_mode.as_str().into());
-    spec
 }
 
 fn network(written: &Object) -> Result<IpNet, InvalidPool> {
-    let wrong = |value: &dyn Display, reason: &str| Err(InvalidPool::new("IPPool.CIDR", value, reason));
-    match field(written, "cidr") {
-        None => wrong(&"", "IPPool CIDR must be specified"),
-        Some(Value::String(text)) => match text.parse() {
-            Ok(cidr) => Ok(cidr),
-            Err(_) => wrong(text, "IPPool CIDR must be a valid subnet"),
-        },
-        Some(other) => wrong(other, "IPPool CIDR must be a valid subnet"),
+    match CIDR.get(written) {
+        None => Err(CIDR.wrong("", "IPPool CIDR must be specified")),
+        Some(Value::String(text)) => text.parse().map_err(|_| CIDR.wrong(text, "IPPool CIDR must be a valid subnet")),
+        Some(other) => Err(CIDR.wrong(other, "IPPool CIDR must be a valid subnet")),
     }
 }
 
 fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if vxlan != "Never" && ipip != "Never" {
-        let reason = "Cannot enable both VXLAN and IPIP on the same IPPool";
-        return Err(InvalidPool::new("IPPool.VXLANMode", vxlan, reason));
+        return Err(VXLAN_MODE.wrong(vxlan, "Cannot enable both VXLAN and IPIP on the same IPPool"));
     }
     if Family::of_net(cidr) == Family::V6 && ipip != "Never" {
-        return Err(InvalidPool::new("IPPool.IPIPMode", ipip, "IPIP is not supported on an IPv6 IP pool"));
+        return Err(IPIP_MODE.wrong(ipip, "IPIP is not supported on an IPv6 IP pool"));
     }
     Ok(())
 }
@@ -123,71 +115,39 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
 fn check_load_balancer(written: &Object, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
         let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";
-        return Err(InvalidPool::new("IPPool.IPIPMode", mode, reason));
+        return Err(IPIP_MODE.wrong(mode, reason));
     }
-    if switch(written, "disableBGPExport", "IPPool.DisableBGPExport")? {
+    if DISABLE_BGP_EXPORT.switch(written)? {
         let reason = "IP Pool with AllowedUse LoadBalancer must have DisableBGPExport set to false";
-        return Err(InvalidPool::new("IPPool.DisableBGPExport", true, reason));
+        return Err(DISABLE_BGP_EXPORT.wrong(true, reason));
     }
     Ok(())
 }
 
 /// The block size of a spec; 0 counts as none.
 fn size(written: &Object, family: Family) -> Result<Option<u8>, InvalidPool> {
-    let Some(value) = field(written, "blockSize") else { return Ok(None) };
+    let Some(value) = BLOCK_SIZE.get(written) else { return Ok(None) };
     match value.as_u64().map(u8::try_from) {
         Some(Ok(0)) => Ok(None),
         Some(Ok(size)) => Ok(Some(size)),
         _ => {
             let sizes = family.block_sizes();
             let reason = format!("block size must be between {} and {}", sizes.start(), sizes.end());
-            Err(InvalidPool::new("IPPool.BlockSize", value, reason))
+            Err(BLOCK_SIZE.wrong(value, reason))
         }
     }
 }
 
 fn uses(written: &Object) -> Result<Vec<PoolUse>, InvalidPool> {
     const KNOWN: [PoolUse; 3] = [PoolUse::Workload, PoolUse::Tunnel, PoolUse::LoadBalancer];
-    let wrong = |value: &Value| {
-        InvalidPool::new("IPPool.AllowedUses", value, "must be a list of Workload, Tunnel and LoadBalancer")
-    };
-    let Some(value) = field(written, "allowedUses") else { return Ok(vec![PoolUse::Workload, PoolUse::Tunnel]) };
+    let wrong = |value: &Value| ALLOWED_USES.wrong(value, "must be a list of Workload, Tunnel and LoadBalancer");
+    let Some(value) = ALLOWED_USES.get(written) else { return Ok(vec![PoolUse::Workload, PoolUse::Tunnel]) };
     let listed = value.as_array().ok_or_else(|| wrong(value))?;
     if listed.is_empty() {
         return Ok(vec![PoolUse::Workload, PoolUse::Tunnel]);
     }
     let known = |used: &Value| KNOWN.into_iter().find(|known| used == known.as_str()).ok_or_else(|| wrong(used));
     listed.iter().map(known).collect()
-}
-
-/// A string enum; the first value is the default.
-fn one_of<'a>(written: &'a Object, name: &str, shown: &'static str, known: &[&'a str]) -> Result<&'a str, InvalidPool> {
-    match text(written, name, shown)? {
-        "" => Ok(known.first().copied().unwrap_or_default()),
-        said if known.contains(&said) => Ok(said),
-        said => Err(InvalidPool::new(shown, said, format!("must be one of {}", known.join(", ")))),
-    }
-}
-
-fn text<'a>(written: &'a Object, name: &str, shown: &'static str) -> Result<&'a str, InvalidPool> {
-    match field(written, name) {
-        None => Ok(""),
-        Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(InvalidPool::new(shown, other, "must be a text")),
-    }
-}
-
-fn switch(written: &Object, name: &str, shown: &'static str) -> Result<bool, InvalidPool> {
-    match field(written, name) {
-        None => Ok(false),
-        Some(Value::Bool(on)) => Ok(*on),
-        Some(other) => Err(InvalidPool::new(shown, other, "must be true or false")),
-    }
-}
-
-/// A field; `null` counts as absent.
-fn field<'a>(written: &'a Object, name: &str) -> Option<&'a Value> {
-    written.get(name).filter(|value| !value.is_null())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use time::OffsetDateTime;
 
 use super::codec::{Malformed, from_json, to_json};
 use super::keys::{self, ResourceKind};
+use super::spec_field::SpecField;
 use crate::timestamps::rfc3339;
 
 /// Labels or annotations: names and their values.
@@ -35,7 +36,8 @@ impl Resource {
         Self { name: name.to_owned(), document }
     }
 
-    fn empty(name: &str) -> Self {
+    /// A resource without any field.
+    pub(super) fn empty(name: &str) -> Self {
         Self { name: name.to_owned(), document: Object::new() }
     }
 
@@ -46,6 +48,11 @@ impl Resource {
     pub(super) fn decode(kind: ResourceKind, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let name = keys::parse_resource(kind, key)
             .ok_or_else(|| Malformed::new(key, format_args!("not the key of a resource of kind {}", kind.kind())))?;
+        Self::read(name, key, value)
+    }
+
+    /// Reads the resource of this name.
+    pub(super) fn read(name: &str, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         Ok(Self { name: name.to_owned(), document: from_json(key, value)? })
     }
 
@@ -57,14 +64,25 @@ impl Resource {
     /// The same resource as a new one of another name. Members that only the old one had, such as its status, are left
     /// out.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
-        let mut new = Self { name: name.to_owned(), document: self.document.clone() };
+        let mut new = self.renamed(name);
         new.document.remove("status");
-        let metadata = object(new.document.entry("metadata"));
+        let metadata = new.part("metadata");
         metadata.remove("generation");
-        metadata.insert("name".to_owned(), name.into());
         metadata.insert("uid".to_owned(), uid.into());
         metadata.insert("creationTimestamp".to_owned(), rfc3339(now).into());
         new
+    }
+
+    /// The same resource under another name.
+    pub(super) fn renamed(&self, name: &str) -> Self {
+        let mut new = Self { name: name.to_owned(), document: self.document.clone() };
+        new.part("metadata").insert("name".to_owned(), name.into());
+        new
+    }
+
+    /// The whole document.
+    pub(super) fn document(&self) -> &Object {
+        &self.document
     }
 
     /// The name.
@@ -99,13 +117,12 @@ impl Resource {
 
     /// Sets one annotation.
     pub fn set_annotation(&mut self, name: &str, value: &str) {
-        let metadata = object(self.document.entry("metadata"));
-        object(metadata.entry("annotations")).insert(name.to_owned(), value.into());
+        object(self.part("metadata").entry("annotations")).insert(name.to_owned(), value.into());
     }
 
     /// Removes one annotation, and the annotations if it was the last.
     pub fn remove_annotation(&mut self, name: &str) {
-        let metadata = object(self.document.entry("metadata"));
+        let metadata = self.part("metadata");
         if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
             annotations.remove(name);
             if annotations.is_empty() {
@@ -116,12 +133,12 @@ impl Resource {
 
     /// Sets the labels, replacing all.
     pub fn set_labels(&mut self, labels: &Labels) {
-        let metadata = object(self.document.entry("metadata"));
         let labels = labels.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
-        metadata.insert("labels".to_owned(), serde_json::Value::Object(labels));
+        self.part("metadata").insert("labels".to_owned(), serde_json::Value::Object(labels));
     }
 
-    fn metadata(&self, field: &str) -> Option<&serde_json::Value> {
+    /// A field of the metadata.
+    pub(super) fn metadata(&self, field: &str) -> Option<&serde_json::Value> {
         self.document.get("metadata")?.get(field)
     }
 
@@ -131,17 +148,42 @@ impl Resource {
     }
 
     /// A field of the spec; `null` counts as absent.
-    pub(super) fn spec(&self, field: &str) -> Option<&serde_json::Value> {
-        self.document.get("spec")?.get(field).filter(|value| !value.is_null())
+    pub(super) fn spec(&self, field: SpecField) -> Option<&serde_json::Value> {
+        field.get(self.whole_spec()?)
+    }
+
+    /// A text of the spec; empty if there is none.
+    pub(super) fn text(&self, field: SpecField) -> &str {
+        self.spec(field).and_then(serde_json::Value::as_str).unwrap_or("")
+    }
+
+    /// A list of texts of the spec. An entry that is not text is left out.
+    pub(super) fn texts(&self, field: SpecField) -> impl Iterator<Item = &str> {
+        let entries = self.spec(field).and_then(serde_json::Value::as_array).into_iter().flatten();
+        entries.filter_map(serde_json::Value::as_str)
+    }
+
+    /// True if a field of the spec is `true`.
+    pub(super) fn switch(&self, field: SpecField) -> bool {
+        self.spec(field).and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
     /// Sets a field of the spec, or removes it as Go's `omitempty` does.
-    pub(super) fn set_spec(&mut self, field: &str, value: Option<serde_json::Value>) {
-        let spec = object(self.document.entry("spec"));
+    pub(super) fn set_spec(&mut self, field: SpecField, value: Option<serde_json::Value>) {
+        self.set("spec", field.name, value);
+    }
+
+    /// Sets a field of a part of the document, or removes it.
+    pub(super) fn set(&mut self, part: &str, field: &str, value: Option<serde_json::Value>) {
         match value {
-            Some(value) => spec.insert(field.to_owned(), value),
-            None => spec.remove(field),
+            Some(value) => self.part(part).insert(field.to_owned(), value),
+            None => self.part(part).remove(field),
         };
+    }
+
+    /// A part of the document that is an object; it is made if there is none.
+    pub(super) fn part(&mut self, part: &str) -> &mut Object {
+        object(self.document.entry(part))
     }
 
     /// A field of the status.
@@ -156,7 +198,7 @@ impl Resource {
 }
 
 /// The object under an entry; what is there and is no object is replaced.
-fn object(entry: serde_json::map::Entry<'_>) -> &mut Object {
+pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut Object {
     let value = entry.or_insert(serde_json::Value::Null);
     loop {
         match value {
@@ -197,6 +239,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::pool_spec::{CIDR, DISABLED};
 
     #[test]
     fn names_are_subdomains() {
@@ -218,10 +261,10 @@ mod tests {
         assert_eq!(node.name(), "n");
         assert_eq!(node.labels(), Labels::from([("a".into(), "b".into())]));
         node.set_annotation("x", "y");
-        node.set_spec("s", Some(1.into()));
-        node.set_spec("t", None);
+        node.set_spec(CIDR, Some(1.into()));
+        node.set_spec(DISABLED, None);
         assert_eq!(node.annotation("x"), Some("y"));
-        assert_eq!(node.spec("s"), Some(&1.into()));
+        assert_eq!(node.spec(CIDR), Some(&1.into()));
         assert!(Resource::decode(ResourceKind::Node, &key, b"[]").is_err());
         assert!(Resource::decode(ResourceKind::IpPool, &key, b"{}").is_err());
     }

@@ -1,7 +1,6 @@
 //! The stored form of a document that a person has written, on top of the one that is there.
 
 use ipam_core::timestamps::rfc3339;
-use ipnet::IpNet;
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -40,9 +39,6 @@ pub(super) const NODE_FIELDS: [&str; 9] = [
     "addresses",
     "interfaces",
 ];
-
-/// The members of a reservation's spec.
-pub(super) const RESERVATION_FIELDS: [&str; 1] = ["reservedCIDRs"];
 
 /// Where the identity of a new document comes from.
 pub(super) struct Birth {
@@ -139,31 +135,6 @@ fn changed_metadata(mut metadata: Object, written: &Object) -> Object {
         }
     }
     metadata
-}
-
-/// The spec of a reservation, its networks checked and written as they are stored.
-pub(super) fn reservation_spec(written: &Object) -> Result<Object, DocumentError> {
-    const FIELD: &str = "IPReservation.ReservedCIDRs";
-    let wrong = |value: &Value| DocumentError::field(FIELD, value, "must be a list of networks and addresses");
-    let listed = match written.get("reservedCIDRs") {
-        None | Some(Value::Null) => &Vec::new(),
-        Some(Value::Array(listed)) => listed,
-        Some(other) => return Err(wrong(other)),
-    };
-    let mut networks = Vec::with_capacity(listed.len());
-    for entry in listed {
-        let text = entry.as_str().ok_or_else(|| wrong(entry))?;
-        let is_network = text.parse::<IpNet>().is_ok() || text.parse::<std::net::IpAddr>().is_ok();
-        if !is_network {
-            return Err(DocumentError::field(FIELD, text, "is neither a network nor an address"));
-        }
-        networks.push(entry.clone());
-    }
-    let mut spec = Object::new();
-    if !networks.is_empty() {
-        spec.insert("reservedCIDRs".to_owned(), Value::Array(networks));
-    }
-    Ok(spec)
 }
 
 /// The object in a field, if there is one.

@@ -7,14 +7,13 @@
 //! taken for a value.
 
 mod build;
-mod fields;
 mod manifest;
 mod settings;
 mod show;
 mod write;
 
-use ipam_core::model::POOL_FIELDS;
 use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{ENDPOINT_FIELDS, POOL_FIELDS, SETTINGS_FIELDS};
 use kv::Key;
 
 pub use ipam_core::{DocumentError, DocumentKind};
@@ -30,6 +29,21 @@ const SETTINGS_NAME: &str = "default";
 
 /// The namespace of a document that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// The fields of a profile's spec, of its rules and of what a rule is about.
+const PROFILE_FIELDS: [&str; 11] = [
+    "ingress",
+    "egress",
+    "labelsToApply",
+    "action",
+    "ipVersion",
+    "nets",
+    "selector",
+    "notNets",
+    "notSelector",
+    "source",
+    "destination",
+];
 
 type Object = serde_json::Map<String, serde_json::Value>;
 
@@ -83,5 +97,5 @@ fn split(full_name: &str) -> (&str, &str) {
 /// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
     let objects = build::TOP.into_iter().chain(["items"]).chain(build::METADATA);
-    objects.chain(POOL_FIELDS).chain(settings::FIELDS).chain(fields::ENDPOINT).chain(fields::PROFILE)
+    objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(PROFILE_FIELDS)
 }

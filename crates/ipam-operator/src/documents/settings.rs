@@ -1,21 +1,11 @@
 //! The settings in the form of a document: `IPAMConfiguration`, named `default`.
 
-use ipam_core::model::{AddressPersistence, IpamConfig};
+use ipam_core::model::{IpamConfig, SETTINGS_FIELDS};
 use kv::Revision;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::build::{inner, refuse_unknown};
 use super::{API_VERSION, DocumentError, DocumentKind, Manifest, Object, SETTINGS_NAME};
-
-const STRICT: &str = "strictAffinity";
-const AUTO: &str = "autoAllocateBlocks";
-const MAX_BLOCKS: &str = "maxBlocksPerHost";
-const PERSISTENCE: &str = "kubeVirtVMAddressPersistence";
-const COOLDOWN: &str = "ipCooldownSeconds";
-/// The bounds of Calico's schema. Its `ipam configure`, and ours, take up to 5,000 seconds.
-const MAX_MAX_BLOCKS: u32 = 1_000_000;
-const MAX_COOLDOWN_SECONDS: u32 = 1_200;
-pub(super) const FIELDS: [&str; 5] = [STRICT, AUTO, MAX_BLOCKS, PERSISTENCE, COOLDOWN];
 
 /// The settings that a document says, on top of the stored ones: what it does not say is as if it had never been set.
 pub(super) fn settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, DocumentError> {
@@ -28,73 +18,29 @@ pub(super) fn settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamCo
     }
     let spec = manifest.spec();
     refuse_unknown("", &manifest.document, &["kind", "apiVersion", "metadata", "spec"], None)?;
-    refuse_unknown("spec", &spec, &FIELDS, None)?;
-    let persistence = match said(&spec, PERSISTENCE) {
-        None => AddressPersistence::Enabled,
-        Some(value) if value == "Enabled" => AddressPersistence::Enabled,
-        Some(value) if value == "Disabled" => AddressPersistence::Disabled,
-        Some(value) => return Err(wrong(PERSISTENCE, value, "must be Enabled or Disabled")),
-    };
-    let settings = stored
-        .with_strict_affinity(switch(&spec, STRICT)?.unwrap_or(false))
-        .with_auto_allocate_blocks(switch(&spec, AUTO)?.unwrap_or(true))
-        .with_max_blocks_per_host(number(&spec, MAX_BLOCKS, MAX_MAX_BLOCKS)?)
-        .with_cooldown_seconds(number(&spec, COOLDOWN, MAX_COOLDOWN_SECONDS)?)
-        .with_address_persistence(persistence);
-    settings.check().map_err(|error| DocumentError::Invalid(error.to_string()))?;
-    Ok(settings)
+    refuse_unknown("spec", &spec, &SETTINGS_FIELDS, None)?;
+    stored.with_spec(&spec)
 }
 
 /// The settings as a document, whether they are stored or not.
 pub(super) fn document(settings: &IpamConfig, version: Option<Revision>) -> Object {
-    let persistence = match settings.address_persistence() {
-        AddressPersistence::Enabled => "Enabled",
-        AddressPersistence::Disabled => "Disabled",
-    };
     let mut metadata = Object::new();
     metadata.insert("name".to_owned(), SETTINGS_NAME.into());
     if let Some(version) = version {
         metadata.insert("resourceVersion".to_owned(), version.to_string().into());
     }
-    let spec = json!({
-        STRICT: settings.strict_affinity(),
-        AUTO: settings.auto_allocate_blocks(),
-        MAX_BLOCKS: settings.max_blocks_per_host(),
-        PERSISTENCE: persistence,
-        COOLDOWN: settings.cooldown_seconds().max(0),
-    });
     let mut document = Object::new();
     document.insert("kind".to_owned(), DocumentKind::Settings.as_str().into());
     document.insert("apiVersion".to_owned(), API_VERSION.into());
     document.insert("metadata".to_owned(), Value::Object(metadata));
-    document.insert("spec".to_owned(), spec);
+    document.insert("spec".to_owned(), settings.spec());
     document
-}
-
-fn switch(spec: &Object, field: &str) -> Result<Option<bool>, DocumentError> {
-    match said(spec, field) {
-        None => Ok(None),
-        Some(value) => value.as_bool().map(Some).ok_or_else(|| wrong(field, value, "must be true or false")),
-    }
-}
-
-fn number(spec: &Object, field: &str, max: u32) -> Result<u32, DocumentError> {
-    let Some(value) = said(spec, field) else { return Ok(0) };
-    let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number <= max);
-    number.ok_or_else(|| wrong(field, value, &format!("must be a number from 0 to {max}")))
-}
-
-fn said<'a>(spec: &'a Object, field: &str) -> Option<&'a Value> {
-    spec.get(field).filter(|value| !value.is_null())
-}
-
-fn wrong(field: &str, value: &Value, reason: &str) -> DocumentError {
-    let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    DocumentError::field(format_args!("IPAMConfiguration.{field}"), value, reason)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use ipam_core::model::Document;
 

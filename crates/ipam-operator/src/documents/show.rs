@@ -1,6 +1,6 @@
 //! Documents as they are shown.
 
-use ipam_core::model::{Document, IpamConfig, Malformed, Pool};
+use ipam_core::model::{Document, IpamConfig, Malformed, NewPool, Pool};
 use ipam_core::transact;
 use ipam_core::{Error, Result};
 use kv::{Deadline, Key, Range, Revision, Transaction, Value as Stored};
@@ -131,15 +131,7 @@ fn shown(
 
 /// Puts the defaults where nothing is stored.
 fn fill(spec: &mut Object, pool: &Pool) {
-    let uses = pool.allowed_uses().into_iter().map(Value::from).collect();
-    let defaults = [
-        ("blockSize", Value::from(pool.block_size())),
-        ("allowedUses", Value::Array(uses)),
-        ("nodeSelector", "all()".into()),
-        ("ipipMode", "Never".into()),
-        ("vxlanMode", "Never".into()),
-        ("assignmentMode", pool.assignment_mode().as_str().into()),
-    ];
+    let usual = NewPool::new(pool.name(), pool.cidr()).with_block_size(pool.block_size());
     let says_nothing = |value: &Value| match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
@@ -147,9 +139,9 @@ fn fill(spec: &mut Object, pool: &Pool) {
         Value::Number(number) => number.as_u64() == Some(0),
         _ => false,
     };
-    for (field, default) in defaults {
-        if spec.get(field).is_none_or(says_nothing) {
-            spec.insert(field.to_owned(), default);
+    for (field, default) in usual.spec() {
+        if spec.get(&field).is_none_or(says_nothing) {
+            spec.insert(field, default);
         }
     }
 }

@@ -2,11 +2,13 @@
 
 use ipam_core::Result;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::model::{Document, IpamConfig, Malformed, POOL_FIELDS, Pool, check_changed_pool};
+use ipam_core::model::{
+    Document, IpamConfig, Malformed, POOL_FIELDS, Pool, RESERVATION_FIELDS, check_changed_pool, read_reservation_spec,
+};
 use ipam_core::transact;
 use kv::{Deadline, Key, Revision, StoreExt, Transaction};
 
-use super::build::{Birth, NODE_FIELDS, RESERVATION_FIELDS, assemble, reservation_spec};
+use super::build::{Birth, NODE_FIELDS, assemble};
 use super::{DocumentError, DocumentKind, Manifest, Object, settings};
 use crate::Operator;
 use crate::pool_deletion::InUse;
@@ -85,7 +87,7 @@ impl Operator {
                 DocumentKind::Settings => settings_value(&key, manifest, stored)?,
                 DocumentKind::Pool => self.pool_value(tx, &key, manifest, stored).await?,
                 DocumentKind::Reservation => {
-                    let spec = reservation_spec(&manifest.spec())?;
+                    let spec = read_reservation_spec(&manifest.spec())?;
                     self.value(&key, manifest, stored, (spec, &RESERVATION_FIELDS))?
                 }
                 DocumentKind::Node => self.value(&key, manifest, stored, (manifest.spec(), &NODE_FIELDS))?,

@@ -18,8 +18,8 @@ use smol_str::SmolStr;
 use time::{Duration, OffsetDateTime};
 
 use super::attribute::Attribute;
-use super::codec::{Field, net_text};
-use super::kept::{Kept, Net, read_keeping};
+use super::codec::Field;
+use super::kept::{Kept, Net, document};
 use super::owner::Owner;
 use crate::net::Family;
 use crate::reservations::Reservations;
@@ -38,48 +38,31 @@ pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 /// How many addresses a block may have at most: far more than the 4096 that a pool can ask for.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
-/// The document under a block's key.
-///
-/// Addresses are named by their ordinal: how many places after the first one of the block they are. In a block of
-/// prefixes ([`super::is_of_prefixes`]) an ordinal is that of a prefix, which its first address stands for. An ordinal is
-/// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is
-/// assigned, a released ordinal goes to the end.
-///
-/// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an attribute
-/// that exists, and the list of free ordinals holds each ordinal that is not allocated exactly once.
-///
-/// Operations change the value only. Call [`Self::bump`] exactly once before it is written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Block {
-    #[serde(with = "net_text")]
-    cidr: IpNet,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    affinity: Field<String>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    affinity_claim_time: Field<Stamp>,
-    allocations: Vec<Option<usize>>,
-    unallocated: Vec<usize>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    attributes: Field<Vec<Attribute>>,
-    #[serde(default, rename = "sequenceNumber", skip_serializing_if = "Field::is_absent")]
-    sequence_number: Field<u64>,
-    #[serde(default, rename = "sequenceNumberForAllocation", skip_serializing_if = "Field::is_absent")]
-    sequence_numbers: Field<BTreeMap<SmolStr, u64>>,
-    #[serde(default, skip_serializing_if = "Field::is_absent")]
-    deleted: Field<bool>,
-    #[serde(flatten)]
-    extra: Kept,
+document! {
+    /// The document under a block's key.
+    ///
+    /// Addresses are named by their ordinal: how many places after the first one of the block they are. In a block of
+    /// prefixes ([`super::is_of_prefixes`]) an ordinal is that of a prefix, which its first address stands for. An ordinal is
+    /// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is
+    /// assigned, a released ordinal goes to the end.
+    ///
+    /// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an attribute
+    /// that exists, and the list of free ordinals holds each ordinal that is not allocated exactly once.
+    ///
+    /// Operations change the value only. Call [`Self::bump`] exactly once before it is written.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Block {
+        cidr: Net = "cidr",
+        affinity: Field<String> = "affinity",
+        affinity_claim_time: Field<Stamp> = "affinity_claim_time",
+        allocations: Vec<Option<usize>> = "allocations",
+        unallocated: Vec<usize> = "unallocated",
+        attributes: Field<Vec<Attribute>> = "attributes",
+        sequence_number: Field<u64> = "sequenceNumber",
+        sequence_numbers: Field<BTreeMap<SmolStr, u64>> = "sequenceNumberForAllocation",
+        deleted: Field<bool> = "deleted",
+    }
 }
-
-read_keeping!(Block {
-    cidr: Net = "cidr", allocations: Vec<Option<usize>> = "allocations", unallocated: Vec<usize> = "unallocated";
-    affinity = "affinity",
-    affinity_claim_time = "affinity_claim_time",
-    attributes = "attributes",
-    sequence_number = "sequenceNumber",
-    sequence_numbers = "sequenceNumberForAllocation",
-    deleted = "deleted",
-});
 
 /// Addresses at both ends of each new block that a host keeps for itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,7 +130,7 @@ impl Block {
         let cidr = cidr.trunc();
         let size = capacity_of(cidr, length).ok_or(UnusableBlock::TooLarge(cidr))?;
         let mut block = Self {
-            cidr,
+            cidr: Net(cidr),
             affinity: Field::Null,
             affinity_claim_time: Field::Absent,
             allocations: vec![None; size],
@@ -170,7 +153,7 @@ impl Block {
     fn keep_for_host(&mut self, reserved: &HostReserved) -> Result<(), UnusableBlock> {
         let size = self.allocations.len();
         let end = size.checked_sub(reserved.end).filter(|end| *end > reserved.start);
-        let end = end.ok_or(UnusableBlock::NothingLeft(self.cidr))?;
+        let end = end.ok_or(UnusableBlock::NothingLeft(self.cidr()))?;
         self.unallocated = (reserved.start..end).collect();
         if self.unallocated.len() == size {
             return Ok(());
@@ -187,12 +170,12 @@ impl Block {
 
     /// The network.
     pub fn cidr(&self) -> IpNet {
-        self.cidr
+        self.cidr.0
     }
 
     /// The family of its addresses.
     pub fn family(&self) -> Family {
-        Family::of_net(self.cidr)
+        Family::of_net(self.cidr())
     }
 
     /// The owner.
@@ -213,7 +196,7 @@ impl Block {
         match self.owner() {
             Some(other) if other == *owner => Ok(()),
             Some(_) => Err(NotOwner::Other),
-            None => Err(NotOwner::Nobody(self.cidr)),
+            None => Err(NotOwner::Nobody(self.cidr())),
         }
     }
 
@@ -268,10 +251,10 @@ impl Block {
         self.sequence_number = Field::Is(self.sequence_number().wrapping_add(1));
         self.sequence_numbers.or_default();
         self.deleted = Field::Is(self.deleted.or_zero());
-        if self.affinity.is_absent() {
+        if self.affinity == Field::Absent {
             self.affinity = Field::Null;
         }
-        if self.attributes.is_absent() {
+        if self.attributes == Field::Absent {
             self.attributes = Field::Null;
         }
     }

@@ -5,6 +5,7 @@ use smol_str::format_smolstr;
 
 use super::{Attribute, Block, Field};
 use crate::model::codec::{Document, Malformed, from_json, to_json_of};
+use crate::model::kept::Net;
 use crate::model::keys;
 
 /// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
@@ -87,9 +88,9 @@ impl Block {
     /// allocated or outside, and the second mention of one, and a free ordinal that it does not name is put at its end:
     /// an address is then neither assigned twice nor lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
-        self.cidr = self.cidr.trunc();
-        if keys::parse_block(key) != Some(self.cidr) {
-            return Err(Malformed::new(key, format_args!("the block inside is {}", self.cidr)));
+        self.cidr = Net(self.cidr().trunc());
+        if keys::parse_block(key) != Some(self.cidr()) {
+            return Err(Malformed::new(key, format_args!("the block inside is {}", self.cidr())));
         }
         self.check_size(key)?;
         let entries = self.attributes().len();

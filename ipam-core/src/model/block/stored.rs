@@ -5,6 +5,7 @@ use smol_str::SmolStr;
 
 use super::Block;
 use crate::model::codec::{Malformed, from_json};
+use crate::model::kept::Net;
 
 /// A block of which nothing was healed. Of the invariant of [`Block`] only the number of allocations holds.
 #[derive(Clone, Debug)]
@@ -44,7 +45,7 @@ impl StoredBlock {
     /// [`Malformed`] if it is no block, or does not have as many allocations as addresses.
     pub fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let mut block: Block = from_json(key, value)?;
-        block.cidr = block.cidr.trunc();
+        block.cidr = Net(block.cidr().trunc());
         block.check_size(key)?;
         Ok(Self(block))
     }

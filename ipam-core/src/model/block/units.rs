@@ -30,7 +30,7 @@ impl Block {
 
     /// The prefix of the block that has an address, or the address itself.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
-        let unit = self.cidr.contains(&ip).then(|| self.family().network(ip, self.length()));
+        let unit = self.cidr().contains(&ip).then(|| self.family().network(ip, self.length()));
         unit.flatten().unwrap_or_else(|| ip.into())
     }
 
@@ -49,27 +49,27 @@ impl Block {
 
     /// The ordinal of an address; `None` if it is not of this block.
     pub fn ordinal(&self, ip: IpAddr) -> Option<usize> {
-        if !self.cidr.contains(&ip) {
+        if !self.cidr().contains(&ip) {
             return None;
         }
-        let distance = number(ip).checked_sub(number(self.cidr.network()))?;
+        let distance = number(ip).checked_sub(number(self.cidr().network()))?;
         usize::try_from(distance.checked_shr(self.host_bits().into())?).ok()
     }
 
     /// The address of an ordinal; `None` if it lies outside.
     pub fn address(&self, ordinal: usize) -> Option<IpAddr> {
-        nth(self.cidr, (ordinal as u128).checked_shl(self.host_bits().into())?)
+        nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
     }
 
     /// How many bits of an address its ordinal does not tell: none, or what a prefix leaves free.
     pub(super) fn host_bits(&self) -> u8 {
-        let bits = self.family().bits() - self.cidr.prefix_len();
+        let bits = self.family().bits() - self.cidr().prefix_len();
         bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
     }
 
     /// Checks that there are as many allocations as addresses, or as prefixes of some length.
     pub(super) fn check_size(&self, key: &Key) -> Result<(), Malformed> {
-        let (found, cidr) = (self.allocations.len(), self.cidr);
+        let (found, cidr) = (self.allocations.len(), self.cidr());
         if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
             return Ok(());
         }
