@@ -49,6 +49,21 @@ pub struct Quarantined {
 /// The quarantined addresses.
 pub type Quarantine = BTreeMap<IpAddr, Quarantined>;
 
+/// An address in quarantine as a row: the JSON of `margay ipam quarantine list` and of the daemon's page.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QuarantineRow {
+    /// The address.
+    pub address: IpAddr,
+    /// Why it is in quarantine.
+    #[serde(flatten)]
+    pub why: Quarantined,
+}
+
+/// The rows of a quarantine.
+pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
+    quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
+}
+
 /// The quarantined addresses that one of these reservations records. An address that a person has taken out of the
 /// reservation is none of them.
 pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {

@@ -43,7 +43,8 @@ impl Session {
 
     /// The store, if this process has it open at this location.
     pub(crate) fn opened_at(&self, location: &Location) -> Option<&OpenStore> {
-        (self.location == *location && self.open.served().is_none()).then_some(&self.open)
+        let is_here = self.open.served().is_none() || self.open.is_exclusive();
+        (self.location == *location && is_here).then_some(&self.open)
     }
 
     /// True if other processes must wait for the store.

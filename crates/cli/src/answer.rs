@@ -5,8 +5,8 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::args::Format;
 use crate::error::{Failure, Result};
+use crate::options::Format;
 use crate::output::{Row, table, yaml};
 
 /// The answer of a command. It is printed after the store is closed, so that a slow reader delays nobody.

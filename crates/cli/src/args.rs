@@ -1,52 +1,39 @@
-//! The command line.
+//! The command line, and the way from it to the commands.
 
 #[cfg(test)]
 mod book;
-mod check;
-mod documents;
-mod explain;
-mod gc;
-mod history;
-mod install;
-mod map;
-mod moving;
-mod pool;
-mod quarantine;
-mod quota;
-mod serve;
-mod settings;
-mod sticky;
-mod store;
-mod watch;
 
 use std::ffi::OsString;
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Arg, ArgGroup, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use datastore::Drivers;
 
-use crate::times::duration;
-pub(crate) use check::{Check, report_hint, with_report};
-pub(crate) use documents::{Apply, Bridged, Change, Create, Delete, Documents, Get, Replace, Selection};
-pub(crate) use explain::Explain;
-pub(crate) use gc::Gc;
-pub(crate) use history::History;
-pub(crate) use install::Install;
-pub(crate) use map::{Map, Metrics};
-pub(crate) use moving::{
-    AddressRange, Export, FromHostLocal, FromPodman, FromWhereabouts, Import, Migrate, Moving, TakeOver, Terms,
-};
-pub(crate) use pool::{AssignPrefix, Pool, PoolCreate, PoolDelete, Reservation, ReservationCreate, ReservationDelete};
-pub(crate) use quarantine::{Quarantine, QuarantineRelease};
-pub(crate) use quota::{Quota, QuotaDelete, QuotaSet};
-pub(crate) use serve::Serve;
-pub(crate) use settings::{Configure, Persistence, Split};
-pub(crate) use sticky::{ListKept, Pin, Unpin};
-pub(crate) use store::{Backup, Compact, CreateStore, Restore, StoreVerb, Upgrade};
-pub(crate) use watch::Watch;
+use crate::command::Task::{self, OnOpenStore, OnStore, Standalone};
+use crate::gc::args::Gc;
+use crate::install::args::Install;
+use crate::judge::args::Conformance;
+use crate::manual::{Completions, ManPages};
+use crate::options::Options;
+use crate::serve::Serve;
+use crate::verbs::check::{self, Check};
+use crate::verbs::documents::args::Documents;
+use crate::verbs::explain::{self, Explain};
+use crate::verbs::forecast;
+use crate::verbs::history::{self, History};
+use crate::verbs::map::{self, Map};
+use crate::verbs::metrics::{self, Metrics};
+use crate::verbs::moving::{Import, Moving, TakeOver};
+use crate::verbs::pool::{self, AssignPrefix, PoolVerb};
+use crate::verbs::quarantine::{self, QuarantineVerb};
+use crate::verbs::quota::{self, QuotaVerb};
+use crate::verbs::release::Release;
+use crate::verbs::reservation::{self, ReservationVerb};
+use crate::verbs::settings::{self, Configure, Split};
+use crate::verbs::show::Show;
+use crate::verbs::sticky::{self, ListKept, Pin, Unpin};
+use crate::verbs::store::{self, StoreVerb};
+use crate::watch::Watch;
+use crate::{gc, install, judge, manual, serve, watch};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,30 +69,6 @@ Which engine: sled is the default; take redb where no daemon runs or the disk
 may fill up: an ADD takes 0.61 of host-local's time on sled and 0.52 on redb
 with the daemon, 2.2 and 0.60 without; on a full disk sled removed 19 of 200
 containers and redb all; power cuts lost nothing on either.";
-
-const CONFORMANCE: &str = "\
-What happens to the store:
-  there is none yet    each case gets a new one, and all are removed
-  it holds no key      all cases run in it, and it is emptied after each
-  it holds any key     only cases that can share a store run, in a prefix of
-                       their own, without compacting; the prefix is deleted
-
-Examples:
-  margay conformance memory:
-  margay conformance redb:///tmp/judged --case W
-  margay conformance etcd://10.0.0.1:2379 --report junit > conformance.xml
-  margay conformance etcd://10.0.0.1:2379 --erase-everything 10.0.0.1:2379
-
-The exit code is 0 if nothing failed, 1 if something did or nothing could run,
-and 130 if the run was interrupted. What was written is removed in any case.";
-
-const COMPLETIONS: &str = "\
-Examples:
-  source <(margay completions bash)
-  margay completions zsh > /usr/local/share/zsh/site-functions/_margay
-  margay completions fish > ~/.config/fish/completions/margay.fish
-
-`make install` and the Debian package have put them in place already.";
 
 /// The definition of the command, whose help names these stores.
 pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
@@ -144,93 +107,40 @@ pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::E
     parsed.map_err(|error| error.format(&mut definition))
 }
 
-const GLOBAL: &str = "Global options";
-
 /// Manage the IP addresses of containers.
 #[derive(Debug, Parser)]
 #[command(name = "margay", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Cli {
-    /// The URL of the store
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
-    pub(crate) store: Option<String>,
-
-    /// A calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
-    pub(crate) config: Option<PathBuf>,
-
-    /// Answer as table, wide, yaml or json
-    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
-    #[arg(hide_possible_values = true)]
-    pub(crate) output: Format,
-
-    /// Where the networks are
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
-    pub(crate) cni_conf_dir: PathBuf,
-
-    /// The log level, off to trace
-    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
-    #[arg(hide_possible_values = true)]
-    pub(crate) log_level: LogLevel,
-
-    /// Longest wait for a store in use [default: 30s]
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "TIME", value_parser = duration)]
-    pub(crate) lock_timeout: Option<Duration>,
-
-    /// Accepted because scripts for calicoctl give it, and ignored: Margay does not compare versions
-    #[arg(long = "allow-version-mismatch", global = true, hide = true)]
-    _allow_version_mismatch: bool,
+    #[command(flatten)]
+    pub(crate) options: Options,
 
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-// The values say enough by themselves: a doc comment on a variant would blow up every help text.
-
-/// How an answer is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    #[value(alias = "ps")]
-    Table,
-    Wide,
-    #[value(alias = "yml")]
-    Yaml,
-    Json,
-}
-
-/// How much is logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Ranges that addresses are taken from
     #[command(subcommand, visible_alias = "pools", after_help = POOL)]
-    Pool(Pool),
+    Pool(PoolVerb),
     /// Addresses that are never handed out
     #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
-    Reservation(Reservation),
+    Reservation(ReservationVerb),
     /// How many addresses namespaces, networks and nodes may have
     #[command(subcommand, visible_alias = "quotas", after_help = quota::QUOTA)]
-    Quota(Quota),
+    Quota(QuotaVerb),
     /// Addresses: how many there are, who has them, taking them back
     #[command(subcommand, after_help = IPAM)]
     Ipam(Ipam),
     /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
-    #[command(after_help = map::METRICS_HELP)]
+    #[command(after_help = metrics::HELP)]
     Metrics(Metrics),
     #[command(flatten)]
     Moving(Moving),
     #[command(flatten)]
     Documents(Documents),
     /// Take back addresses that nobody on this machine uses any more
-    #[command(after_help = gc::HELP)]
+    #[command(after_help = gc::args::HELP)]
     Gc(Gc),
     /// Show assignments and releases of addresses, as they happen
     #[command(after_help = watch::HELP)]
@@ -242,69 +152,17 @@ pub(crate) enum Command {
     #[command(subcommand, after_help = STORE)]
     Store(StoreVerb),
     /// Put Margay's plugin in the place of Calico's, and go back
-    #[command(after_help = install::HELP)]
+    #[command(after_help = install::args::HELP)]
     Install(Install),
     /// Judge a store by the rules that every store has to keep
-    #[command(after_help = CONFORMANCE)]
+    #[command(after_help = judge::args::HELP)]
     Conformance(Conformance),
     /// Print what makes a shell complete the commands of margay
-    #[command(after_help = COMPLETIONS)]
+    #[command(after_help = manual::COMPLETIONS)]
     Completions(Completions),
     /// Write a man page for each command, for packagers
     #[command(hide = true)]
     ManPages(ManPages),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Completions {
-    /// The shell
-    pub(crate) shell: Shell,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ManPages {
-    /// Where to
-    pub(crate) folder: PathBuf,
-}
-
-/// The arguments of `conformance`.
-#[derive(Debug, Args)]
-pub(crate) struct Conformance {
-    /// The store to judge
-    #[arg(value_name = "URL")]
-    pub(crate) url: String,
-
-    /// Run only the cases with this in their name, such as W, H07 or compaction
-    #[arg(long, value_name = "FILTER")]
-    pub(crate) case: Option<String>,
-
-    /// table, json or junit [default: as --output says]
-    #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
-    pub(crate) report: Option<ReportFormat>,
-
-    /// Delete every key in the store, so that all cases can run; HOST is where it is, as in the URL: hosts and ports, or
-    /// the path
-    #[arg(long, value_name = "HOST")]
-    pub(crate) erase_everything: Option<String>,
-}
-
-/// How a report is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ReportFormat {
-    Table,
-    Json,
-    Junit,
-}
-
-impl Conformance {
-    /// The form of the report: what was asked for by name, or else the form of every answer.
-    pub(crate) fn report_as(&self, output: Format) -> ReportFormat {
-        self.report.unwrap_or(match output {
-            Format::Table | Format::Wide => ReportFormat::Table,
-            // JSON is YAML too.
-            Format::Json | Format::Yaml => ReportFormat::Json,
-        })
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -320,7 +178,7 @@ Examples:
   margay ipam show -o json | jq '.pools[] | {name, available}'")]
     Show(Show),
     /// Draw the blocks: what is in use, free, reserved, resting, borrowed
-    #[command(after_help = map::MAP_HELP)]
+    #[command(after_help = map::HELP)]
     Map(Map),
     /// Check that everything IPAM keeps is in order, and mend what can be mended without a guess
     #[command(after_help = check::HELP)]
@@ -337,7 +195,7 @@ A released address can be handed out at once. Release nothing that a running con
     Release(Release),
     /// Addresses that a probe found in use by a device outside of the store
     #[command(subcommand, after_help = quarantine::HELP)]
-    Quarantine(Quarantine),
+    Quarantine(QuarantineVerb),
     /// Change the settings that all nodes share
     #[command(after_help = settings::CONFIGURE)]
     Configure(Configure),
@@ -364,55 +222,78 @@ A released address can be handed out at once. Release nothing that a running con
     List(ListKept),
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Show {
-    /// Show every block of every pool
-    #[arg(long, conflicts_with = "ip")]
-    pub(crate) show_blocks: bool,
-
-    /// Show who has this address
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) ip: Option<IpAddr>,
-
-    /// Show the addresses that nodes have of blocks that are not theirs
-    #[arg(long, conflicts_with_all = ["ip", "show_blocks"])]
-    pub(crate) show_borrowed: bool,
-
-    /// Show the settings that all nodes share
-    #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed"])]
-    pub(crate) show_configuration: bool,
-
-    /// Show when each pool will be full, if it goes on filling as in the last week
-    #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed", "show_configuration"])]
-    pub(crate) forecast: bool,
+impl Command {
+    /// The command as a value.
+    pub(crate) fn task(&self) -> Task<'_> {
+        match self {
+            Self::Pool(PoolVerb::Create(create)) if create.auto.is_some() => OnStore(create),
+            Self::Pool(PoolVerb::Create(create)) => OnOpenStore(create),
+            Self::Pool(PoolVerb::List) => OnOpenStore(&pool::List),
+            Self::Pool(PoolVerb::Delete(delete)) => OnOpenStore(delete),
+            Self::Reservation(ReservationVerb::Create(create)) => OnOpenStore(create),
+            Self::Reservation(ReservationVerb::List) => OnOpenStore(&reservation::List),
+            Self::Reservation(ReservationVerb::Delete(delete)) => OnOpenStore(delete),
+            Self::Quota(QuotaVerb::Set(set)) => OnOpenStore(set),
+            Self::Quota(QuotaVerb::List) => OnOpenStore(&quota::List),
+            Self::Quota(QuotaVerb::Delete(delete)) => OnOpenStore(delete),
+            Self::Ipam(ipam) => ipam.task(),
+            Self::Metrics(metrics) => OnStore(metrics),
+            Self::Moving(Moving::Export(export)) => OnStore(export),
+            Self::Moving(Moving::Import(Import { of: Some(of), .. })) => match of {
+                TakeOver::HostLocal(from) => Standalone(from),
+                TakeOver::Podman(from) => Standalone(from),
+                TakeOver::Whereabouts(from) => Standalone(from),
+            },
+            Self::Moving(Moving::Import(import)) => OnStore(import),
+            Self::Moving(Moving::Migrate(migrate)) => Standalone(migrate),
+            Self::Documents(documents) => match documents {
+                Documents::Get(get) => OnStore(get),
+                Documents::Create(create) => OnStore(create),
+                Documents::Apply(apply) => OnStore(apply),
+                Documents::Replace(replace) => OnStore(replace),
+                Documents::Delete(delete) => OnStore(delete),
+            },
+            Self::Gc(gc) => Standalone(gc),
+            Self::Watch(watch) => Standalone(watch),
+            Self::Serve(serve) => Standalone(serve),
+            Self::Store(verb) => match verb {
+                StoreVerb::Status => OnStore(&store::Status),
+                StoreVerb::Verify => OnStore(&store::Verify),
+                StoreVerb::Backup(backup) => OnStore(backup),
+                StoreVerb::Restore(restore) => OnStore(restore),
+                StoreVerb::Compact(compact) => OnStore(compact),
+                StoreVerb::Upgrade(upgrade) => OnStore(upgrade),
+                StoreVerb::Create(create) => OnStore(create),
+            },
+            Self::Install(install) => Standalone(install),
+            Self::Conformance(conformance) => Standalone(conformance),
+            Self::Completions(completions) => Standalone(completions),
+            Self::ManPages(pages) => Standalone(pages),
+        }
+    }
 }
 
-#[derive(Debug, Args)]
-#[command(group = ArgGroup::new("what").required(true))]
-pub(crate) struct Release {
-    /// Release this address
-    #[arg(long, value_name = "ADDRESS", group = "what")]
-    pub(crate) ip: Option<IpAddr>,
-
-    /// Release all addresses of this handle, as `ipam show --ip` prints it
-    #[arg(long, value_name = "HANDLE", group = "what")]
-    pub(crate) handle: Option<String>,
-
-    /// Release all addresses of this container, in every network
-    #[arg(long, value_name = "ID", group = "what")]
-    pub(crate) container: Option<String>,
-
-    /// Release what all these reports of `ipam check` say that nobody uses
-    #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
-    pub(crate) from_report: Vec<PathBuf>,
-
-    /// Also if Calico's ClusterInformation has changed since the reports were made
-    #[arg(long, requires = "from_report")]
-    pub(crate) force: bool,
-
-    /// Only say what would be released
-    #[arg(long)]
-    pub(crate) dry_run: bool,
+impl Ipam {
+    fn task(&self) -> Task<'_> {
+        match self {
+            Self::Show(Show { forecast: true, .. }) => OnStore(&forecast::Show),
+            Self::Show(show) => OnOpenStore(show),
+            Self::Map(map) => OnOpenStore(map),
+            Self::Check(check) => OnStore(check),
+            Self::Release(release @ Release { from_report, .. }) if !from_report.is_empty() => OnStore(release),
+            Self::Release(release) => OnOpenStore(release),
+            Self::Quarantine(QuarantineVerb::List) => OnOpenStore(&quarantine::List),
+            Self::Quarantine(QuarantineVerb::Release(release)) => OnOpenStore(release),
+            Self::Configure(configure) => OnOpenStore(configure),
+            Self::Split(split) => OnOpenStore(split),
+            Self::History(history) => OnStore(history),
+            Self::Explain(explain) => OnOpenStore(explain),
+            Self::AssignPrefix(assign) => OnOpenStore(assign),
+            Self::Pin(pin) => OnOpenStore(pin),
+            Self::Unpin(unpin) => OnOpenStore(unpin),
+            Self::List(list) => OnOpenStore(list),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use kv::wrap::Rehearsal;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::answer::Answer;
-use crate::args::Cli;
 use crate::error::{Failure, Result};
+use crate::options::Options;
 use crate::outgoing;
 use crate::output::patiently;
 use crate::store::{Need, StoreAt, WAIT};
@@ -89,7 +89,7 @@ pub(crate) trait Standalone {
 
 /// A call of the program: its options, the stores that it is made with, its environment and its streams.
 pub(crate) struct Call<'a> {
-    pub(crate) cli: &'a Cli,
+    pub(crate) options: &'a Options,
     pub(crate) drivers: &'a Drivers,
     pub(crate) env: &'a Environment<'a>,
     pub(crate) out: &'a mut dyn Write,
@@ -128,17 +128,17 @@ impl<'a> Call<'a> {
     where
         'a: 'l,
     {
-        StoreAt { location, wait: self.cli.lock_timeout.unwrap_or(WAIT), conf_dir: &self.cli.cni_conf_dir }
+        StoreAt { location, wait: self.options.lock_timeout.unwrap_or(WAIT), conf_dir: &self.options.cni_conf_dir }
     }
 
     /// Prints an answer in the form that was asked for.
     pub(crate) fn print(&mut self, answer: Answer) -> Result<()> {
-        answer.print(self.cli.output, self.out, self.err)
+        answer.print(self.options.output, self.out, self.err)
     }
 
     /// Chooses the store, and says which it is unless its URL was given.
     pub(crate) fn choose(&mut self) -> Result<Chosen> {
-        let chosen = self.locate(self.cli.store.as_deref())?;
+        let chosen = self.locate(self.options.store.as_deref())?;
         for problem in &chosen.unreadable {
             _ = writeln!(self.err, "warning: skipped {problem}");
         }
@@ -151,9 +151,9 @@ impl<'a> Call<'a> {
     /// The store at a URL, with the credentials for it; without a URL the one that the configuration names.
     pub(crate) fn locate(&self, url: Option<&str>) -> Result<Chosen> {
         // The file in which Calico's operators configure the datastore.
-        let file = self.cli.config.as_deref();
+        let file = self.options.config.as_deref();
         let file = file.map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given);
-        let chosen = for_operator(self.drivers, url, file, self.env, &self.cli.cni_conf_dir);
+        let chosen = for_operator(self.drivers, url, file, self.env, &self.options.cni_conf_dir);
         chosen.map_err(|error| self.explain(&error))
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use ipam_core::quarantine::Quarantined;
+use ipam_core::quarantine::{QuarantineRow, Quarantined};
 use ipam_core::sticky::{STICKY, STICKY_UNTIL};
 use ipnet::IpNet;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::answer::Answer;
 use crate::error::Result;
 use crate::output::printable;
-use crate::quarantine::QuarantineRow;
+use crate::quarantine::sentence;
 
 /// The facts about an address.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl AddressReport {
             answer = answer.note(format!("{} is reserved by reservation {}", self.ip, printable(name)));
         }
         if let Some(why) = &self.quarantined {
-            let text = QuarantineRow::new(self.ip, why.clone()).text();
+            let text = sentence(&QuarantineRow { address: self.ip, why: why.clone() });
             answer = answer.note(format!("{text}; to end it: margay ipam quarantine release {}", self.ip));
         }
         Ok(answer)

@@ -20,6 +20,7 @@ mod interrupt;
 mod judge;
 mod manual;
 mod map;
+mod options;
 mod outgoing;
 mod output;
 mod process;
@@ -50,9 +51,10 @@ use tracing_subscriber::filter::LevelFilter;
 
 pub use process::main;
 
-use crate::args::{LogLevel, report_hint, with_report};
 use crate::command::Call;
 use crate::error::Failure;
+use crate::options::LogLevel;
+use crate::verbs::check::{report_hint, with_report};
 
 /// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
 /// interrupted and could end in an orderly way.
@@ -77,8 +79,8 @@ pub fn run(
             return code;
         }
     };
-    log_to_stderr(cli.log_level);
-    let done = Call { cli: &cli, drivers, env, out, err }.carry_out(&verbs::task(&cli.command));
+    log_to_stderr(cli.options.log_level);
+    let done = Call { options: &cli.options, drivers, env, out, err }.carry_out(&cli.command.task());
     match done {
         Ok(code) => code,
         Err(failure) => {

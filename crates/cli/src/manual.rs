@@ -1,14 +1,35 @@
 //! The completions for shells, and the man pages. Both come from the definition of the command itself.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use clap::Command;
+use clap::{Args, Command};
+use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::args::{Completions, ManPages, definition};
+use crate::args::definition;
 use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
+
+pub(crate) const COMPLETIONS: &str = "\
+Examples:
+  source <(margay completions bash)
+  margay completions zsh > /usr/local/share/zsh/site-functions/_margay
+  margay completions fish > ~/.config/fish/completions/margay.fish
+
+`make install` and the Debian package have put them in place already.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManPages {
+    /// Where to
+    pub(crate) folder: PathBuf,
+}
 
 /// The end of every page. The plugin's page is in another section than the page of `margay ipam`: the names are equal.
 const SEE_ALSO: &str = "\

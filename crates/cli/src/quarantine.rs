@@ -1,19 +1,8 @@
 //! Addresses in quarantine, as commands show them.
 
-use std::net::IpAddr;
-
-use ipam_core::quarantine::{Quarantine, Quarantined};
-use serde::Serialize;
+use ipam_core::quarantine::{QuarantineRow, Quarantined};
 
 use crate::output::{Column, Columns, Row, printable};
-
-/// An address in quarantine as a row.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct QuarantineRow {
-    address: IpAddr,
-    #[serde(flatten)]
-    why: Quarantined,
-}
 
 impl Row for QuarantineRow {
     fn columns() -> Columns<Self> {
@@ -26,21 +15,10 @@ impl Row for QuarantineRow {
     }
 }
 
-impl QuarantineRow {
-    pub(crate) fn new(address: IpAddr, why: Quarantined) -> Self {
-        Self { address, why }
-    }
-
-    /// The address with the reason, as a sentence.
-    pub(crate) fn text(&self) -> String {
-        let Quarantined { since, reason, node } = &self.why;
-        printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", self.address))
-    }
-}
-
-/// The rows of a quarantine.
-pub(crate) fn rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
-    quarantine.into_iter().map(|(address, why)| QuarantineRow::new(address, why)).collect()
+/// An address with the reason, as a sentence.
+pub(crate) fn sentence(row: &QuarantineRow) -> String {
+    let Quarantined { since, reason, node } = &row.why;
+    printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", row.address))
 }
 
 /// The note about the quarantine in the answers of commands about the whole store.

@@ -193,7 +193,7 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
             "nothing was changed; a copy of the folder on a disk that can be written to can be read with --store"
         }
         (ErrorKind::NoSpace, _) if is_here => "free some space, and give the same command again",
-        (ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout, _) => {
+        (ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout, _) if !is_here => {
             "see whether etcd is well, and is reached at this address: etcdctl endpoint health; certificates and login come \
              from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, ETCD_USERNAME and ETCD_PASSWORD"
         }

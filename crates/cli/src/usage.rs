@@ -66,7 +66,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::args::Format;
+    use crate::options::Format;
 
     fn usage(capacity: u128, in_use: u128, reserved: u128, available: u128) -> Usage {
         let [capacity, in_use, reserved, available] = [capacity, in_use, reserved, available].map(Count::new);

@@ -3,28 +3,89 @@
 //! Lines are printed after the store is closed, so that a slow reader delays nobody.
 
 use std::io::Write;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use datastore::OpenStore;
 use ipam_core::model::keys;
 use ipam_operator::Operator;
-use ipam_operator::events::{Happening, of_batch, of_listed};
+use ipam_operator::events::{EventRow, Happening, of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_of};
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
 use serde::Serialize;
 use tokio::task::block_in_place;
 
-use crate::args::{Format, Watch};
 use crate::command::{Call, Standalone, watching};
 use crate::error::{Failure, Result};
 use crate::follow::{Follower, Part, Start, Stop};
-use crate::happening::Row;
+use crate::happening::InWords;
 use crate::hook::{Cursor, Delivered, Delivery, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::options::Format;
 use crate::output::yaml;
 use crate::store::{Need, StoreAt};
+use crate::times::duration;
 use crate::transfer::identity;
+
+pub(crate) const HELP: &str = "\
+One line for each address that is assigned or released, and each block that is
+claimed or released; with -o json one object a line. It ends with Ctrl-C (130).
+
+With --cursor no event is lost while this command is not running. An event may
+come twice, and a \"gap\" says that the store has given up history.
+
+Examples:
+  margay watch --node node1 --pool main --for 10m
+  margay watch --list -o json | jq -r 'select(.event == \"assigned\") | .address'
+  margay watch --exec ./dns-hook --cursor /var/lib/margay/dns.cursor
+  margay watch --webhook https://ipam.example/events --webhook-secret hook.key";
+
+/// The arguments of `watch`.
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    /// Only what concerns this node
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    /// Only what is in this pool
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
+
+    /// First list what is in use now
+    #[arg(long)]
+    pub(crate) list: bool,
+
+    /// End after so many lines
+    #[arg(long, value_name = "N")]
+    pub(crate) count: Option<NonZeroU64>,
+
+    /// Run this program for each event, which it gets as JSON on stdin
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) exec: Option<PathBuf>,
+
+    /// Post each event as JSON to this URL, until it answers with 200 to 299
+    #[arg(long, value_name = "URL", conflicts_with = "exec")]
+    pub(crate) webhook: Option<String>,
+
+    /// Sign what is posted with the secret in this file
+    #[arg(long, value_name = "FILE", requires = "webhook")]
+    pub(crate) webhook_secret: Option<PathBuf>,
+
+    /// Repeat a run or a post that takes longer
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    pub(crate) attempt_timeout: Duration,
+
+    /// Keep in this file which events were handled, and go on there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cursor: Option<PathBuf>,
+
+    /// End after this time, such as 30s or 10m
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) time: Option<Duration>,
+}
 
 /// The longest time to read the network of a pool.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +107,7 @@ async fn watch(args: &Watch, at: StoreAt<'_>, interrupt: &Interrupt, call: &mut 
         Some(name) => Some(network(at, name).await?),
         None => None,
     };
-    let left = args.count.map_or(u64::MAX, std::num::NonZeroU64::get);
+    let left = args.count.map_or(u64::MAX, NonZeroU64::get);
     let hook = match (&args.exec, &args.webhook) {
         (Some(program), _) => Some(Hook::program(program, args.attempt_timeout)?),
         (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
@@ -70,7 +131,7 @@ async fn watch(args: &Watch, at: StoreAt<'_>, interrupt: &Interrupt, call: &mut 
     let mut teller = Teller {
         node,
         pool,
-        format: call.cli.output,
+        format: call.options.output,
         left,
         begins_with_state: start == Start::Newest,
         finishes_list: false,
@@ -201,7 +262,9 @@ impl Teller<'_> {
             Part::Listed(at, kvs) => {
                 self.finishes_list = self.cursor.is_some();
                 let reported = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
-                reported.map(|one| (one, at)).try_for_each(|(one, at)| self.row(&one, || Row::listed(at, &one)))?;
+                reported
+                    .map(|one| (one, at))
+                    .try_for_each(|(one, at)| self.row(&one, || EventRow::listed(at, &one)))?;
             }
             Part::Happened(batches) => {
                 for batch in batches {
@@ -209,7 +272,7 @@ impl Teller<'_> {
                         break;
                     }
                     let (reported, at) = (of_batch(&batch), batch.revision);
-                    let row = |one: &Happening| Row::happened(at, time_of(batch.time, &one.what), one);
+                    let row = |one: &Happening| EventRow::happened(at, time_of(batch.time, &one.what), one);
                     reported.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
                     if let Some(last) = self.deliveries.last_mut() {
                         last.completes = Some(at);
@@ -261,7 +324,7 @@ impl Teller<'_> {
     }
 
     /// Prints an event, if the arguments select it.
-    fn row(&mut self, happening: &Happening, row: impl FnOnce() -> Row) -> Result<()> {
+    fn row(&mut self, happening: &Happening, row: impl FnOnce() -> EventRow) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
         // A cursor stands behind a whole revision, or a whole list.

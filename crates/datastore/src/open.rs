@@ -9,7 +9,7 @@ use kv_mvcc::MvccStore;
 
 use crate::held::{Held, Holding, LEAST_HOLD};
 use crate::here::open_here;
-use crate::served::{self, ServedStore};
+use crate::served::{self, ServedOrAlone, ServedStore};
 
 /// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ enum Opened {
     Here(Box<dyn driver::Opened>),
     /// The same, and other processes may have it in between.
     Held(Held),
-    /// A daemon has it.
-    Served(ServedStore),
+    /// A daemon has it, or had it at first.
+    Served(ServedOrAlone),
 }
 
 impl OpenStore {
@@ -70,11 +70,11 @@ impl OpenStore {
         }
     }
 
-    /// The store as one that a daemon has; `None` for any other.
+    /// The store as one that a daemon has, or had when it was opened; `None` for any other.
     pub fn served(&self) -> Option<&ServedStore> {
         match &self.opened {
             Opened::Here(_) | Opened::Held(_) => None,
-            Opened::Served(store) => Some(store),
+            Opened::Served(store) => Some(store.served()),
         }
     }
 
@@ -83,13 +83,18 @@ impl OpenStore {
         match &self.opened {
             Opened::Here(store) => store.embedded().is_some(),
             Opened::Held(_) => true,
-            Opened::Served(_) => false,
+            Opened::Served(store) => store.alone().is_some(),
         }
     }
 
     /// Lets other processes have a store that is [held](Sharing::OnRequest), until its next call.
     pub async fn put_down(&self) {
-        if let Opened::Held(store) = &self.opened {
+        let held = match &self.opened {
+            Opened::Held(store) => Some(store),
+            Opened::Served(store) => store.alone(),
+            Opened::Here(_) => None,
+        };
+        if let Some(store) = held {
             store.put_down().await;
         }
     }
@@ -103,7 +108,10 @@ impl OpenStore {
         match &self.opened {
             Opened::Here(store) => store.close().await,
             Opened::Held(store) => store.end().await,
-            Opened::Served(_) => Ok(()),
+            Opened::Served(store) => match store.alone() {
+                Some(store) => store.end().await,
+                None => Ok(()),
+            },
         }
     }
 }
@@ -124,17 +132,20 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     if options.sharing == Sharing::Alone || location.path().is_none() {
         return OpenStore::here(location, options).await;
     }
-    if let Some(store) = served::connect(location, options.wait).await {
-        let store = if options.purpose == Purpose::Release { store.to_release() } else { store };
-        return Ok(OpenStore { opened: Opened::Served(store) });
-    }
     let (until, yields_after) = match options.sharing {
-        Sharing::Alone | Sharing::Served => return OpenStore::here(location, options).await,
+        Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(LEAST_HOLD)),
         // All waits of this process together take no longer.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = Holding { until, yields_after, ..Holding::new(options.clone()) };
+    if let Some(store) = served::connect(location, options.wait).await {
+        let store = if options.purpose == Purpose::Release { store.to_release() } else { store };
+        return Ok(OpenStore { opened: Opened::Served(ServedOrAlone::new(store, location.clone(), holding)) });
+    }
+    if options.sharing == Sharing::Served {
+        return OpenStore::here(location, options).await;
+    }
     let held = Held::begin(location.clone(), holding).await?;
     Ok(OpenStore { opened: Opened::Held(held) })
 }

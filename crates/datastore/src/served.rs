@@ -1,5 +1,6 @@
 //! A store that a daemon, `margay serve`, keeps open: where its socket is, and the store behind it.
 
+mod or_alone;
 mod store;
 
 use std::fs;
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use driver::{ClusterAddress, Location, Pem, Place};
 use wire::{Hello, Identity, name};
 
+pub(crate) use or_alone::ServedOrAlone;
 pub use store::{ServedStore, connect};
 
 /// The socket of the daemon of a store; `None` for a store that no daemon can have.
@@ -66,7 +68,11 @@ pub fn is_trusted(location: &Location, uid: u32) -> bool {
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
-            (Some(folder), _) => hello.has_store_in(folder),
+            // Where the files are another engine's, the driver says so.
+            (Some(folder), _) => {
+                let engine = kv_local::engine_in(folder);
+                hello.has_store_in(folder) && engine.is_none_or(|engine| engine == location.facts().name)
+            }
             (None, store) => cluster(location).as_ref() == Some(store),
         }
 }

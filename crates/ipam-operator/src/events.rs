@@ -3,6 +3,8 @@
 //! A store remembers versions of blocks, not what was done. A change follows from two versions that are next to each
 //! other. They are compared here, without any I/O: for the past ([`crate::history`]) as for what happens.
 
+mod row;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -13,6 +15,8 @@ use ipam_core::timestamps::parse_go_string;
 use ipnet::IpNet;
 use kv::{Batch, Event, EventKind, Key, Kv};
 use time::OffsetDateTime;
+
+pub use row::{EventRow, Whose};
 
 /// Something that happened to a block or to one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,6 +27,7 @@ use kv::Store;
 
 pub use node_prefix::NodePrefix;
 pub use pool_deletion::InUse;
+pub use quotas::QuotaRow;
 pub use split::{Split, Which};
 pub use sticky::KeptAddress;
 

@@ -1,14 +1,44 @@
 //! Setting and deleting quotas.
 
+use std::collections::BTreeMap;
+
 use ipam_core::census::QuotaUse;
 use ipam_core::model::{Document, Quotas, Subject, keys};
 use ipam_core::{Resource, Result, transact};
 use kv::{Deadline, Range, Transaction};
+use serde::Serialize;
 
 use crate::Operator;
 
 /// The most counters that one commit deletes.
 const MOST_AT_ONCE: usize = 50;
+
+/// A quota as a row: the JSON of `margay quota list` and of the daemon's page.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QuotaRow {
+    /// `namespace`, `network` or `node`.
+    pub kind: &'static str,
+    /// How many addresses it may have.
+    pub limit: u64,
+    /// The namespace, network or node, or [`Quotas::ANY_OTHER`].
+    pub name: String,
+    /// The used part in percent, rounded down; `None` for the limit of any other subject.
+    pub percent: Option<u64>,
+    /// How many addresses it has; `None` for the limit of any other subject.
+    pub used: Option<u64>,
+}
+
+impl QuotaRow {
+    fn new(subject: Subject, limit: u64) -> Self {
+        Self { kind: subject.kind.as_str(), limit, name: subject.name, percent: None, used: None }
+    }
+}
+
+impl From<&QuotaUse> for QuotaRow {
+    fn from(its: &QuotaUse) -> Self {
+        Self { percent: Some(its.percent()), used: Some(its.used), ..Self::new(its.subject.clone(), its.limit) }
+    }
+}
 
 impl Operator {
     /// Sets how many addresses a subject may have, and returns the limit before. Addresses in use stay in use. The name
@@ -67,14 +97,17 @@ impl Operator {
         })
     }
 
-    /// The use of the quotas, counted in all blocks, and the limits for any other subject.
+    /// The quotas with their use, counted in all blocks, and the limits for any other subject. By kind and name.
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
-    pub async fn quotas(&self, deadline: Deadline) -> Result<(Vec<QuotaUse>, Vec<(Subject, u64)>)> {
+    pub async fn quotas(&self, deadline: Deadline) -> Result<Vec<QuotaRow>> {
         let quotas = transact!(reading self.ipam(), deadline, |tx| read(tx).await)?;
-        let others = quotas.all().filter(|(subject, _)| subject.name == Quotas::ANY_OTHER).collect();
-        Ok((self.ipam().census(deadline).await?.quotas, others))
+        let others = quotas.all().filter(|(subject, _)| subject.name == Quotas::ANY_OTHER);
+        let others = others.map(|(subject, limit)| (subject.clone(), QuotaRow::new(subject, limit)));
+        let uses = self.ipam().census(deadline).await?.quotas;
+        let uses = uses.into_iter().map(|one| (one.subject.clone(), QuotaRow::from(&one)));
+        Ok(BTreeMap::from_iter(others.chain(uses)).into_values().collect())
     }
 }
 

@@ -77,7 +77,7 @@ fn events_come_as_they_happen_and_go_on_after_a_break() {
         (name.as_str(), &reported["events"][0]["event"], &reported["events"][1]["event"]),
         ("batch", &"claimed".into(), &"assigned".into())
     );
-    assert_eq!(reported["events"][1]["holder"]["pod"], "p1");
+    assert_eq!(reported["events"][1]["pod"], "p1");
     let silent = loop {
         let block = events.block();
         if block[0].starts_with(':') {
@@ -91,7 +91,7 @@ fn events_come_as_they_happen_and_go_on_after_a_break() {
     let mut events = Events::open(&daemon, "recent=200", &format!("Last-Event-ID: {}\r\n", first.unwrap()));
     assert_eq!(events.next().0, "ready");
     let reported: Vec<Value> = (0..2).map(|_| events.next().2["events"][0].clone()).collect();
-    assert_eq!((&reported[0]["holder"]["pod"], &reported[1]["event"]), (&"p2".into(), &"released".into()));
+    assert_eq!((&reported[0]["pod"], &reported[1]["event"]), (&"p2".into(), &"released".into()));
     let mut recent = Events::open(&daemon, "recent=200", "");
     assert_eq!(recent.next().0, "ready");
     assert_eq!(recent.next().2["events"], Value::Array(vec![]), "the pool");
@@ -124,7 +124,7 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
     daemon.run(add(&daemon.ipam, "n1", "c9", "p9", Wanted::any(1, 0), &[]));
     let (name, _, reported) = events.next();
     assert_eq!(
-        (name.as_str(), &reported["events"][0]["holder"]["pod"]),
+        (name.as_str(), &reported["events"][0]["pod"]),
         ("batch", &"p9".into()),
         "no gap for a client that begins"
     );

@@ -11,11 +11,11 @@ use ipnet::IpNet;
 use kv::Deadline;
 use tokio::runtime::Runtime;
 
+use super::args::Gc;
 use super::gone_report::{GoneReport, NodeReport, Skipped};
 use super::machine::{Machine, own_names};
 use super::report::EndpointRow;
 use super::{COMMITS_AT_ONCE, PATIENCE, nodes, survey};
-use crate::args::Gc;
 use crate::command::{Call, runtime};
 use crate::error::{Failure, Result};
 use crate::output::printable;

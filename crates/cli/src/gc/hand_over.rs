@@ -14,11 +14,11 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 
+use super::args::Gc;
 use super::gone_report::blocks;
 use super::report::addresses;
 use super::{PATIENCE, survey};
 use crate::answer::Answer;
-use crate::args::Gc;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::{Column, printable, render};

@@ -4,6 +4,7 @@
 //! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
 //! the leftovers. So no container waits for a scan, and an address that is assigned meanwhile is no candidate.
 
+pub(crate) mod args;
 mod attachments;
 mod gone;
 mod gone_report;
@@ -33,10 +34,10 @@ use scans::{APART, Scans};
 use stores::Stores;
 use tokio::runtime::Runtime;
 
-use crate::args::Gc;
 use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
+use args::Gc;
 
 /// The longest time for one read of a store, or one commit.
 const PATIENCE: Duration = Duration::from_secs(60);

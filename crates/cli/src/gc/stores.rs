@@ -2,7 +2,7 @@
 
 use datastore::{Chosen, Source, all_for_operator};
 
-use crate::args::Gc;
+use super::args::Gc;
 use crate::command::Call;
 use crate::error::Result;
 
@@ -22,7 +22,7 @@ pub(super) fn choose(args: &Gc, call: &mut Call<'_>) -> Result<Stores> {
     if !args.all_stores && !args.local_stores {
         return Ok(Stores::These(vec![call.choose()?]));
     }
-    let stores = all_for_operator(call.drivers, call.env, &call.cli.cni_conf_dir);
+    let stores = all_for_operator(call.drivers, call.env, &call.options.cni_conf_dir);
     let mut stores = stores.map_err(|error| call.explain(&error))?;
     for chosen in &stores {
         for problem in &chosen.unreadable {
@@ -30,7 +30,7 @@ pub(super) fn choose(args: &Gc, call: &mut Call<'_>) -> Result<Stores> {
         }
         if chosen.source == Source::Default {
             if chosen.location.path().is_none_or(|path| !path.exists()) {
-                let folder = call.cli.cni_conf_dir.display();
+                let folder = call.options.cni_conf_dir.display();
                 return Ok(Stores::None(format!(
                     "no network in {folder} takes its addresses from Margay; nothing to free"
                 )));

@@ -1,6 +1,7 @@
 //! `margay install`: puts Margay's plugins in the place of Calico's `calico-ipam` and, as a second step, `calico` on
 //! this node, and goes back to Calico's.
 
+pub(crate) mod args;
 mod place;
 mod program;
 mod report;
@@ -12,9 +13,9 @@ use std::path::{Path, PathBuf};
 use datastore::{CalicoNetwork, ConfigError, calico_networks};
 
 use crate::answer::Answer;
-use crate::args::Install;
 use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
+use args::Install;
 use place::{Installed, Others, Place};
 pub(crate) use program::Program;
 use report::{Change, Report};
@@ -170,7 +171,7 @@ fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Itera
 
 /// Calico's networks that use the plugin of a role. A network on the Kubernetes API is refused.
 fn networks(role: Role, call: &mut Call<'_>) -> Result<Vec<CalicoNetwork>> {
-    let folder = call.cli.cni_conf_dir.as_path();
+    let folder = call.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(call.drivers, folder);
     for problem in &unreadable {
         _ = writeln!(call.err, "warning: skipped {problem}");

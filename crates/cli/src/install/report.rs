@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::args::Install;
 use super::place::{Installed, Place, State, Undone};
 use super::program::Program;
 use super::role::Role;
 use super::runtime::PluginPath;
 use super::{KEEP, nothing_to_run, places};
 use crate::answer::Answer;
-use crate::args::Install;
 use crate::error::{Failure, Result};
 
 /// The status of one of the two plugins on this node.

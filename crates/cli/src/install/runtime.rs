@@ -10,9 +10,9 @@ use std::process::Command;
 
 use toml::{Table, Value};
 
+use super::args::Install;
 use super::program;
 use super::role::Role;
-use crate::args::Install;
 use crate::error::{Failure, Result};
 
 /// The folder where every runtime looks by default.

@@ -1,5 +1,6 @@
 //! `margay conformance`: tests the rules of `crates/kv/SEMANTICS.md` on a store and reports the result of each case.
 
+pub(crate) mod args;
 mod plan;
 mod progress;
 mod report;
@@ -11,10 +12,10 @@ use std::time::Instant;
 use conformance::{Harness, Options, Run};
 use datastore::{Location, Place};
 
+use self::args::{Conformance, ReportFormat};
 use self::plan::Plan;
 use self::progress::Progress;
 use self::report::{Summary, reporter};
-use crate::args::{Conformance, ReportFormat};
 use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
 use crate::interrupt::{INTERRUPTED, Interrupt};
@@ -22,7 +23,7 @@ use crate::interrupt::{INTERRUPTED, Interrupt};
 impl Standalone for Conformance {
     /// Judges a store; the exit code is 0 if nothing failed.
     fn run(&self, call: &mut Call<'_>) -> Result<u8> {
-        if call.cli.store.is_some() {
+        if call.options.store.is_some() {
             return Err(Failure::new("the store to judge is named without --store")
                 .hint("write it as: margay conformance sled:///path"));
         }
@@ -36,7 +37,7 @@ impl Standalone for Conformance {
         if let Some(filter) = &self.case {
             options = options.with_filter(filter);
         }
-        let judged = judge(plan.harness(), &options, self.report_as(call.cli.output), call.out, call.err);
+        let judged = judge(plan.harness(), &options, self.report_as(call.options.output), call.out, call.err);
         // The stores are cleared up whatever the outcome.
         let cleared = runtime.block_on(plan.clear_up());
         let code = judged?;

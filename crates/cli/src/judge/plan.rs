@@ -9,8 +9,8 @@ use conformance::{Beside, BoxError, Fixture, Found, Harness, InPlace};
 use datastore::{Location, Place};
 use kv::{Content, ErrorKind, Range, RangeRequest};
 
+use super::args::Conformance;
 use super::site::{AtUrl, Folder, NewStores};
-use crate::args::Conformance;
 use crate::error::{Failure, Result};
 
 /// The prefix below which cases write that share a store; each run has its own prefix in it.

@@ -39,7 +39,7 @@ fn answer(borrowed: &Borrowed) -> Result<Answer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Format;
+    use crate::options::Format;
 
     #[test]
     fn the_table_is_calicoctls() {

@@ -17,7 +17,7 @@ use crate::store::{Need, StoreAt};
 const LONG: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// When each pool will be full.
-pub(super) struct Show;
+pub(crate) struct Show;
 
 #[async_trait(?Send)]
 impl OnStore for Show {

@@ -16,8 +16,8 @@ use kv::{Deadline, Revision};
 use serde::Serialize;
 
 use super::check::{Inspected, LeakedHandle, Report, Row, guid, inspect, revision};
+use super::release::Release;
 use crate::answer::Answer;
-use crate::args::Release;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::printable;

@@ -5,22 +5,44 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
+use clap::Args;
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::events::{of_batch, of_listed};
+use ipam_operator::events::{EventRow, of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_of};
 use kv::{Batch, Kv, Range, Revision};
 use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::answer::Answer;
-use crate::args::History;
 use crate::command::OnStore;
 use crate::error::Result;
 use crate::follow::{Follower, Part, Start};
-use crate::happening::Row;
-use crate::output::{self, Column, Columns, printable, table};
+use crate::happening::InWords;
+use crate::output::{Column, Columns, Row, printable, table};
 use crate::store::StoreAt;
-use crate::times::both;
+use crate::times::{Since, both};
+
+pub(crate) const HELP: &str = "\
+The first line says how far back the store can be read; what is older is gone. On etcd no times are kept: those
+shown are what the nodes recorded, and a release has none.
+
+Examples:
+  margay ipam history 10.65.0.5
+  margay ipam history mynet.0a1b2c
+  margay ipam history node1 --since 2h
+  margay ipam history 10.65.0.5 --since 2026-11-21T10:00:00Z -o json";
+
+/// The arguments of `ipam history`.
+#[derive(Debug, Args)]
+pub(crate) struct History {
+    /// An address, a handle, a container's id, or a node
+    #[arg(value_name = "ADDRESS|HANDLE|NODE")]
+    pub(crate) subject: String,
+
+    /// Leave out what happened before this time, or longer ago than this: 90s, 15m, 2h, 3d
+    #[arg(long, value_name = "TIME|DURATION")]
+    pub(crate) since: Option<Since>,
+}
 
 /// The history of a subject.
 #[derive(Debug, Serialize)]
@@ -34,7 +56,7 @@ struct Report {
     newest_revision: i64,
     /// The history that the store removed while it was read.
     given_up: Vec<Gap>,
-    events: Vec<Row>,
+    events: Vec<EventRow>,
 }
 
 /// A part of the history that is missing.
@@ -116,7 +138,7 @@ impl Report {
         for kv in kvs {
             let reported = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
             let concerned = reported.iter().filter(|happening| subject.concerns(happening));
-            self.events.extend(concerned.map(|happening| Row::listed(at, happening)));
+            self.events.extend(concerned.map(|happening| EventRow::listed(at, happening)));
         }
     }
 
@@ -125,21 +147,22 @@ impl Report {
         let concerned = reported.happenings.iter().filter(|happening| subject.concerns(happening));
         let time =
             |time: Option<SystemTime>, happening: &ipam_operator::events::Happening| time_of(time, &happening.what);
-        self.events
-            .extend(concerned.map(|happening| Row::happened(batch.revision, time(batch.time, happening), happening)));
+        self.events.extend(
+            concerned.map(|happening| EventRow::happened(batch.revision, time(batch.time, happening), happening)),
+        );
     }
 
     /// Removes older events, except the last ones of addresses and blocks that were still in use then. An event without
     /// a time stays, unless an older one comes after it.
     fn cut(&mut self, since: OffsetDateTime) {
-        let is_older = |row: &Row| row.time.is_some_and(|time| time < since);
+        let is_older = |row: &EventRow| row.time.is_some_and(|time| time < since);
         let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);
         let newer = self.events.split_off(from);
-        let mut standing: BTreeMap<String, Row> = BTreeMap::new();
+        let mut standing: BTreeMap<String, EventRow> = BTreeMap::new();
         for row in self.events.drain(..) {
             standing.insert(row.place(), row);
         }
-        self.events.extend(standing.into_values().filter(Row::is_standing));
+        self.events.extend(standing.into_values().filter(EventRow::is_standing));
         self.events.sort_by_key(|row| row.revision);
         self.events.extend(newer);
     }
@@ -166,7 +189,7 @@ impl Report {
     }
 }
 
-impl output::Row for Row {
+impl Row for EventRow {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("REVISION"), |row| row.revision.to_string()),
@@ -174,14 +197,14 @@ impl output::Row for Row {
             (Column::Text("LOCAL TIME"), |row| times(row).1),
             (Column::Text("EVENT"), |row| row.event.to_owned()),
             (Column::Text("ADDRESS"), |row| row.address.map(|_| row.place()).unwrap_or_default()),
-            (Column::Text("WHO"), Row::who),
-            (Column::Text("NODE"), Row::node),
+            (Column::Text("WHO"), EventRow::who),
+            (Column::Text("NODE"), EventRow::node),
             (Column::Text("BLOCK"), |row| row.block.to_string()),
         ]
     }
 }
 
 /// The time of an event in UTC and here.
-fn times(row: &Row) -> (String, String) {
+fn times(row: &EventRow) -> (String, String) {
     row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| both(time).into())
 }

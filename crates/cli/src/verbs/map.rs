@@ -1,21 +1,61 @@
 //! `margay ipam map`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
+use clap::{ArgGroup, Args};
+use ipam_core::quarantine::{QuarantineRow, quarantine_rows};
 use ipam_operator::Operator;
 use kv::Deadline;
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args;
 use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
 use crate::map::{Detail, Section, Style, draw, html, sections, svg};
 use crate::output::{Screen, rfc3339, whole_file};
-use crate::quarantine::{QuarantineRow, rows};
+use crate::quarantine::sentence;
 use crate::store::Need;
+
+pub(crate) const HELP: &str = "\
+A pool with up to 64 blocks is drawn with a sign for each address, a larger one with a sign for each block.
+Colours are for terminals, unless NO_COLOR is set.
+
+Examples:
+  margay ipam map
+  margay ipam map --pool main --addresses
+  margay ipam map --html blocks.html
+  margay ipam map -o json | jq '.pools[].blocks[] | select(.free == 0) | .cidr'";
+
+/// The arguments of `ipam map`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("detail"))]
+pub(crate) struct Map {
+    /// Draw only this pool, by name or range; can be given several times
+    #[arg(long, value_name = "POOL")]
+    pub(crate) pool: Vec<String>,
+
+    /// A sign for each address, however many blocks there are
+    #[arg(long, group = "detail")]
+    pub(crate) addresses: bool,
+
+    /// A sign for each block, however few there are
+    #[arg(long, group = "detail")]
+    pub(crate) blocks: bool,
+
+    /// How many columns to use [default: the terminal's, or 100]
+    #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(20..))]
+    pub(crate) width: Option<u16>,
+
+    /// Write a picture to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// Write a page with the picture to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
 
 #[derive(Serialize)]
 struct Json<'a> {
@@ -25,15 +65,15 @@ struct Json<'a> {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for args::Map {
+impl OnOpenStore for Map {
     fn need(&self) -> Need {
         Need::ReadAll
     }
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
         let mut census = operator.ipam().census(deadline).await?;
-        let quarantined = rows(std::mem::take(&mut census.quarantined));
-        let listed: Vec<String> = quarantined.iter().map(QuarantineRow::text).collect();
+        let quarantined = quarantine_rows(std::mem::take(&mut census.quarantined));
+        let listed: Vec<String> = quarantined.iter().map(sentence).collect();
         let revision = census.revision;
         let sections = sections(census, &self.pool);
         for wanted in &self.pool {

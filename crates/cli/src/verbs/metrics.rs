@@ -1,19 +1,50 @@
 //! `margay metrics`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use clap::Args;
 use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
 use super::forecast;
 use crate::answer::Answer;
-use crate::args::Metrics;
 use crate::command::{OnStore, READING};
 use crate::error::Result;
 use crate::gc::reach::Memory;
 use crate::output::whole_file;
 use crate::store::{Need, StoreAt};
+
+pub(crate) const HELP: &str = "\
+Prints pools, blocks, addresses, what has leaked, and revisions in the text form of Prometheus: of a cluster's store what
+this node has, which costs the same in a cluster of any size. With --file it is written to a file at once, as
+node_exporter's textfile collector wants it; run it from a timer.
+
+Examples:
+  margay metrics
+  margay metrics --cluster
+  margay metrics --file /var/lib/prometheus/node-exporter/margay.prom";
+
+/// The arguments of `margay metrics`.
+#[derive(Debug, Args)]
+pub(crate) struct Metrics {
+    /// Write them to this file instead, all at once
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Another name that the store has for this very machine
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    /// Count the whole cluster, not only what this node has
+    #[arg(long)]
+    pub(crate) cluster: bool,
+
+    /// Where it is kept in which blocks the node holds something
+    #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
+    pub(crate) looks: PathBuf,
+}
 
 /// The longest time to read what this node has.
 const PATIENCE: Duration = Duration::from_secs(60);

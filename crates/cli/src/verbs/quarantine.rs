@@ -1,20 +1,54 @@
 //! `margay ipam quarantine`.
 
+use std::net::IpAddr;
+
 use async_trait::async_trait;
+use clap::{Args, Subcommand};
 use ipam_core::Error;
-use ipam_core::quarantine::quarantine_of;
+use ipam_core::quarantine::{QuarantineRow, quarantine_of, quarantine_rows};
 use ipam_operator::Operator;
 use kv::Deadline;
 
 use crate::answer::Answer;
-use crate::args::QuarantineRelease;
 use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
-use crate::quarantine::{QuarantineRow, rows};
 use crate::store::Need;
 
+pub(crate) const HELP: &str = "\
+Examples:
+  margay ipam quarantine list
+  margay ipam quarantine release 10.65.0.5";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuarantineVerb {
+    /// List the addresses that devices outside of the store have, with the time and the reason
+    #[command(
+        visible_alias = "ls",
+        after_help = "Examples:\n  margay ipam quarantine list\n  margay ipam quarantine list -o json"
+    )]
+    List,
+    /// Let an address be handed out again
+    #[command(after_help = "\
+Examples:
+  margay ipam quarantine release 10.65.0.5
+  margay ipam quarantine release 10.65.0.5 --dry-run
+
+A network with a probe asks the wire once more before it hands the address out.")]
+    Release(QuarantineRelease),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuarantineRelease {
+    /// The address
+    pub(crate) address: IpAddr,
+
+    /// Only say what would be released
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
 /// The addresses in quarantine.
-pub(super) struct List;
+pub(crate) struct List;
 
 #[async_trait(?Send)]
 impl OnOpenStore for List {
@@ -23,7 +57,10 @@ impl OnOpenStore for List {
     }
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
-        Answer::rows("quarantined", &rows(quarantine_of(&operator.ipam().inventory(deadline).await?.reservations)))
+        Answer::rows(
+            "quarantined",
+            &quarantine_rows(quarantine_of(&operator.ipam().inventory(deadline).await?.reservations)),
+        )
     }
 }
 
@@ -43,6 +80,6 @@ impl OnOpenStore for QuarantineRelease {
             Error::Invalid(_) => Failure::from(error).hint("see what is with: margay ipam quarantine list"),
             _ => error.into(),
         })?;
-        Answer::new(format!("Successfully released {ip} from quarantine"), &QuarantineRow::new(ip, taken))
+        Answer::new(format!("Successfully released {ip} from quarantine"), &QuarantineRow { address: ip, why: taken })
     }
 }

@@ -1,29 +1,110 @@
 //! Quotas.
 
 use async_trait::async_trait;
+use clap::{Args, Subcommand};
 use ipam_core::Error;
-use ipam_core::model::{Quotas, Subject};
-use ipam_operator::Operator;
+use ipam_core::model::{QuotaKind, Quotas, Subject};
+use ipam_operator::{Operator, QuotaRow};
 use kv::Deadline;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::answer::Answer;
-use crate::args::{QuotaDelete, QuotaSet};
 use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
 use crate::output::{Column, Columns, Row, printable};
 use crate::store::Need;
 
-/// A quota as a row.
-#[derive(Debug, Serialize)]
-struct QuotaRow {
-    kind: &'static str,
-    limit: u64,
-    name: String,
-    percent: Option<u64>,
-    /// `None` for the limit of any other subject.
-    used: Option<u64>,
+pub(crate) const QUOTA: &str = "\
+Examples:
+  margay quota set --namespace shop 50
+  margay quota list";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuotaVerb {
+    /// Set how many addresses a namespace, a network or a node may have
+    #[command(after_help = "\
+The name * stands for each one without a limit of its own. Addresses in use
+stay in use; only further ones are refused. Each family counts: a container with
+an IPv4 and an IPv6 address has two.
+
+Examples:
+  margay quota set --namespace shop 50
+  margay quota set --namespace '*' 200
+  margay quota set --network storage 1000
+  margay quota set --node node1 110 --dry-run")]
+    Set(QuotaSet),
+    /// Show the quotas, and how far they are used
+    #[command(visible_alias = "ls", after_help = "Examples:\n  margay quota list\n  margay quota list -o json")]
+    List,
+    /// Delete a quota
+    #[command(
+        visible_alias = "rm",
+        after_help = "\
+Examples:
+  margay quota delete --namespace shop
+  margay quota delete --namespace '*' --dry-run"
+    )]
+    Delete(QuotaDelete),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuotaSet {
+    #[command(flatten)]
+    pub(crate) of: Of,
+
+    /// How many addresses
+    #[arg(value_name = "N")]
+    pub(crate) limit: u64,
+
+    /// Check everything and set nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuotaDelete {
+    #[command(flatten)]
+    pub(crate) of: Of,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// The subject of a quota.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Of {
+    /// Of the pods of a namespace
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    namespace: Option<String>,
+    /// Of a network, by the name in its configuration
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    network: Option<String>,
+    /// Of a node
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    node: Option<String>,
+}
+
+impl Of {
+    /// The subject.
+    pub(crate) fn subject(&self) -> Subject {
+        let named = [
+            (QuotaKind::Namespace, &self.namespace),
+            (QuotaKind::Network, &self.network),
+            (QuotaKind::Node, &self.node),
+        ];
+        let named = named.into_iter().find_map(|(kind, name)| Some(Subject::new(kind, name.as_ref()?)));
+        named.unwrap_or_else(|| Subject::new(QuotaKind::Node, ""))
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("a name has at least one letter".to_owned()),
+        _ if text.chars().any(char::is_control) => Err("a name has no control characters".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 impl Row for QuotaRow {
@@ -89,7 +170,7 @@ impl OnOpenStore for QuotaDelete {
 }
 
 /// The quotas with their use.
-pub(super) struct List;
+pub(crate) struct List;
 
 #[async_trait(?Send)]
 impl OnOpenStore for List {
@@ -98,21 +179,6 @@ impl OnOpenStore for List {
     }
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
-        let (uses, others) = operator.quotas(deadline).await?;
-        let others = others.into_iter().map(|(subject, limit)| (subject, limit, None));
-        let uses = uses.into_iter().map(|one| {
-            let numbers = (one.used, one.percent());
-            (one.subject, one.limit, Some(numbers))
-        });
-        let mut all: Vec<_> = others.chain(uses).collect();
-        all.sort();
-        let row = |(Subject { kind, name }, limit, numbers): (_, _, Option<(u64, u64)>)| QuotaRow {
-            kind: kind.as_str(),
-            limit,
-            name,
-            percent: numbers.map(|(_, percent)| percent),
-            used: numbers.map(|(used, _)| used),
-        };
-        Answer::rows("quotas", &all.into_iter().map(row).collect::<Vec<_>>())
+        Answer::rows("quotas", &operator.quotas(deadline).await?)
     }
 }

@@ -1,8 +1,10 @@
 //! The release of addresses.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use async_trait::async_trait;
+use clap::{ArgGroup, Args};
 use ipam_core::Error;
 use ipam_core::model::ReleaseRequest;
 use ipam_operator::Operator;
@@ -10,10 +12,37 @@ use kv::Deadline;
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args::Release;
 use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
 use crate::store::Need;
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true))]
+pub(crate) struct Release {
+    /// Release this address
+    #[arg(long, value_name = "ADDRESS", group = "what")]
+    pub(crate) ip: Option<IpAddr>,
+
+    /// Release all addresses of this handle, as `ipam show --ip` prints it
+    #[arg(long, value_name = "HANDLE", group = "what")]
+    pub(crate) handle: Option<String>,
+
+    /// Release all addresses of this container, in every network
+    #[arg(long, value_name = "ID", group = "what")]
+    pub(crate) container: Option<String>,
+
+    /// Release what all these reports of `ipam check` say that nobody uses
+    #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
+    pub(crate) from_report: Vec<PathBuf>,
+
+    /// Also if Calico's ClusterInformation has changed since the reports were made
+    #[arg(long, requires = "from_report")]
+    pub(crate) force: bool,
+
+    /// Only say what would be released
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 #[derive(Serialize)]
 struct Done<'a> {

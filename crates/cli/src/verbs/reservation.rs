@@ -1,19 +1,66 @@
 //! Reservations.
 
 use async_trait::async_trait;
+use clap::{Args, Subcommand};
 use ipam_core::Error;
 use ipam_core::model::{IpReservation, check_name};
 use ipam_operator::Operator;
+use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 use serde_json::json;
 
+use super::pool::cidr_or_address;
 use crate::answer::Answer;
-use crate::args::{ReservationCreate, ReservationDelete};
 use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
 use crate::output::{Column, Columns, Row};
 use crate::store::Need;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ReservationVerb {
+    /// Reserve addresses, so that they are never handed out
+    #[command(after_help = "\
+Examples:
+  margay reservation create routers 10.65.0.1 10.65.0.2
+  margay reservation create dhcp 10.70.0.128/25 --dry-run
+
+An address that is in use stays in use; it is only not handed out again.")]
+    Create(ReservationCreate),
+    /// List the reservations
+    #[command(
+        visible_alias = "ls",
+        after_help = "Examples:\n  margay reservation list\n  margay reservation list -o json"
+    )]
+    List,
+    /// Delete a reservation: its addresses can be handed out again
+    #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
+    Delete(ReservationDelete),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReservationCreate {
+    /// The reservation's name: lower-case letters, digits, '-' and '.'
+    pub(crate) name: String,
+
+    /// Addresses and ranges
+    #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
+    pub(crate) cidrs: Vec<IpNet>,
+
+    /// Check everything and make nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReservationDelete {
+    /// The reservation's name
+    pub(crate) name: String,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 /// A reservation as a row.
 #[derive(Clone, Debug, Serialize)]
@@ -57,7 +104,7 @@ impl OnOpenStore for ReservationCreate {
 }
 
 /// The reservations.
-pub(super) struct List;
+pub(crate) struct List;
 
 #[async_trait(?Send)]
 impl OnOpenStore for List {
@@ -101,7 +148,7 @@ impl OnOpenStore for ReservationDelete {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Format;
+    use crate::options::Format;
 
     #[test]
     fn a_listing() {

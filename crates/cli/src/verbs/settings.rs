@@ -1,17 +1,90 @@
 //! The settings that all nodes share.
 
 use async_trait::async_trait;
+use clap::{ArgGroup, Args, ValueEnum};
+use ipam_core::Error;
 use ipam_core::model::{AddressPersistence, IpamConfig};
-use ipam_operator::Operator;
+use ipam_operator::{Operator, Which};
+use ipnet::IpNet;
 use kv::Deadline;
 use serde_json::json;
 
 use crate::answer::Answer;
-use crate::args::{Configure, Persistence};
 use crate::command::OnOpenStore;
 use crate::error::{Failure, Result};
 use crate::output::{Column, render};
 use crate::store::Need;
+
+pub(crate) const CONFIGURE: &str = "\
+Examples:
+  margay ipam configure --strictaffinity=true
+  margay ipam configure --strictaffinity=true --max-blocks-per-host=4
+  margay ipam configure --ip-cooldown-seconds=60 --dry-run
+
+See what is set with: margay ipam show --show-configuration";
+
+pub(crate) const SPLIT: &str = "\
+Blocks and addresses stay where they are, and containers may come and go
+meanwhile. The parts are named split-NAME-0, split-NAME-1, ...; networks that
+name the pool have to name the parts from then on. A split that was broken off
+goes on when it is asked for again.
+
+Examples:
+  margay ipam split 2 --name main --dry-run
+  margay ipam split 4 --cidr 10.65.0.0/16";
+
+/// Settings that all nodes share.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("setting").required(true).multiple(true))]
+pub(crate) struct Configure {
+    /// Whether a node takes addresses of its own blocks only
+    #[arg(long, value_name = "true|false", group = "setting")]
+    pub(crate) strictaffinity: Option<bool>,
+
+    /// How many blocks a node may have, up to 1000000; 0 for the default, 20
+    #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub(crate) max_blocks_per_host: Option<u32>,
+
+    /// Whether a KubeVirt machine keeps its addresses
+    #[arg(long, value_enum, group = "setting", value_name = "Enabled|Disabled")]
+    pub(crate) kubevirt_ip_persistence: Option<Persistence>,
+
+    /// How many seconds a released address is in cooldown before it can be assigned again, up to 5000
+    #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=5_000))]
+    pub(crate) ip_cooldown_seconds: Option<u32>,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// Whether a machine keeps its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(crate) enum Persistence {
+    Enabled,
+    Disabled,
+}
+
+/// The arguments of `ipam split`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("pool").required(true))]
+pub(crate) struct Split {
+    /// Into how many parts: a power of two
+    pub(crate) number: u32,
+
+    /// The pool's range
+    #[arg(long, group = "pool")]
+    pub(crate) cidr: Option<IpNet>,
+
+    /// The pool's name
+    #[arg(long, group = "pool")]
+    pub(crate) name: Option<String>,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 #[async_trait(?Send)]
 impl OnOpenStore for Configure {
@@ -25,7 +98,7 @@ impl OnOpenStore for Configure {
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
         operator.ipam().change_config(|config| changed(config, self), deadline).await.map_err(|error| match error {
-            ipam_core::Error::Settings(error) => refused(error),
+            Error::Settings(error) => refused(error),
             other => other.into(),
         })?;
         let prefix = if self.dry_run { "Dry run: would set" } else { "Successfully set" };
@@ -104,4 +177,42 @@ fn persistence_text(persistence: AddressPersistence) -> &'static str {
 
 fn refused(error: ipam_core::model::ContradictorySettings) -> Failure {
     Failure::new(error).hint("nothing was changed; see what is set with: margay ipam show --show-configuration")
+}
+
+#[async_trait(?Send)]
+impl OnOpenStore for Split {
+    fn need(&self) -> Need {
+        Need::Write
+    }
+
+    fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+        // The parser ensures that one of the two is given.
+        let which = match (&self.name, self.cidr) {
+            (Some(name), _) => Which::Name(name),
+            (None, Some(cidr)) => Which::Cidr(cidr),
+            (None, None) => return Err(Failure::new("no name or CIDR provided")),
+        };
+        let split = operator.split_pool(which, self.number, deadline).await.map_err(|error| match error {
+            Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay get ippool"),
+            _ => error.into(),
+        })?;
+        let (first, made) = if self.dry_run {
+            (
+                format!("Dry run: IP Pool {} would be split into {} smaller pools.", split.pool, self.number),
+                "Would create",
+            )
+        } else {
+            (format!("IP Pool {} was successfully split into {} smaller pools.", split.pool, self.number), "Created")
+        };
+        let lines = split.parts.iter().map(|(name, cidr)| format!("{made} {name} with CIDR {cidr}."));
+        let text: Vec<String> = std::iter::once(first).chain(lines).collect();
+        let parts: Vec<_> =
+            split.parts.iter().map(|(name, cidr)| json!({ "name": name, "cidr": cidr.to_string() })).collect();
+        let json = json!({ "pool": split.pool, "parts": parts, "dry_run": self.dry_run });
+        Answer::new(text.join("\n"), &json)
+    }
 }

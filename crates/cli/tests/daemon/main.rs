@@ -15,6 +15,7 @@ mod ends;
 mod fake;
 mod fallback;
 mod frozen;
+mod gone;
 mod hand_over;
 mod lab;
 mod late;

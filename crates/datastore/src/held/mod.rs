@@ -171,6 +171,14 @@ impl Held {
         (identity, generation)
     }
 
+    /// The id of the embedded store that was there last; empty for a cluster.
+    pub(crate) fn id(&self) -> String {
+        match self.seen().identity {
+            Identity::Embedded { id, .. } => id,
+            Identity::Nothing | Identity::Cluster { .. } => String::new(),
+        }
+    }
+
     /// Which store it is now, of those that were at this place.
     pub fn generation(&self) -> u64 {
         self.place().1

@@ -152,10 +152,8 @@ impl ServedStore {
             }
         }
         let Shared { location, socket, store, within, .. } = &*self.shared;
-        let not_sent = || {
-            self.error(ErrorKind::NotSent, operation)
-                .with_detail("the daemon margay serve has ended or hangs; give the same command again")
-        };
+        let not_sent =
+            || self.error(ErrorKind::NotSent, operation).with_detail("the daemon margay serve has ended or hangs");
         match timeout(FROZEN_AFTER.min(*within), dial(location, socket)).await {
             Ok(Ok((stream, hello))) if hello.store == *store => Ok(stream),
             Ok(Ok(_)) => Err(self.error(ErrorKind::RevisionRegressed, operation)),
@@ -195,6 +193,7 @@ impl ServedStore {
     }
 
     async fn call(&self, operation: Operation, request: Request) -> Result<Answer> {
+        let writes = matches!(&request, Request::Txn(txn, _) if !txn.is_read_only());
         let frame = self.frame(operation, request)?;
         let mut attempts = 0;
         loop {
@@ -209,17 +208,18 @@ impl ServedStore {
                     self.keep(stream);
                     return Ok(answer);
                 }
-                // The daemon has closed a connection that it took for idle, or has been started anew.
-                Err(Lost::Before(_)) if attempts == 1 => {}
-                Err(Lost::Before(error)) => {
-                    return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
-                }
                 Err(Lost::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
-                Err(Lost::After(error)) => {
+                // Whether it was carried out is not known, and it must not be carried out twice.
+                Err(Lost::After(error)) if writes => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
+                }
+                // The daemon has closed a connection that it took for idle, has ended, or has been started anew.
+                Err(Lost::Before(_) | Lost::After(_)) if attempts == 1 => {}
+                Err(Lost::Before(error) | Lost::After(error)) => {
+                    return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use conformance::{Case, Report, Verdict};
 
-use crate::args::ReportFormat;
+use super::args::ReportFormat;
 use crate::error::Result;
 use crate::output::printable;
 

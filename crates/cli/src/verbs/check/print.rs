@@ -8,9 +8,9 @@ use datastore::Location;
 use ipam_operator::inspect::{AllocatedAddress, Code, Counts, Finding, Inspection, Severity, Subject};
 use serde::Serialize;
 
+use super::Check;
 use super::repair::Repair;
 use crate::answer::Answer;
-use crate::args::Check;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 

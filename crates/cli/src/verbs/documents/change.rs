@@ -8,10 +8,10 @@ use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentError, DocumentKind, Manifest, WriteMode, Written};
 use kv::Deadline;
 
+use super::args::{Change, Delete};
 use super::tally::{Tally, Verb};
 use super::{PATIENCE, depth, files};
 use crate::answer::Answer;
-use crate::args::{Change, Delete};
 use crate::command::OnOpenStore;
 use crate::error::Result;
 use crate::store::{Need, StoreAt};

@@ -1,6 +1,7 @@
 //! Shows, writes and deletes documents as calicoctl does. The files are read before the store is opened: a person may
 //! type one.
 
+pub(crate) mod args;
 mod change;
 mod files;
 mod get;
@@ -17,12 +18,12 @@ use kv::Deadline;
 
 pub(crate) use self::files::values;
 
+use self::args::{Apply, Create, Delete, Get, Replace, Selection};
 use self::change::{Deleting, Writing};
 use self::files::Depth;
 use self::get::Form;
 use self::namespace::Asked;
 use crate::answer::Answer;
-use crate::args::{Apply, Create, Delete, Get, Replace, Selection};
 use crate::command::{OnOpenStore, OnStore};
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};

@@ -2,7 +2,7 @@
 
 use ipam_operator::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namespaces};
 
-use crate::args::{Delete, Get};
+use super::args::{Delete, Get};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 

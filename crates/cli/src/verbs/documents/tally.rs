@@ -105,7 +105,7 @@ mod tests {
     use ipam_operator::documents::{DocumentError, DocumentKind};
 
     use super::*;
-    use crate::args::Format;
+    use crate::options::Format;
 
     const CREATE: Verb = Verb { base: "create", past: "created" };
 

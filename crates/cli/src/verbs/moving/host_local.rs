@@ -4,16 +4,36 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use clap::Args;
 use datastore::text_fault;
 
-use super::take_over::{Lease, Leases, LeftOut, TakingOver};
-use crate::args::FromHostLocal;
+use super::take_over::{Lease, Leases, LeftOut, TakingOver, Terms};
 use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  margay pool create lab 10.88.0.0/24 --gateway 10.88.0.1
+  margay import host-local /var/lib/cni/networks/lab --network lab --dry-run
+  margay import host-local /var/lib/cni/networks/lab --network lab
+
+Each address becomes its container's, as if Margay's plugin had given it, so that
+the plugin's DEL takes it back. What is taken over already stays so. An address
+that is in no pool, reserved, or another container's is listed and left out; the
+exit code is then 1.";
+
+#[derive(Debug, Args)]
+pub(crate) struct FromHostLocal {
+    /// The folder with a file for each address
+    pub(crate) folder: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
 
 /// The length of the longest file that host-local could have written, in bytes.
 const MAX_BYTES: u64 = 4096;

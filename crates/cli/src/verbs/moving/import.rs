@@ -1,16 +1,72 @@
 //! `margay import`.
 
+use std::path::PathBuf;
+
 use async_trait::async_trait;
+use clap::{Args, Subcommand};
 use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use serde::Serialize;
 
+use super::host_local::{self, FromHostLocal};
 use super::migrate::remove;
+use super::podman::{self, FromPodman};
+use super::whereabouts::{self, FromWhereabouts};
 use crate::answer::Answer;
-use crate::args::Import;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::store::StoreAt;
 use crate::transfer::{Differences, Filling, Plan, Source, Stop, Target, Work};
+
+pub(crate) const HELP: &str = "\
+Examples:
+  margay import ipam.jsonl --store etcd://10.0.0.1:2379
+  margay import ipam.jsonl --as-node worker-7
+  margay import host-local /var/lib/cni/networks/lab --network lab --dry-run
+
+The file is one of `margay export` or `margay store backup`, and is checked
+first. The store must have no pools and no addresses; nodes that it has stay as
+they are. Until all is there and was read back, every plugin is refused. If it
+is broken off, give the same command again: it goes on.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    #[command(subcommand)]
+    pub(crate) of: Option<TakeOver>,
+
+    /// The file
+    #[arg(required = true)]
+    pub(crate) file: Option<PathBuf>,
+
+    /// This node gets the blocks and addresses of the file's only node, or of the node of --from-node
+    #[arg(long, value_name = "NAME")]
+    pub(crate) as_node: Option<String>,
+
+    /// Which of the file's nodes that is
+    #[arg(long, value_name = "OLD", requires = "as_node")]
+    pub(crate) from_node: Option<String>,
+
+    /// Only say what would be imported
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Remove what an import that was broken off has written
+    #[arg(long)]
+    pub(crate) abort: bool,
+}
+
+/// Taking over what another plugin has given.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TakeOver {
+    /// Take over the addresses that host-local has given in one network
+    #[command(after_help = host_local::HELP)]
+    HostLocal(FromHostLocal),
+    /// Take over the addresses that podman's containers have in one network
+    #[command(after_help = podman::HELP)]
+    Podman(FromPodman),
+    /// Take over the addresses that whereabouts has given in one network
+    #[command(after_help = whereabouts::HELP)]
+    Whereabouts(FromWhereabouts),
+}
 
 #[derive(Serialize)]
 struct Json {

@@ -1,16 +1,53 @@
 //! `margay migrate`.
 
+use clap::Args;
 use datastore::OpenStore;
 use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use kv::Revision;
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args::Migrate;
 use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
 use crate::transfer::{Differences, Filling, Filter, Identity, Source, Stop, Target, Work, at_one_revision, identity};
+
+pub(crate) const HELP: &str = "\
+Examples:
+  margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379
+  margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379 --finish
+
+1. Without --finish all is copied and compared. Plugins go on using FROM; on TO
+   they are refused. Again, it brings TO up to date with what has changed.
+2. Stop the runtime, so that nothing changes any more, and run it once more.
+3. --finish compares once more, refuses if anything differs, and opens TO.
+4. Name TO in the network's configuration and start the runtime.
+
+FROM is never written to. Calico's own programs do not know that TO is not to be
+used yet. The login and the certificates are the same for both.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Migrate {
+    /// The store to copy
+    #[arg(value_name = "FROM")]
+    pub(crate) from: String,
+
+    /// The store to fill
+    #[arg(value_name = "TO")]
+    pub(crate) to: String,
+
+    /// If both are equal, open TO for use
+    #[arg(long, conflicts_with = "abort")]
+    pub(crate) finish: bool,
+
+    /// Remove from TO what was written, and open it for use
+    #[arg(long)]
+    pub(crate) abort: bool,
+
+    /// Only say what would be done
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 #[derive(Serialize)]
 struct Json {
@@ -43,7 +80,7 @@ struct Stores<'l> {
 
 impl Standalone for Migrate {
     fn run(&self, call: &mut Call<'_>) -> Result<u8> {
-        if call.cli.store.is_some() {
+        if call.options.store.is_some() {
             return Err(Failure::new("migrate takes both stores as arguments")
                 .hint("leave --store out: margay migrate FROM TO"));
         }

@@ -4,16 +4,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use datastore::text_fault;
 use serde::Deserialize;
 
-use super::take_over::{Lease, Leases, LeftOut, TakingOver};
-use crate::args::FromPodman;
+use super::take_over::{Lease, Leases, LeftOut, TakingOver, Terms};
 use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  podman inspect $(podman ps -q) | margay import podman - --network lab
+
+For podman with netavark, which keeps no files for host-local. A container in
+several networks is left out: podman does not say which interface is in which.
+With CNI podman uses host-local: margay import host-local.";
+
+#[derive(Debug, Args)]
+pub(crate) struct FromPodman {
+    /// The output of `podman inspect`; - for stdin
+    pub(crate) file: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
 
 /// The interface of a container that is in one network.
 const INTERFACE: &str = "eth0";

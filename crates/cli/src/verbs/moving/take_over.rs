@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use clap::Args;
 use ipam_core::assign::{AssignRequest, Bridge, Wanted};
 use ipam_core::attachment::{Attachment, NAMESPACE, POD, TIMESTAMP};
 use ipam_core::timestamps::go_string;
@@ -16,12 +17,37 @@ use kv::Deadline;
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args::Terms;
 use crate::cni::{is_cni_name, is_interface_name};
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::store::{Need, StoreAt};
+
+/// In whose name addresses are taken over.
+#[derive(Debug, Args)]
+pub(crate) struct Terms {
+    /// The network's name, as its configuration has it
+    #[arg(long, value_name = "NAME", value_parser = network_name)]
+    pub(crate) network: String,
+
+    /// The node's name, if the network's configuration names another than this machine has
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    /// Only say what would be taken over
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// Reads a network's name. A runtime calls the plugin with no other, so no DEL could release what is taken over.
+fn network_name(text: &str) -> Result<String, String> {
+    match is_cni_name(text) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("a network's name has letters, digits, '_', '.' and '-', and begins with a letter or digit".to_owned())
+        }
+    }
+}
 
 /// The longest time for one operation on the store.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -236,5 +262,18 @@ impl Report {
             Some(failure) => answer.incomplete(failure),
             None => answer,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_a_name_that_cni_takes() {
+        assert!(network_name("my_net.v4-1").is_ok());
+        for text in ["", " ", "-a", "a b", "a/b", "\u{feff}lab"] {
+            assert!(network_name(text).is_err(), "{text:?}");
+        }
     }
 }

@@ -5,20 +5,81 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use ipam_core::net::nth;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::podman::content;
-use super::take_over::{Lease, Leases, LeftOut, TakingOver};
-use crate::args::{AddressRange, FromWhereabouts};
+use super::take_over::{Lease, Leases, LeftOut, TakingOver, Terms};
 use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::verbs::documents::values;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml >records.yaml
+  margay import whereabouts records.yaml --network storage --dry-run
+  margay import whereabouts records.yaml --network storage --range 10.9.0.0/16
+
+The pods say on which node each address is, and which addresses nobody uses any
+more: those are left out. Without pods in the file all addresses are --node's.
+The pools must be there: margay pool create NAME CIDR --manual.";
+
+#[derive(Debug, Args)]
+pub(crate) struct FromWhereabouts {
+    /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
+    pub(crate) file: PathBuf,
+
+    /// Only the addresses of this range, as a network has it: CIDR or FIRST-LAST/BITS; may be repeated
+    #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
+    pub(crate) ranges: Vec<AddressRange>,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
+
+/// A range as whereabouts writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AddressRange {
+    /// The network, without host bits.
+    pub(crate) net: IpNet,
+    /// The first and the last address.
+    pub(crate) bounds: (IpAddr, IpAddr),
+}
+
+impl AddressRange {
+    /// True if an address of the network is in the range.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        self.net.contains(&address) && self.bounds.0 <= address && address <= self.bounds.1
+    }
+}
+
+/// Reads a network, with or without host bits, or FIRST-LAST/BITS.
+fn address_range(text: &str) -> Result<AddressRange, String> {
+    let (first, rest) = match text.split_once('-') {
+        Some((first, rest)) => (Some(first), rest),
+        None => (None, text),
+    };
+    let wrong = || "not a range such as 10.9.0.0/16 or 10.9.0.10-10.9.0.99/16".to_owned();
+    let written: IpNet = rest.trim().parse().map_err(|_| wrong())?;
+    let net = written.trunc();
+    let bounds = match first {
+        None => (net.network(), net.broadcast()),
+        Some(first) => (first.trim().parse().map_err(|_| wrong())?, written.addr()),
+    };
+    if !net.contains(&bounds.0) {
+        return Err(format!("{} is not in {net}", bounds.0));
+    }
+    if bounds.0 > bounds.1 {
+        return Err(format!("{} comes after {}", bounds.0, bounds.1));
+    }
+    Ok(AddressRange { net, bounds })
+}
 
 const HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
 const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
@@ -230,5 +291,27 @@ mod tests {
         for place in ["256", "-1", "x", "", "340282366920938463463374607431768211456"] {
             assert_eq!(at("10.0.0.0/24", place), None, "{place}");
         }
+    }
+
+    #[test]
+    fn a_range_is_read_as_whereabouts_writes_it() {
+        for (text, net, first, last) in [
+            ("10.9.0.0/16", "10.9.0.0/16", "10.9.0.0", "10.9.255.255"),
+            ("10.9.0.77/16", "10.9.0.0/16", "10.9.0.0", "10.9.255.255"),
+            ("10.9.0.10-10.9.0.99/16", "10.9.0.0/16", "10.9.0.10", "10.9.0.99"),
+            ("10.9.0.10 - 10.9.0.99/16", "10.9.0.0/16", "10.9.0.10", "10.9.0.99"),
+            ("fd09::5-fd09::9/64", "fd09::/64", "fd09::5", "fd09::9"),
+            ("fd09::5/120", "fd09::/120", "fd09::", "fd09::ff"),
+        ] {
+            let range = address_range(text).unwrap();
+            assert_eq!(range.net, net.parse().unwrap(), "{text}");
+            assert_eq!(range.bounds, (first.parse().unwrap(), last.parse().unwrap()), "{text}");
+        }
+        for text in
+            ["", "x", "10.9.0.0", "10.9.0.5-10.9.0.9", "-10.9.0.9/16", "10.8.0.1-10.9.0.9/16", "10.9.0.9-10.9.0.5/16"]
+        {
+            assert!(address_range(text).is_err(), "{text}");
+        }
+        assert!(address_range("fd09::5-10.9.0.9/16").is_err(), "of two families");
     }
 }

@@ -1,15 +1,27 @@
 //! `margay store backup`.
 
+use std::path::PathBuf;
+
 use async_trait::async_trait;
+use clap::Args;
 use indicatif::{HumanBytes, HumanCount};
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args::Backup;
 use crate::command::OnStore;
 use crate::error::Result;
 use crate::store::StoreAt;
 use crate::transfer::{Filter, Overwrite, Writer, Written, aside};
+
+#[derive(Debug, Args)]
+pub(crate) struct Backup {
+    /// The file to write
+    pub(crate) file: PathBuf,
+
+    /// Write over a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
 
 #[derive(Serialize)]
 struct Json {

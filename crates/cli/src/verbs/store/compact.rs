@@ -1,6 +1,9 @@
 //! `margay store compact`.
 
+use std::num::NonZeroU64;
+
 use async_trait::async_trait;
+use clap::Args;
 use datastore::Drivers;
 use datastore::care::{self, Room};
 use indicatif::HumanBytes;
@@ -8,10 +11,20 @@ use kv::{ErrorKind, Revision, Store};
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args::Compact;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
+
+#[derive(Debug, Args)]
+pub(crate) struct Compact {
+    /// How many revisions stay readable, the newest one included
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) keep: NonZeroU64,
+
+    /// Only say what would be given up
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 #[derive(Serialize)]
 struct Json {

@@ -1,16 +1,23 @@
 //! `margay store create`.
 
 use async_trait::async_trait;
+use clap::Args;
 use datastore::Drivers;
 use datastore::care::{self, FORMAT_WITH_LEASES};
 use serde::Serialize;
 
 use super::upgrade::refuse_older_plugins;
 use crate::answer::Answer;
-use crate::args::CreateStore;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::store::StoreAt;
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateStore {
+    /// The format of its rows; every version of margay reads 1
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) format: u32,
+}
 
 #[derive(Serialize)]
 struct Json {

@@ -2,7 +2,10 @@
 //!
 //! The store is built in a folder beside its final one, and gets its name in one step when it is complete.
 
+use std::path::PathBuf;
+
 use async_trait::async_trait;
+use clap::Args;
 use datastore::care::{self, FORMAT_WITH_LEASES, Staging, could_be_made};
 use datastore::{Create, Drivers, OpenStore};
 use indicatif::HumanCount;
@@ -11,11 +14,24 @@ use serde::Serialize;
 
 use super::upgrade::refuse_older_plugins;
 use crate::answer::Answer;
-use crate::args::Restore;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
 use crate::transfer::{Checked, Header, Part, Row, Sink, Source, Stop, grouped, pump};
+
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The backup
+    pub(crate) file: PathBuf,
+
+    /// Put it in the place of a store that has keys, or is damaged; that store's folder is moved aside
+    #[arg(long)]
+    pub(crate) replace: bool,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 #[derive(Serialize)]
 struct Json {

@@ -23,7 +23,7 @@ use crate::times::both;
 const WAIT: Duration = Duration::from_secs(2);
 
 /// `margay store status`.
-pub(in crate::verbs) struct Status;
+pub(crate) struct Status;
 
 #[async_trait(?Send)]
 impl OnStore for Status {

@@ -3,16 +3,23 @@
 use std::path::Path;
 
 use async_trait::async_trait;
+use clap::Args;
 use datastore::Drivers;
 use datastore::care::{self, FORMAT_WITH_LEASES};
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::args::Upgrade;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::install::{PLUGIN_FOLDERS, Program};
 use crate::store::StoreAt;
+
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
 
 #[derive(Serialize)]
 struct Json {

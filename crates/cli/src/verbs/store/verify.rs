@@ -19,7 +19,7 @@ struct Json {
 }
 
 /// `margay store verify`.
-pub(in crate::verbs) struct Verify;
+pub(crate) struct Verify;
 
 #[async_trait(?Send)]
 impl OnStore for Verify {

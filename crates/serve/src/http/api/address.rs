@@ -8,6 +8,7 @@ use ipam_core::Holding;
 use ipam_core::model::{Attribute, Block, Document, keys};
 use ipam_core::pools::block_of;
 use ipam_core::quarantine::{Quarantined, quarantine_of};
+use ipam_operator::events::Whose;
 use ipnet::IpNet;
 use kv::{Deadline, StoreExt};
 use serde::Serialize;
@@ -15,7 +16,7 @@ use serde::Serialize;
 use super::super::Shown;
 use super::super::answer::{Answer, Failure, json};
 use super::Query;
-use super::row::{Address, Use, Whose};
+use super::row::{Address, Use};
 use super::scan::Rules;
 
 #[derive(Serialize)]

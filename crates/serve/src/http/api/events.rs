@@ -16,7 +16,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::events::{Happening, of_batch};
+use ipam_operator::events::{EventRow, Happening, of_batch};
 use ipam_operator::history::time_of;
 use kv::{Batch, Content, ErrorKind, Prev, Range, RangeRequest, Revision, Store, WatchRequest, WatchStream};
 use serde::Serialize;
@@ -25,7 +25,6 @@ use tokio::time::{sleep, timeout};
 use super::super::Shown;
 use super::super::answer::{Answer, Failure};
 use super::Query;
-use super::row::Row;
 
 /// The most events of one revision in an answer.
 const MOST: usize = 200;
@@ -39,7 +38,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 struct Reported {
     revision: i64,
     time: Option<String>,
-    events: Vec<Row>,
+    events: Vec<EventRow>,
     /// The number of those that are left out.
     more: usize,
 }
@@ -188,7 +187,7 @@ fn reported(batch: &Batch) -> Option<Bytes> {
     if reported.happenings.is_empty() && reported.unreported.is_empty() && !concerns {
         return None;
     }
-    let row = |one: &Happening| Row::happened(batch.revision, time_of(batch.time, &one.what), one);
+    let row = |one: &Happening| EventRow::happened(batch.revision, time_of(batch.time, &one.what), one);
     let document = Reported {
         revision: batch.revision.get(),
         time: batch.time.map(|time| rfc3339(time.into())),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ipam_core::model::keys;
 use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::events::{Happening, What, of_batch, of_listed};
+use ipam_operator::events::{EventRow, Happening, What, of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_after, time_of};
 use kv::{Batch, Content, ErrorKind, Pages, Range, RangeRequest, Revision};
 use serde::Serialize;
@@ -13,7 +13,6 @@ use serde::Serialize;
 use super::super::Shown;
 use super::super::answer::{Answer, Failure};
 use super::super::asked::MOMENT;
-use super::row::Row;
 use super::search::Party;
 use super::{Query, made, past};
 
@@ -28,7 +27,7 @@ struct Reported {
     oldest_revision: i64,
     oldest_time: Option<String>,
     /// The events, newest first.
-    events: VecDeque<Row>,
+    events: VecDeque<EventRow>,
     /// True if older events are left out.
     more: bool,
 }
@@ -99,7 +98,10 @@ async fn read(shown: &Shown, whose: &Whose) -> kv::Result<Reported> {
         while let Some(page) = pages.next(store).await? {
             for kv in page {
                 let listed = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
-                listed.iter().filter(|one| whose.concerns(one)).for_each(|one| reported.add(Row::listed(oldest, one)));
+                listed
+                    .iter()
+                    .filter(|one| whose.concerns(one))
+                    .for_each(|one| reported.add(EventRow::listed(oldest, one)));
             }
         }
         past::since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
@@ -114,11 +116,11 @@ impl Reported {
         let Batch { revision, time, .. } = batch;
         let all = of_batch(batch).happenings;
         for one in all.iter().filter(|one| whose.concerns(one)) {
-            self.add(Row::happened(Revision::new(revision.get()), time_of(*time, &one.what), one));
+            self.add(EventRow::happened(Revision::new(revision.get()), time_of(*time, &one.what), one));
         }
     }
 
-    fn add(&mut self, row: Row) {
+    fn add(&mut self, row: EventRow) {
         self.events.push_front(row);
         if self.events.len() > MOST {
             self.events.pop_back();

@@ -1,12 +1,12 @@
 //! All pools and nodes.
 
 use std::cmp::Reverse;
-use std::net::IpAddr;
 
 use hyper::StatusCode;
-use ipam_core::census::{AddressUse, PoolCensus, QuotaUse};
+use ipam_core::census::{AddressUse, PoolCensus};
 use ipam_core::net::Count;
-use ipam_core::quarantine::Quarantined;
+use ipam_core::quarantine::{QuarantineRow, quarantine_rows};
+use ipam_operator::QuotaRow;
 use serde::Serialize;
 
 use super::super::Shown;
@@ -24,21 +24,13 @@ struct Overview {
     nodes: Vec<Node>,
     nodes_total: usize,
     /// The quotas that are used most.
-    quotas: Vec<Quota>,
+    quotas: Vec<QuotaRow>,
     quotas_total: usize,
     /// The number of blocks that lie in no pool.
     orphaned: usize,
     /// The number of addresses that are held for nodes that are not registered any more.
     gone: usize,
-    quarantined: Vec<Quarantine>,
-}
-
-/// An address in quarantine.
-#[derive(Serialize)]
-struct Quarantine {
-    ip: IpAddr,
-    #[serde(flatten)]
-    why: Quarantined,
+    quarantined: Vec<QuarantineRow>,
 }
 
 #[derive(Serialize)]
@@ -67,23 +59,6 @@ struct Node {
     blocks: usize,
     used: usize,
     registered: bool,
-}
-
-#[derive(Serialize)]
-struct Quota {
-    kind: &'static str,
-    name: String,
-    limit: u64,
-    used: u64,
-    percent: u64,
-}
-
-impl Quota {
-    fn of(its: &QuotaUse) -> Self {
-        let QuotaUse { subject, limit, used } = its;
-        let (kind, name) = (subject.kind.as_str(), subject.name.clone());
-        Self { kind, name, limit: *limit, used: *used, percent: its.percent() }
-    }
 }
 
 impl Pool {
@@ -128,7 +103,7 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
     nodes.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.name.cmp(&other.name)));
     let nodes_total = nodes.len();
     nodes.truncate(NODES);
-    let mut quotas: Vec<Quota> = census.quotas.iter().map(Quota::of).collect();
+    let mut quotas: Vec<QuotaRow> = census.quotas.iter().map(QuotaRow::from).collect();
     quotas.sort_by_key(|quota| Reverse(quota.percent));
     quotas.truncate(QUOTAS);
     let overview = Overview {
@@ -140,7 +115,7 @@ pub(super) async fn answer(shown: &Shown) -> Result<Answer, Failure> {
         quotas_total: census.quotas.len(),
         orphaned: census.orphaned.len(),
         gone: census.of_gone_nodes(),
-        quarantined: census.quarantined.iter().map(|(ip, why)| Quarantine { ip: *ip, why: why.clone() }).collect(),
+        quarantined: quarantine_rows(census.quarantined.clone()),
     };
     Ok(json(StatusCode::OK, &overview))
 }

@@ -1,43 +1,13 @@
-//! Holders, addresses and events, as the page gets them.
+//! Addresses, as the page gets them.
 
 use std::net::IpAddr;
 
 use ipam_core::attachment::TIMESTAMP;
-use ipam_core::model::{AddressState, Attribute, Block, Owner};
+use ipam_core::model::{AddressState, Block, Owner};
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::{parse_go_string, rfc3339};
-use ipam_operator::events::{Happening, Holder, What};
-use kv::Revision;
+use ipam_operator::events::Whose;
 use serde::Serialize;
-use time::OffsetDateTime;
-
-/// The holder of an address.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Whose {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    handle: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    node: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    network: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    container: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    interface: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespace: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pod: Option<String>,
-}
-
-impl Whose {
-    pub(super) fn of(entry: &Attribute) -> Self {
-        let Holder { handle, node, network, container, interface, pod, namespace } = Holder::of(entry);
-        let [handle, node, network, container, interface, pod, namespace] =
-            [handle, node, network, container, interface, pod, namespace].map(|text| text.map(str::to_owned));
-        Self { handle, node, network, container, interface, namespace, pod }
-    }
-}
 
 /// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -80,66 +50,6 @@ impl Address {
             AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::InCooldown) },
             _ if block.is_reserved(ip, reservations) => free(Use::Reserved),
             _ => free(Use::Free),
-        }
-    }
-}
-
-/// An event, or a part of the state at the beginning.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    revision: i64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    time: Option<String>,
-    event: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<IpAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prefix_length: Option<u8>,
-    block: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    holder: Option<Whose>,
-    /// The former holder of an address that moved.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<Whose>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    owner: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    former_owner: Option<String>,
-    /// The state of an affinity.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<&'static str>,
-}
-
-impl Row {
-    /// An event.
-    pub(super) fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
-        Self::new(revision, time, happening.what.word(), happening)
-    }
-
-    /// A part of the state at a revision.
-    pub(super) fn listed(revision: Revision, happening: &Happening) -> Self {
-        Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
-    }
-
-    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &Happening) -> Self {
-        let Happening { block, what, .. } = happening;
-        let (from, former_owner) = match what {
-            What::Moved { from, .. } => (Some(Whose::of(from)), None),
-            What::Claimed { former, .. } => (None, former.as_ref().map(Owner::to_string)),
-            _ => (None, None),
-        };
-        Self {
-            revision: revision.get(),
-            time: time.map(rfc3339),
-            event,
-            address: what.address(),
-            prefix_length: happening.prefix_length,
-            block: block.to_string(),
-            holder: what.holder().map(Whose::of),
-            from,
-            owner: what.owner().map(Owner::to_string),
-            former_owner,
-            state: what.state_word(),
         }
     }
 }

@@ -15,6 +15,11 @@ function word(event) {
   return h("span", { class: `word ${event.event}` }, WORDS[event.event] ?? event.event);
 }
 
+/** The holder that an event is about: its fields stand beside those of the event. */
+function holderOf(event) {
+  return "handle" in event ? event : null;
+}
+
 /** The holder or the owner, with links. */
 function who(event) {
   if (event.owner) {
@@ -22,7 +27,7 @@ function who(event) {
     return [ownerLink(event.owner), event.state ? ` ${event.state.replaceAll("_", " ")}` : "", ...before];
   }
   const from = event.from ? [", before ", ...[holderLinks(event.from)].flat()] : [];
-  return [holderLinks(event.holder), ...from].flat();
+  return [holderLinks(holderOf(event)), ...from].flat();
 }
 
 function place(event) {
@@ -31,7 +36,7 @@ function place(event) {
 
 function item(event) {
   if (event.event === "gap") return h("li", null, h("span", { class: "gap" }, `Events are missing here: ${event.what}`));
-  const node = event.holder?.node;
+  const node = event.node;
   return h("li", null,
     h("span", { class: "when" }, moment(event.time)), word(event), h("span", null, place(event)),
     h("span", { class: "about" }, who(event), node ? [" on ", nodeLink(node)] : null));
@@ -48,12 +53,12 @@ export function eventTable(label, events) {
   return table(label, [["Time", "nowrap"], ["Event", "nowrap bare"], "Address or block", "Holder or owner", "Node", ["Revision", "number"]],
     events.map((event) => event.event === "gap"
       ? [h("span", { class: "muted" }, "gap"), "", "", event.what, "", count(event.revision)]
-      : [moment(event.time), word(event), place(event), who(event), nodeLink(event.holder?.node), count(event.revision)]));
+      : [moment(event.time), word(event), place(event), who(event), nodeLink(event.node), count(event.revision)]));
 }
 
 function matches(event, text) {
-  const told = [event.address, event.block, event.owner, event.event, WORDS[event.event], holderText(event.holder),
-    event.holder?.handle, event.holder?.node, event.what];
+  const told = [event.address, event.block, event.owner, event.event, WORDS[event.event], holderText(holderOf(event)),
+    event.handle, event.node, event.what];
   return told.some((one) => one?.toLowerCase().includes(text));
 }
 

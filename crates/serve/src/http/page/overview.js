@@ -86,7 +86,7 @@ function quotasPanel(answer) {
 
 /** The addresses in quarantine: devices that the store does not know have them. */
 function quarantinePanel(quarantined) {
-  const rows = quarantined.map((one) => [addressLink(one.ip), one.reason, nodeLink(one.node), moment(one.since)]);
+  const rows = quarantined.map((one) => [addressLink(one.address), one.reason, nodeLink(one.node), moment(one.since)]);
   return h("section", { class: "panel" },
     h("div", { class: "title" }, h("h2", null, "In quarantine"), h("span", null, count(rows.length))),
     table("In quarantine", ["Address", "Reason", "Found by", ["Since", "nowrap"]], rows));

@@ -5,7 +5,7 @@ use std::path::{self, PathBuf};
 
 use clap::{ArgGroup, Args};
 
-pub(super) const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 calico-node puts its own back when it starts, unless told not to, once:
   kubectl -n kube-system set env daemonset/calico-node -c install-cni \\
     UPDATE_CNI_BINARIES=false

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use ipam_operator::documents::DocumentKind;
 
+use crate::verbs::pool::Bridged;
+
 const GET: &str = "\
 KIND is ippool, ipreservation, node, ipamconfig, workloadendpoint (wep) or
 profile, in any case, also as plural. All outputs are calicoctl's: -o ps (or
@@ -147,15 +149,6 @@ pub(crate) struct Delete {
 
     #[command(flatten)]
     pub(crate) bridged: Bridged,
-}
-
-/// The leave to delete a pool that a bridged network lives in.
-#[derive(Debug, Args)]
-pub(crate) struct Bridged {
-    /// Delete this pool of a bridged network although its containers have addresses; they keep them, without the gateway
-    /// being kept free
-    #[arg(long, value_name = "POOL")]
-    pub(crate) yes_delete_bridged_pool: Vec<String>,
 }
 
 /// Where documents are read.

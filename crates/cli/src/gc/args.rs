@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-pub(super) const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 Without --apply it only shows. Never freed are addresses that an interface of
 this machine has, and those whose network namespace is there. A container's
 workload endpoint goes with its addresses. Run it as root, where the container

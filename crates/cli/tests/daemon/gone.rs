@@ -1,0 +1,165 @@
+//! A daemon that ends while a program has the store through it: the program goes on by itself.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::thread::{self, sleep};
+use std::time::Duration;
+
+use datastore::{Create, OpenStore, Sharing};
+use futures::StreamExt;
+use kv::{ErrorKind, Range, StoreExt, WatchRequest};
+use wire::{FileId, Frame, Hello, Identity, Kind, MAX_ANSWER};
+
+use crate::daemon::Daemon;
+use crate::fake::{Fake, greet, send};
+use crate::lab::{ENGINES, Lab, block_on};
+use crate::programs::PATIENCE;
+
+const POOL: &str = "10.82.0.0/24";
+
+async fn open(lab: &Lab, sharing: Sharing) -> OpenStore {
+    let options = Create::Never.with_wait(PATIENCE).with_sharing(sharing);
+    let open = datastore::open(&lab.location(), &options).await.unwrap();
+    assert!(open.served().is_some() && !open.is_exclusive());
+    open
+}
+
+#[test]
+fn an_open_store_goes_on_without_its_daemon() {
+    for engine in ENGINES {
+        for sharing in [Sharing::Served, Sharing::InTurns, Sharing::OnRequest] {
+            let lab = Lab::with_pool(engine, POOL);
+            let daemon = Daemon::start(&lab);
+            block_on(async {
+                let open = open(&lab, sharing).await;
+                let store = open.store();
+                let first = store.put("/a", "1").await.unwrap();
+                daemon.kill();
+                assert_eq!(store.get("/a").await.unwrap().unwrap().mod_revision, first);
+                assert!(open.is_exclusive());
+                let second = store.put("/a", "2").await.unwrap();
+                // A holder that gives the store to others between two calls has no watch.
+                if sharing != Sharing::InTurns {
+                    let mut watch = store.watch(WatchRequest::new(Range::key("/a"), first)).await.unwrap();
+                    for expected in [first, second] {
+                        assert_eq!(watch.next().await.unwrap().unwrap().revision, expected);
+                    }
+                }
+                open.put_down().await;
+                let others = tokio::task::spawn_blocking({
+                    let url = lab.url();
+                    move || crate::programs::run(crate::programs::margay(["--store", &url, "pool", "list"]))
+                });
+                others.await.unwrap().ok();
+                assert!(store.get("/a").await.unwrap().is_some());
+                drop(store);
+                open.close().await.unwrap();
+            });
+            lab.is_in_order();
+        }
+    }
+}
+
+#[test]
+fn another_store_in_its_place_is_refused() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let daemon = Daemon::start(&lab);
+        block_on(async {
+            let open = open(&lab, Sharing::Served).await;
+            daemon.kill();
+            fs::remove_dir_all(lab.location().path().unwrap()).unwrap();
+            lab.margay("store create").ok();
+            let error = open.store().get("/a").await.unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
+            open.close().await.unwrap();
+        });
+        lab.margay("store verify").ok();
+    }
+}
+
+/// A daemon that greets as the one of this store, and breaks off after so many further frames.
+fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
+    let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
+    let folder = lab.location().path().unwrap().to_owned();
+    let hello = Hello::new(Identity::Embedded { id, queue: FileId::at(&folder.join("queue")).unwrap() });
+    Fake::listen(&lab.socket(), move |mut stream| {
+        greet(&mut stream, &hello);
+        serve(stream);
+    })
+}
+
+#[test]
+fn commands_and_plugins_go_on_wherever_it_breaks_off() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let hangs_up: fn(UnixStream) = drop;
+        let takes_and_hangs_up: fn(UnixStream) = |mut stream| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let asked = stream.try_clone().unwrap();
+                asked.set_nonblocking(true).unwrap();
+                let mut asked = tokio::net::UnixStream::from_std(asked).unwrap();
+                _ = tokio::time::timeout(PATIENCE, Frame::read(&mut asked, MAX_ANSWER)).await;
+            });
+            stream.set_nonblocking(false).unwrap();
+            send(&mut stream, &Frame::new(Kind::Taken, &()).unwrap());
+        };
+        for (number, serve) in [hangs_up, takes_and_hangs_up].into_iter().enumerate() {
+            let fake = breaks_off(&lab, serve);
+            lab.margay("pool list").ok();
+            lab.margay("ipam show --show-blocks").ok();
+            lab.margay(&format!("pool create p{number} 10.83.{number}.0/24 --manual")).ok();
+            lab.margay(&format!("reservation create r{number} 10.83.{number}.1")).ok();
+            lab.add(&format!("c{number}")).ok();
+            assert!(fake.met() > 0);
+            drop(fake);
+            let pools = lab.margay("pool list -o json").json();
+            assert_eq!(pools["pools"].as_array().unwrap().len(), 2 + number);
+        }
+        lab.is_in_order();
+    }
+}
+
+/// Commands that write, and plugins, while the daemon is killed for good.
+#[test]
+fn a_daemon_that_is_killed_takes_no_call_with_it() {
+    const CALLERS: usize = 12;
+    for engine in ENGINES {
+        for round in 0..4_u64 {
+            let lab = Lab::with_pool(engine, POOL);
+            let daemon = Daemon::start(&lab);
+            thread::scope(|scope| {
+                for caller in 0..CALLERS {
+                    let lab = &lab;
+                    scope.spawn(move || match caller % 3 {
+                        0 => drop(lab.margay(&format!("pool create p{caller} 10.83.{caller}.0/24 --manual")).ok()),
+                        1 => drop(lab.margay("ipam show --show-blocks").ok()),
+                        _ => drop(lab.add(&format!("c{caller}")).ok()),
+                    });
+                }
+                sleep(Duration::from_millis(5 + 10 * round));
+                daemon.kill();
+            });
+            assert_eq!(lab.margay("pool list -o json").json()["pools"].as_array().unwrap().len(), 1 + CALLERS / 3);
+            assert_eq!(lab.held().len(), CALLERS / 3);
+            lab.is_in_order();
+        }
+    }
+}
+
+/// The configuration names another engine than the one whose files are there.
+#[test]
+fn a_wrong_engine_is_refused_with_a_daemon_too() {
+    for (engine, other) in [(ENGINES[0], ENGINES[1]), (ENGINES[1], ENGINES[0])] {
+        let lab = Lab::with_pool(engine, POOL);
+        let wrong = lab.url().replacen(engine, other, 1);
+        let asked = || crate::programs::run(crate::programs::margay(["--store", &wrong, "pool", "list"]));
+        let without = asked().failed();
+        let daemon = Daemon::start(&lab);
+        let with = asked().failed();
+        assert_eq!(with.err, without.err);
+        assert!(with.err.contains(engine), "{}", with.err);
+        daemon.end();
+    }
+}
