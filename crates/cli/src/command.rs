@@ -24,7 +24,8 @@ use crate::store::{Need, StoreAt, WAIT};
 
 /// The longest time for a command once its store is open.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The same for one that reads all blocks: on a slow disk, of which other processes use a part, that can take minutes.
+/// The longest time for a command that reads all blocks: on a slow disk, of which other processes use a part, that can take
+/// minutes.
 pub(crate) const READING: Duration = Duration::from_secs(600);
 
 /// A command.
@@ -60,11 +61,11 @@ pub(crate) trait OnOpenStore {
         Ok(())
     }
 
-    /// Does it.
+    /// Carries out the command.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer>;
 }
 
-/// A command on one store, which opens it by itself: never, several times, or in a way of its own.
+/// A command on one store that opens the store by itself, perhaps several times, or works on its files.
 #[async_trait(?Send)]
 pub(crate) trait OnStore {
     /// For a command that needs an embedded store: its name, and what does the same for a cluster.
@@ -77,13 +78,13 @@ pub(crate) trait OnStore {
         None
     }
 
-    /// Does it.
+    /// Carries out the command.
     async fn run(&self, at: StoreAt<'_>) -> Result<Answer>;
 }
 
 /// A command without a store, with several, or one that runs until it is stopped.
 pub(crate) trait Standalone {
-    /// Does it, and returns the exit code.
+    /// Carries out the command, and returns the exit code.
     fn run(&self, call: &mut Call<'_>) -> Result<u8>;
 }
 
@@ -100,7 +101,7 @@ impl<'a> Call<'a> {
     /// Carries out a command, and returns the exit code.
     pub(crate) fn carry_out(&mut self, task: &Task<'_>) -> Result<u8> {
         match task {
-            Task::OnOpenStore(command) => self.on_store(&Opened(*command)),
+            Task::OnOpenStore(command) => self.on_store(&WithOpening(*command)),
             Task::OnStore(command) => self.on_store(*command),
             Task::Standalone(command) => command.run(self),
         }
@@ -113,7 +114,9 @@ impl<'a> Call<'a> {
             return Err(Failure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
         }
         let at = self.at(&location);
-        let answer = runtime()?.block_on(async {
+        // A name server that does not answer yet must not hold up the answer.
+        let runtime = runtime()?;
+        let answer = runtime.block_on(async {
             match command.doing() {
                 Some(doing) => patiently(&format!("{doing} {location}"), command.run(at)).await,
                 None => command.run(at).await,
@@ -164,10 +167,10 @@ impl<'a> Call<'a> {
 }
 
 /// A command on an open store, with its opening.
-struct Opened<'a>(&'a dyn OnOpenStore);
+struct WithOpening<'a>(&'a dyn OnOpenStore);
 
 #[async_trait(?Send)]
-impl OnStore for Opened<'_> {
+impl OnStore for WithOpening<'_> {
     async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
         at.carry_out(self.0).await
     }

@@ -1,7 +1,7 @@
 //! An event of an address or a block, for people.
 
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::events::{EventRow, Whose};
+use ipam_operator::events::{AddressHolder, EventRow};
 
 use crate::output::printable;
 
@@ -56,10 +56,10 @@ impl InWords for EventRow {
 }
 
 /// The holder of an address.
-fn text(whose: &Whose) -> String {
-    let handle = whose.handle.as_deref().unwrap_or("no handle");
-    let interface = whose.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
-    let pod = match (&whose.namespace, &whose.pod) {
+fn text(holder: &AddressHolder) -> String {
+    let handle = holder.handle.as_deref().unwrap_or("no handle");
+    let interface = holder.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+    let pod = match (&holder.namespace, &holder.pod) {
         (Some(namespace), Some(pod)) => format!(" (pod {namespace}/{pod})"),
         (None, Some(pod)) => format!(" (pod {pod})"),
         _ => String::new(),

@@ -50,7 +50,10 @@ impl OpenStore {
         match &self.opened {
             Opened::Here(store) => store.check_room().await,
             Opened::Held(store) => store.check_room().await,
-            Opened::Served(_) => Ok(()),
+            Opened::Served(store) => match store.alone() {
+                Some(store) => store.check_room().await,
+                None => Ok(()),
+            },
         }
     }
 
@@ -146,6 +149,6 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     if options.sharing == Sharing::Served {
         return OpenStore::here(location, options).await;
     }
-    let held = Held::begin(location.clone(), holding).await?;
+    let held = Held::begin(location.clone(), holding, options.wait).await?;
     Ok(OpenStore { opened: Opened::Held(held) })
 }

@@ -70,8 +70,8 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
         && match (location.path(), &hello.store) {
             // Where the files are another engine's, the driver says so.
             (Some(folder), _) => {
-                let engine = kv_local::engine_in(folder);
-                hello.has_store_in(folder) && engine.is_none_or(|engine| engine == location.facts().name)
+                let is_ours = || kv_local::engine_in(folder).is_none_or(|engine| engine == location.facts().name);
+                hello.has_store_in(folder) && is_ours()
             }
             (None, store) => cluster(location).as_ref() == Some(store),
         }

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use kv::{Batch, Event, EventKind, Key, Kv};
 use time::OffsetDateTime;
 
-pub use row::{EventRow, Whose};
+pub use row::{AddressHolder, EventRow};
 
 /// Something that happened to a block or to one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]

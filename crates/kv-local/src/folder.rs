@@ -2,10 +2,10 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, Dir, Mode, OFlags, access, openat};
 
 /// Of a store's files.
 pub(crate) const FILE_MODE: u32 = 0o600;
@@ -152,6 +152,41 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
         return Ok(());
     }
     fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+/// Gives what root has made in a store's folder to the owner of the folder, who could not use the store otherwise.
+///
+/// The owner may put anything into the folder meanwhile. So only plain files without another name are given away, and no link
+/// is followed.
+pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let folder = File::open(folder)?;
+    let owner = folder.metadata()?;
+    if owner.uid() == 0 { Ok(()) } else { give_all(&folder, &owner) }
+}
+
+fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if [c".", c".."].contains(&name) {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        // A link, or a file that an engine has cleared away.
+        let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
+        let file = File::from(file);
+        let found = file.metadata()?;
+        if found.uid() == 0 && (found.is_dir() || found.is_file() && found.nlink() == 1) {
+            fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+        }
+        if found.is_dir() {
+            give_all(&file, owner)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a file or a folder with all that is in it, if it is there.

@@ -6,6 +6,7 @@ use kv::{Error, ErrorKind, Operation, Result};
 
 use super::ballast::Ballast;
 use super::errors::Place;
+use super::folder;
 use super::head::Head;
 use super::queue::StoreLock;
 use kv_mvcc::{ENGINE_GAVE_UP, Table, View, Visit, Write};
@@ -70,10 +71,15 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
-        if kv_mvcc::caught(|| drop(table)).is_some() {
+        let closed = kv_mvcc::caught(|| drop(table));
+        self.ballast.take_back();
+        if let Err(error) = folder::give_to_owner(&self.place.folder) {
+            tracing::warn!(%error, store = self.place.store, "what root made here stays root's: its owner may be kept out");
+        }
+        // This changes their times, too, so it comes after.
+        if closed.is_some() {
             self.head.close_cleanly();
         }
-        self.ballast.take_back();
     }
 }
 

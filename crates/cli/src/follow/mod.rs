@@ -149,6 +149,11 @@ impl<'l> Follower<'l> {
         }
     }
 
+    /// True if a daemon has the store.
+    pub(crate) fn is_served(&self) -> bool {
+        matches!(&self.reader, Reader::Watched(one) if !one.id().is_empty())
+    }
+
     /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self.reader {

@@ -156,6 +156,16 @@ pub(crate) enum Stop {
     Failed(Failure),
 }
 
+impl Stop {
+    /// The failure of a way from a file.
+    pub(crate) fn of_a_file(self, file: &Checked) -> Failure {
+        match self {
+            Self::Overtaken => Failure::new(format!("{} cannot be read any more", file.path())),
+            Self::Failed(failure) => failure,
+        }
+    }
+}
+
 impl From<Failure> for Stop {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)

@@ -84,7 +84,7 @@ impl Reader {
         let Some(row) = row else {
             return Err(damaged(&self.path, &format!("line {number} cannot be read")));
         };
-        if self.keys > 0 && row.key <= self.last {
+        if row.key <= self.last {
             return Err(damaged(&self.path, &format!("line {number} is out of order")));
         }
         self.sum.update(&self.line);

@@ -75,7 +75,7 @@ impl<'l> Snapshot<'l> {
             return Ok(None);
         }
         let store = self.store;
-        let open = store.open_files(Need::ReadAll).await?;
+        let open = store.open_files(Need::Read).await?;
         store.and_close(open, async |open: &OpenStore| self.read(open).await).await.map(Some)
     }
 

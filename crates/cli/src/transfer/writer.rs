@@ -150,7 +150,7 @@ pub(crate) struct Written {
     pub(crate) bytes: u64,
 }
 
-/// The file as the end of a way.
+/// The file as a sink.
 struct ToFile {
     /// `None` while another thread has it, and after a failure.
     writer: Option<Writer>,
@@ -174,7 +174,9 @@ impl Written {
         let revision = match can_begin_anew {
             true => at_one_revision(at, attempt).await?,
             false => attempt().await.map_err(|stop| match stop {
-                Stop::Overtaken => too_fast(at, "once").hint("try again when fewer containers are started and stopped; to a file it is read faster than to a pipe"),
+                Stop::Overtaken => too_fast(at, "once").hint(
+                    "try again when fewer containers are started and stopped; to a file it is read faster than to a pipe",
+                ),
                 Stop::Failed(failure) => failure,
             })?,
         };

@@ -98,7 +98,20 @@ impl OnStore for History {
 impl Report {
     /// Reads what a range tells of the subject.
     async fn read(&mut self, at: StoreAt<'_>, subject: &HistoryOf, range: Range) -> Result<()> {
-        let mut follower = Follower::new(at, range, Start::Oldest).await;
+        let follower = Follower::new(at, range.clone(), Start::Oldest).await;
+        let is_served = follower.is_served();
+        match self.read_with(follower, subject).await {
+            // The daemon may have ended meanwhile; the past is read anew without it.
+            Err(_) if is_served => {
+                self.events.clear();
+                self.given_up.clear();
+                self.read_with(Follower::new(at, range, Start::Oldest).await, subject).await
+            }
+            done => done,
+        }
+    }
+
+    async fn read_with(&mut self, mut follower: Follower<'_>, subject: &HistoryOf) -> Result<()> {
         let read = loop {
             match follower.read().await {
                 Ok(parts) => {

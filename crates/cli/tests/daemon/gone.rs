@@ -34,17 +34,19 @@ fn an_open_store_goes_on_without_its_daemon() {
                 let open = open(&lab, sharing).await;
                 let store = open.store();
                 let first = store.put("/a", "1").await.unwrap();
+                let mut watch = store.watch(WatchRequest::new(Range::key("/a"), first)).await.unwrap();
+                assert_eq!(watch.next().await.unwrap().unwrap().revision, first);
                 daemon.kill();
                 assert_eq!(store.get("/a").await.unwrap().unwrap().mod_revision, first);
                 assert!(open.is_exclusive());
                 let second = store.put("/a", "2").await.unwrap();
                 // A holder that gives the store to others between two calls has no watch.
-                if sharing != Sharing::InTurns {
-                    let mut watch = store.watch(WatchRequest::new(Range::key("/a"), first)).await.unwrap();
-                    for expected in [first, second] {
-                        assert_eq!(watch.next().await.unwrap().unwrap().revision, expected);
-                    }
+                let next = watch.next().await.unwrap();
+                match sharing {
+                    Sharing::InTurns => assert_eq!(next.unwrap_err().kind(), &ErrorKind::Unsupported),
+                    _ => assert_eq!(next.unwrap().revision, second),
                 }
+                drop(watch);
                 open.put_down().await;
                 let others = tokio::task::spawn_blocking({
                     let url = lab.url();
@@ -64,15 +66,34 @@ fn an_open_store_goes_on_without_its_daemon() {
 fn another_store_in_its_place_is_refused() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
+        let folder = lab.location().path().unwrap().to_owned();
+        let copy = folder.with_extension("copy");
+        let copied = std::process::Command::new("cp").arg("-r").args([&folder, &copy]).status().unwrap();
+        assert!(copied.success());
+        let read = |open: OpenStore| async move {
+            let error = open.store().get("/a").await.unwrap_err();
+            open.close().await.unwrap();
+            error
+        };
         let daemon = Daemon::start(&lab);
         block_on(async {
-            let open = open(&lab, Sharing::Served).await;
+            let may_make = Create::IfMissing.with_wait(PATIENCE).with_sharing(Sharing::Served);
+            let of_a_maker = datastore::open(&lab.location(), &may_make).await.unwrap();
+            assert!(of_a_maker.served().is_some());
+            let (of_a_copy, of_another) = (open(&lab, Sharing::Served).await, open(&lab, Sharing::Served).await);
             daemon.kill();
-            fs::remove_dir_all(lab.location().path().unwrap()).unwrap();
-            lab.margay("store create").ok();
-            let error = open.store().get("/a").await.unwrap_err();
+            fs::remove_dir_all(&folder).unwrap();
+            let error = read(of_a_maker).await;
+            assert_eq!(error.kind(), &ErrorKind::Missing, "{error}");
+            assert!(!folder.exists(), "the store was made anew");
+            // It has the same id.
+            fs::rename(&copy, &folder).unwrap();
+            let error = read(of_a_copy).await;
             assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
-            open.close().await.unwrap();
+            fs::remove_dir_all(&folder).unwrap();
+            lab.margay("store create").ok();
+            let error = read(of_another).await;
+            assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
         });
         lab.margay("store verify").ok();
     }

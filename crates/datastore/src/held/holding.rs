@@ -36,7 +36,7 @@ impl Holding {
     }
 
     /// The moment until which a call waits for the store.
-    pub(super) fn patience(&self) -> Instant {
+    pub(crate) fn patience(&self) -> Instant {
         let now = Instant::now();
         // A wait that no clock can measure is as good as none.
         let end = now.checked_add(self.options.wait).unwrap_or(now + AGES);

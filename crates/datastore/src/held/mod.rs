@@ -135,11 +135,11 @@ impl Held {
     /// A handle to the store that is at this location now. Its calls fail with `RevisionRegressed` if another store takes its place.
     ///
     /// # Errors
-    /// Those of opening it.
-    pub(crate) async fn begin(location: Location, holding: Holding) -> Result<Self> {
+    /// Those of opening it; `Locked` if others have it for so long.
+    pub(crate) async fn begin(location: Location, holding: Holding, wait: Duration) -> Result<Self> {
         let held = Self::new(location, holding);
         let mut turn = held.shared.gate.turn().await;
-        held.reopen(&mut turn, held.shared.holding.options.wait).await?;
+        held.reopen(&mut turn, wait).await?;
         drop(turn);
         Ok(Self { pinned: Some(held.generation()), ..held })
     }
@@ -171,12 +171,9 @@ impl Held {
         (identity, generation)
     }
 
-    /// The id of the embedded store that was there last; empty for a cluster.
-    pub(crate) fn id(&self) -> String {
-        match self.seen().identity {
-            Identity::Embedded { id, .. } => id,
-            Identity::Nothing | Identity::Cluster { .. } => String::new(),
-        }
+    /// The store that was there last.
+    pub(crate) fn identity_seen(&self) -> Identity {
+        self.seen().identity
     }
 
     /// Which store it is now, of those that were at this place.

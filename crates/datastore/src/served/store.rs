@@ -99,6 +99,12 @@ async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
+/// True if the other end of a connection is gone.
+fn is_broken_off(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
 /// How far a call had come when it failed.
 enum Lost {
     /// The daemon has not begun.
@@ -112,6 +118,11 @@ impl ServedStore {
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
+    }
+
+    /// The store that the daemon had at first.
+    pub(super) fn identity(&self) -> &Identity {
+        &self.shared.store
     }
 
     /// The id of the embedded store that the daemon had at first; empty for a cluster.
@@ -193,7 +204,11 @@ impl ServedStore {
     }
 
     async fn call(&self, operation: Operation, request: Request) -> Result<Answer> {
-        let writes = matches!(&request, Request::Txn(txn, _) if !txn.is_read_only());
+        let writes = match &request {
+            Request::Txn(txn, _) => !txn.is_read_only(),
+            Request::Compact(_) => true,
+            _ => false,
+        };
         let frame = self.frame(operation, request)?;
         let mut attempts = 0;
         loop {
@@ -212,7 +227,7 @@ impl ServedStore {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
                 // Whether it was carried out is not known, and it must not be carried out twice.
-                Err(Lost::After(error)) if writes => {
+                Err(Lost::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
@@ -257,11 +272,15 @@ impl Store for ServedStore {
             let begun = self.begin(&mut stream, &frame).await;
             begun.map_err(|error| self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))?;
         }
-        let watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
-        let mut watching = watching;
-        match watching.item().await? {
-            Answer::Watching => Ok(unfold(watching, Watching::next).boxed()),
-            _ => Err(self.odd(Operation::Watch)),
+        let mut watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
+        match watching.item().await {
+            Ok(Answer::Watching) => Ok(unfold(watching, Watching::next).boxed()),
+            Ok(_) => Err(self.odd(Operation::Watch)),
+            // It has not begun.
+            Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
+                Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
+            }
+            Err(error) => Err(error),
         }
     }
 

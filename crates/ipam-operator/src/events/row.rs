@@ -16,7 +16,7 @@ use super::{Happening, Holder, What};
 pub struct EventRow {
     /// The revision of the event or of the state.
     pub revision: i64,
-    /// The time; absent if it is unknown.
+    /// The time; null if it is unknown.
     #[serde(serialize_with = "utc")]
     pub time: Option<OffsetDateTime>,
     /// The kind of event.
@@ -31,10 +31,10 @@ pub struct EventRow {
     pub block: IpNet,
     /// The holder of the address, or the former one.
     #[serde(flatten)]
-    pub holder: Option<Whose>,
-    /// The former owner of an address that moved.
+    pub holder: Option<AddressHolder>,
+    /// The former holder of an address that moved.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<Whose>,
+    pub from: Option<AddressHolder>,
     /// The owner of the block or the affinity, or the former one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -48,10 +48,10 @@ pub struct EventRow {
 
 /// The holder of an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Whose {
-    /// The handle.
+pub struct AddressHolder {
+    /// The handle; null if there is none. An event has this member if and only if it has a holder: the page asks for it.
     pub handle: Option<String>,
-    /// The node.
+    /// The node; null if it is unknown.
     pub node: Option<String>,
     /// The network.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +70,7 @@ pub struct Whose {
     pub pod: Option<String>,
 }
 
-impl Whose {
+impl AddressHolder {
     /// The holder that an entry of a block records.
     pub fn of(entry: &Attribute) -> Self {
         let Holder { handle, node, network, container, interface, pod, namespace } = Holder::of(entry);
@@ -95,7 +95,7 @@ impl EventRow {
         let Happening { block, what, .. } = happening;
         let text = |owner: &Owner| owner.to_string();
         let (from, former_owner) = match what {
-            What::Moved { from, .. } => (Some(Whose::of(from)), None),
+            What::Moved { from, .. } => (Some(AddressHolder::of(from)), None),
             What::Claimed { former, .. } => (None, former.as_ref().map(text)),
             _ => (None, None),
         };
@@ -106,7 +106,7 @@ impl EventRow {
             address: what.address(),
             prefix_length: happening.prefix_length,
             block: *block,
-            holder: what.holder().map(Whose::of),
+            holder: what.holder().map(AddressHolder::of),
             from,
             owner: what.owner().map(text),
             former_owner,

@@ -43,7 +43,7 @@ const USUAL_INTERFACE: &str = "eth0";
 impl Standalone for FromHostLocal {
     fn run(&self, call: &mut Call<'_>) -> Result<u8> {
         let found = read(&self.folder)?;
-        call.on_store(&TakingOver { found, terms: &self.terms })
+        call.on_store(&TakingOver::new(found, &self.terms))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::answer::Answer;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::store::StoreAt;
-use crate::transfer::{Differences, Filling, Plan, Source, Stop, Target, Work};
+use crate::transfer::{Differences, Filling, Plan, Source, Target, Work};
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -88,7 +88,7 @@ impl OnStore for Import {
     async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
         let Some(file) = &self.file else { return Err(Failure::new("say which file is to be imported")) };
         if self.abort {
-            return abort(at, self.dry_run).await;
+            return remove(at, MoveKind::Import, self.dry_run).await;
         }
         // The whole file is checked before anything is written.
         let plan = Plan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
@@ -158,11 +158,8 @@ async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option
 
 async fn through(plan: &Plan, target: &mut Target<'_>, work: Work) -> Result<Differences> {
     let mut source = Source::File(Box::new(plan.rows().await?));
-    match Filling::run(&mut source, target, work, Some(plan.tally.keys)).await {
-        Ok(found) => Ok(found),
-        Err(Stop::Failed(failure)) => Err(failure),
-        Err(Stop::Overtaken) => Err(Failure::new(format!("{} cannot be read any more", plan.file.path()))),
-    }
+    let filled = Filling::run(&mut source, target, work, Some(plan.tally.keys)).await;
+    filled.map_err(|stop| stop.of_a_file(&plan.file))
 }
 
 /// Refuses a store that another import or a migration has begun to fill.
@@ -172,16 +169,6 @@ fn require_same(at: StoreAt<'_>, mark: &Mark, plan: &Plan) -> Result<()> {
     }
     Err(Failure::new(format!("{at} is being filled from {} already", mark.from))
         .hint(format!("go on with: {}", mark.command())))
-}
-
-/// Removes what an import has written.
-async fn abort(at: StoreAt<'_>, dry_run: bool) -> Result<Answer> {
-    let mut target = Target::inspect(at).await?;
-    let removed = remove(&mut target, MoveKind::Import, at, dry_run).await;
-    let closed = target.close().await;
-    let answer = removed?;
-    closed?;
-    Ok(answer)
 }
 
 fn json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool) -> Json {

@@ -93,12 +93,7 @@ impl Standalone for Migrate {
 
 async fn migrate(from: StoreAt<'_>, to: StoreAt<'_>, args: &Migrate) -> Result<Answer> {
     if args.abort {
-        let mut target = Target::inspect(to).await?;
-        let removed = remove(&mut target, MoveKind::Migrate, to, args.dry_run).await;
-        let closed = target.close().await;
-        let answer = removed?;
-        closed?;
-        return Ok(answer);
+        return remove(to, MoveKind::Migrate, args.dry_run).await;
     }
     let stores = Stores { from, to, source: who(from).await? };
     let makes = !args.finish && !args.dry_run;
@@ -312,7 +307,16 @@ fn changes(walked: &Differences) -> String {
 }
 
 /// Removes the documents that were written to a store that is being filled, and the mark.
-pub(super) async fn remove(target: &mut Target<'_>, way: MoveKind, at: StoreAt<'_>, dry_run: bool) -> Result<Answer> {
+pub(super) async fn remove(at: StoreAt<'_>, way: MoveKind, dry_run: bool) -> Result<Answer> {
+    let mut target = Target::inspect(at).await?;
+    let removed = remove_from(&mut target, way, at, dry_run).await;
+    let closed = target.close().await;
+    let answer = removed?;
+    closed?;
+    Ok(answer)
+}
+
+async fn remove_from(target: &mut Target<'_>, way: MoveKind, at: StoreAt<'_>, dry_run: bool) -> Result<Answer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
         let what = if way == MoveKind::Import { "an import" } else { "a migration" };
         return Err(Failure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));

@@ -65,7 +65,7 @@ struct Network {
 impl Standalone for FromPodman {
     fn run(&self, call: &mut Call<'_>) -> Result<u8> {
         let found = read(&self.file, &self.terms.network)?;
-        call.on_store(&TakingOver { found, terms: &self.terms })
+        call.on_store(&TakingOver::new(found, &self.terms))
     }
 }
 

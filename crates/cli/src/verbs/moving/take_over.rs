@@ -1,6 +1,7 @@
 //! Taking over addresses that another plugin has assigned: each is recorded for its container, as if Margay's plugin
 //! had assigned it.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -55,7 +56,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 16;
 
 /// The leases of another plugin.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Leases {
     /// The leases, one for each interface of a container.
     pub(super) leases: Vec<Lease>,
@@ -127,8 +128,14 @@ enum Outcome {
 
 /// Leases to take over.
 pub(super) struct TakingOver<'a> {
-    pub(super) found: Leases,
-    pub(super) terms: &'a Terms,
+    found: Cell<Leases>,
+    terms: &'a Terms,
+}
+
+impl<'a> TakingOver<'a> {
+    pub(super) fn new(found: Leases, terms: &'a Terms) -> Self {
+        Self { found: Cell::new(found), terms }
+    }
 }
 
 #[async_trait(?Send)]
@@ -138,7 +145,7 @@ impl OnStore for TakingOver<'_> {
     }
 
     async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let Leases { mut leases, mut left_out } = self.found.clone();
+        let Leases { mut leases, mut left_out } = self.found.take();
         for lease in leases.extract_if(.., |lease| !is_cni_name(&lease.container)) {
             left_out.push(LeftOut::new(lease.name(), "its container's id is none that a runtime gives"));
         }

@@ -148,7 +148,7 @@ struct Records {
 impl Standalone for FromWhereabouts {
     fn run(&self, call: &mut Call<'_>) -> Result<u8> {
         let found = read(&self.file, &self.ranges)?;
-        call.on_store(&TakingOver { found, terms: &self.terms })
+        call.on_store(&TakingOver::new(found, &self.terms))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::answer::Answer;
 use crate::command::OnStore;
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
-use crate::transfer::{Checked, Header, Part, Row, Sink, Source, Stop, grouped, pump};
+use crate::transfer::{Checked, Header, Part, Row, Sink, Source, grouped, pump};
 
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
@@ -151,16 +151,14 @@ async fn fill(at: StoreAt<'_>, file: &Checked) -> Result<String> {
             return Err(Failure::new(format!("{at} cannot be restored")));
         };
         let mut source = Source::File(Box::new(file.rows(None).await?));
-        match pump(&mut source, &mut NewStore { at, embedded, path: file.path() }).await {
-            Ok(()) => Ok(embedded.id().to_string()),
-            Err(Stop::Failed(failure)) => Err(failure),
-            Err(Stop::Overtaken) => Err(Failure::new(format!("{} cannot be read any more", file.path()))),
-        }
+        let pumped = pump(&mut source, &mut NewStore { at, embedded, path: file.path() }).await;
+        pumped.map_err(|stop| stop.of_a_file(file))?;
+        Ok(embedded.id().to_string())
     })
     .await
 }
 
-/// A store that nobody else can reach yet, as the end of a way.
+/// A store that no other process can reach yet, as a sink.
 struct NewStore<'s> {
     at: StoreAt<'s>,
     embedded: &'s care::MvccStore,

@@ -1,7 +1,7 @@
 //! Stores that are not as they should be: what each command says then, and that it leaves them alone.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use datastore::Create;
@@ -140,5 +140,44 @@ fn a_store_of_somebody_else() {
             assert!(!done.err.contains("setpriv:"), "this test needs root: {}", done.err);
             tells(command, &done, &ground.lab.location.to_string(), "no permission for");
         });
+    }
+}
+
+/// Root's call on a store of another owner: what the engine makes anew must not keep the owner out.
+#[test]
+fn a_store_that_root_has_used_stays_its_owners() {
+    const OWNER: u32 = 65534;
+    for engine in ["sled", "redb"] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("margay");
+        copy_program(env!("CARGO_BIN_EXE_margay"), &program);
+        allow(folder.path(), 0o755);
+        let home = folder.path().join("home");
+        fs::create_dir(&home).unwrap();
+        chown(&home, Some(OWNER), Some(OWNER)).unwrap();
+        let url = format!("{engine}://{}", home.join("store").display());
+        let run = |by: &[&str], args: &str| {
+            let args: Vec<_> = ["--store", &url].into_iter().chain(args.split(' ')).map(Into::into).collect();
+            let done = done(process(by, program.to_str().unwrap(), &args));
+            assert_eq!(done.code, 0, "{engine}: {args:?}: {}", done.err);
+        };
+        let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        run(&owner, "pool create p 10.0.0.0/24 --manual");
+        // Not even where the owner could reach somebody else's file.
+        let others = folder.path().join("others");
+        fs::write(&others, "").unwrap();
+        fs::hard_link(&others, home.join("store/link")).unwrap();
+        symlink(&others, home.join("store/symlink")).unwrap();
+        for file in ["head", "ballast"] {
+            fs::remove_file(home.join("store").join(file)).unwrap();
+        }
+        for round in 0..20 {
+            run(&[], &format!("pool create p{round} 10.1.{round}.0/24 --manual"));
+        }
+        assert_eq!(fs::metadata(&others).unwrap().uid(), 0);
+        fs::remove_file(home.join("store/link")).unwrap();
+        fs::remove_file(home.join("store/symlink")).unwrap();
+        run(&owner, "pool create q 10.2.0.0/24 --manual");
+        run(&owner, "ipam check");
     }
 }

@@ -8,7 +8,7 @@ use ipam_core::Holding;
 use ipam_core::model::{Attribute, Block, Document, keys};
 use ipam_core::pools::block_of;
 use ipam_core::quarantine::{Quarantined, quarantine_of};
-use ipam_operator::events::Whose;
+use ipam_operator::events::AddressHolder;
 use ipnet::IpNet;
 use kv::{Deadline, StoreExt};
 use serde::Serialize;
@@ -68,7 +68,7 @@ pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failu
     } else if let Holding::Held(entry) = shown.operator.ipam().holding(ip, deadline()).await? {
         // The block has outlived its pool.
         reported.address.used = Use::Used;
-        reported.address.holder = Some(Whose::of(&entry));
+        reported.address.holder = Some(AddressHolder::of(&entry));
         reported.attributes(&entry);
     }
     Ok(json(StatusCode::OK, &reported))

@@ -6,7 +6,7 @@ use ipam_core::attachment::TIMESTAMP;
 use ipam_core::model::{AddressState, Block, Owner};
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::{parse_go_string, rfc3339};
-use ipam_operator::events::Whose;
+use ipam_operator::events::AddressHolder;
 use serde::Serialize;
 
 /// The state of an address.
@@ -28,7 +28,7 @@ pub(super) struct Address {
     #[serde(rename = "use")]
     pub(super) used: Use,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) holder: Option<Whose>,
+    pub(super) holder: Option<AddressHolder>,
     /// The time since which it is held, or rests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) since: Option<String>,
@@ -45,7 +45,7 @@ impl Address {
                 let is_borrowed = host.zip(entry.node()).is_some_and(|(host, node)| host != node);
                 let used = if is_borrowed { Use::Borrowed } else { Use::Used };
                 let since = entry.get(TIMESTAMP).and_then(parse_go_string).map(rfc3339);
-                Self { ip, used, holder: Some(Whose::of(entry)), since }
+                Self { ip, used, holder: Some(AddressHolder::of(entry)), since }
             }
             AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::InCooldown) },
             _ if block.is_reserved(ip, reservations) => free(Use::Reserved),
