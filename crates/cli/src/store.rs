@@ -182,7 +182,8 @@ fn other_engine(location: &Location) -> Option<Location> {
 /// The advice for an error of a store; `is_here` is true for a store on this machine.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        (ErrorKind::Locked, _) => {
+        // A store that was open through a daemon counts as closed when others have it for too long.
+        (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }
         (ErrorKind::UnknownFormat { .. }, _) => {

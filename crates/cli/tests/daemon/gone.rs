@@ -1,6 +1,7 @@
 //! A daemon that ends while a program has the store through it: the program goes on by itself.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::thread::{self, sleep};
 use std::time::Duration;
@@ -8,10 +9,11 @@ use std::time::Duration;
 use datastore::{Create, OpenStore, Sharing};
 use futures::StreamExt;
 use kv::{ErrorKind, Range, StoreExt, WatchRequest};
+use nix::sys::signal::Signal;
 use wire::{FileId, Frame, Hello, Identity, Kind, MAX_ANSWER};
 
 use crate::daemon::Daemon;
-use crate::fake::{Fake, greet, send};
+use crate::fake::{Fake, greet};
 use crate::lab::{ENGINES, Lab, block_on};
 use crate::programs::PATIENCE;
 
@@ -99,6 +101,29 @@ fn another_store_in_its_place_is_refused() {
     }
 }
 
+/// A daemon that is frozen in the middle keeps the store: the wait for it ends, once, and the error names the process.
+#[test]
+fn a_frozen_daemon_is_waited_for_once() {
+    for engine in ENGINES {
+        let lab = Lab::with_pool(engine, POOL);
+        let daemon = Daemon::start(&lab);
+        block_on(async {
+            let options = Create::Never.with_wait(Duration::from_secs(1)).with_sharing(Sharing::Served);
+            let open = datastore::open(&lab.location(), &options).await.unwrap();
+            daemon.signal(Signal::SIGSTOP);
+            let error = open.store().get("/a").await.unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
+            let said = error.to_string();
+            assert!(said.contains(&format!("process {}", daemon.pid())) && !said.contains("waited 0"), "{said}");
+            daemon.signal(Signal::SIGCONT);
+            assert!(open.store().get("/a").await.unwrap().is_none());
+            open.close().await.unwrap();
+        });
+        daemon.end();
+        lab.is_in_order();
+    }
+}
+
 /// A daemon that greets as the one of this store, and breaks off after so many further frames.
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
@@ -114,19 +139,28 @@ fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
 fn commands_and_plugins_go_on_wherever_it_breaks_off() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        let hangs_up: fn(UnixStream) = drop;
-        let takes_and_hangs_up: fn(UnixStream) = |mut stream| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let asked = stream.try_clone().unwrap();
-                asked.set_nonblocking(true).unwrap();
-                let mut asked = tokio::net::UnixStream::from_std(asked).unwrap();
-                _ = tokio::time::timeout(PATIENCE, Frame::read(&mut asked, MAX_ANSWER)).await;
-            });
-            stream.set_nonblocking(false).unwrap();
-            send(&mut stream, &Frame::new(Kind::Taken, &()).unwrap());
+        let whole = Frame::new(Kind::Taken, &()).unwrap().to_bytes();
+        let reads_and_sends = |bytes: Vec<u8>| {
+            move |mut stream: UnixStream| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let asked = stream.try_clone().unwrap();
+                    asked.set_nonblocking(true).unwrap();
+                    let mut asked = tokio::net::UnixStream::from_std(asked).unwrap();
+                    _ = tokio::time::timeout(PATIENCE, Frame::read(&mut asked, MAX_ANSWER)).await;
+                });
+                stream.set_nonblocking(false).unwrap();
+                _ = stream.write_all(&bytes);
+            }
         };
-        for (number, serve) in [hangs_up, takes_and_hangs_up].into_iter().enumerate() {
+        // It hangs up at once, after the request, in the middle of the word that it begins, and after that.
+        let ends: [Box<dyn Fn(UnixStream) + Send>; 4] = [
+            Box::new(drop),
+            Box::new(reads_and_sends(Vec::new())),
+            Box::new(reads_and_sends(whole[..whole.len() / 2].to_vec())),
+            Box::new(reads_and_sends(whole.clone())),
+        ];
+        for (number, serve) in ends.into_iter().enumerate() {
             let fake = breaks_off(&lab, serve);
             lab.margay("pool list").ok();
             lab.margay("ipam show --show-blocks").ok();

@@ -60,7 +60,8 @@ impl ServedOrAlone {
     ///
     /// # Errors
     /// The error of the request, if it may have been begun or says something else; those of opening the store;
-    /// `RevisionRegressed` if another one is in its place.
+    /// `RevisionRegressed` if another one is in its place; `Closed` if other processes have it for too long, so that nobody
+    /// asks again.
     async fn open_directly(&self, error: Error) -> Result<&Held> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
@@ -70,7 +71,14 @@ impl ServedOrAlone {
         let open = async || {
             tracing::warn!("cannot use the margay daemon ({error}); opening the store directly");
             let wait = until.saturating_duration_since(Instant::now());
-            let held = Held::begin(location.clone(), holding.clone(), wait).await?;
+            let begun = Held::begin(location.clone(), holding.clone(), wait).await;
+            let held = begun.map_err(|error| match error.kind() {
+                // With a moment of its own the caller knows when its time is over.
+                ErrorKind::Locked if holding.until.is_none() => {
+                    Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
+                }
+                _ => error,
+            })?;
             if held.identity_seen() == *self.served.identity() {
                 return Ok(held);
             }

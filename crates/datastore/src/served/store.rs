@@ -181,16 +181,22 @@ impl ServedStore {
     }
 
     /// Sends a request and waits until the daemon begins with it.
-    async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> io::Result<()> {
+    async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), Lost> {
         let begin = async {
-            stream.write_all(&frame.to_bytes()).await?;
-            next(stream).await?.expect(Kind::Taken).map(drop)
+            stream.write_all(&frame.to_bytes()).await.map_err(Lost::Before)?;
+            match Frame::read(stream, MAX_ANSWER).await {
+                Ok(Some(frame)) => frame.expect(Kind::Taken).map(drop).map_err(Lost::Before),
+                Ok(None) => Err(Lost::Before(io::ErrorKind::UnexpectedEof.into())),
+                // A part of the answer has come.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Lost::After(error)),
+                Err(error) => Err(Lost::Before(error)),
+            }
         };
-        timeout(FROZEN_AFTER, begin).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        timeout(FROZEN_AFTER, begin).await.unwrap_or_else(|_| Err(Lost::Before(io::ErrorKind::TimedOut.into())))
     }
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<Answer, Lost> {
-        self.begin(stream, frame).await.map_err(Lost::Before)?;
+        self.begin(stream, frame).await?;
         // The daemon answers in time: the request says how long there is.
         match timeout(self.shared.within + FROZEN_AFTER, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(Kind::Answer)?.decode()).map_err(Lost::After),
@@ -270,7 +276,9 @@ impl Store for ServedStore {
         if self.begin(&mut stream, &frame).await.is_err() {
             stream = self.link(Operation::Watch).await?;
             let begun = self.begin(&mut stream, &frame).await;
-            begun.map_err(|error| self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))?;
+            begun.map_err(|(Lost::Before(error) | Lost::After(error))| {
+                self.error(ErrorKind::NotSent, Operation::Watch).with_source(error)
+            })?;
         }
         let mut watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
         match watching.item().await {
