@@ -184,13 +184,12 @@ pub(crate) async fn at_one_revision<T>(
             Err(Stop::Failed(failure)) => return Err(failure),
         }
     }
-    Err(too_fast(at, &format!("{ATTEMPTS} times")))
+    Err(too_fast(at, &format!("{ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
 }
 
 /// The failure for a store whose history was removed before it was read.
-pub(crate) fn too_fast(at: StoreAt<'_>, times: &str) -> Failure {
-    Failure::new(format!("{at} changes faster than it can be read: its history was given up {times}"))
-        .hint("try again when fewer containers are started and stopped")
+fn too_fast(at: StoreAt<'_>, times: &str, hint: &str) -> Failure {
+    Failure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
 }
 
 /// The refusal of a source that is itself being filled.

@@ -174,7 +174,9 @@ impl Written {
         let revision = match can_begin_anew {
             true => at_one_revision(at, attempt).await?,
             false => attempt().await.map_err(|stop| match stop {
-                Stop::Overtaken => too_fast(at, "once").hint(
+                Stop::Overtaken => too_fast(
+                    at,
+                    "once",
                     "try again when fewer containers are started and stopped; to a file it is read faster than to a pipe",
                 ),
                 Stop::Failed(failure) => failure,

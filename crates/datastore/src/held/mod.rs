@@ -135,7 +135,7 @@ impl Held {
     /// A handle to the store that is at this location now. Its calls fail with `RevisionRegressed` if another store takes its place.
     ///
     /// # Errors
-    /// Those of opening it; `Locked` if others have it for so long.
+    /// Those of opening it; `Locked` if other processes have the store for all of `wait`.
     pub(crate) async fn begin(location: Location, holding: Holding, wait: Duration) -> Result<Self> {
         let held = Self::new(location, holding);
         let mut turn = held.shared.gate.turn().await;

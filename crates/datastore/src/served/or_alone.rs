@@ -60,8 +60,8 @@ impl ServedOrAlone {
     ///
     /// # Errors
     /// The error of the request, if it may have been begun or says something else; those of opening the store;
-    /// `RevisionRegressed` if another one is in its place; `Closed` if other processes have it for too long, so that nobody
-    /// asks again.
+    /// `RevisionRegressed` if another one is in its place; `Closed` if other processes have it for too long: a
+    /// caller asks again after `Locked`.
     async fn open_directly(&self, error: Error) -> Result<&Held> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);

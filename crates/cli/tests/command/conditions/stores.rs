@@ -163,7 +163,7 @@ fn a_store_that_root_has_used_stays_its_owners() {
         };
         let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
         run(&owner, "pool create p 10.0.0.0/24 --manual");
-        // Not even where the owner could reach somebody else's file.
+        // The folder also has two further names of a file that is root's and lies elsewhere.
         let others = folder.path().join("others");
         fs::write(&others, "").unwrap();
         fs::hard_link(&others, home.join("store/link")).unwrap();
