@@ -2,14 +2,10 @@
 
 use std::cmp::Reverse;
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{NameServerConfig, ResolverConfig};
-use hickory_resolver::net::NetError;
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::RData;
 use kv::{Error, ErrorKind, Operation, Result};
 
 use crate::address::{Address, TlsUse, Transport};
+use crate::dns::Resolver;
 use crate::error::NAME;
 use crate::options::Discovery;
 
@@ -20,7 +16,10 @@ use crate::options::Discovery;
 /// `NotSent` if there are none, or nobody answers.
 pub(crate) async fn resolve(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
-    let resolver = resolver(discovery).map_err(|error| failed("DNS cannot be asked").with_source(error))?;
+    let resolver = match discovery.name_server {
+        Some(address) => Resolver::of(address),
+        None => Resolver::of_system().map_err(|error| failed("DNS cannot be asked").with_source(error))?,
+    };
     let with_tls = members(&resolver, "_etcd-client-ssl", domain, Transport::Tls).await;
     match (with_tls, tls) {
         (Ok(found), _) if !found.is_empty() => Ok(found),
@@ -42,41 +41,15 @@ pub(crate) async fn resolve(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Ad
     }
 }
 
-fn resolver(discovery: &Discovery) -> Result<TokioResolver, NetError> {
-    match discovery.name_server {
-        None => TokioResolver::builder_tokio()?.build(),
-        Some(address) => {
-            let mut server = NameServerConfig::udp_and_tcp(address.ip());
-            for connection in &mut server.connections {
-                connection.port = address.port();
-            }
-            let config = ResolverConfig::from_name_servers(vec![server]);
-            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).build()
-        }
-    }
-}
-
 /// The members that one kind of records names; none if there are no such records.
-async fn members(resolver: &TokioResolver, service: &str, domain: &str, transport: Transport) -> Result<Vec<Address>> {
-    let name = format!("{service}._tcp.{domain}.");
-    let answer = match resolver.srv_lookup(name.clone()).await {
-        Ok(answer) => answer,
-        Err(error) if error.is_no_records_found() => return Ok(Vec::new()),
-        Err(error) => return Err(failed(format!("no answer about {name}")).with_source(error)),
-    };
-    let mut records: Vec<_> = answer
-        .answers()
-        .iter()
-        .filter_map(|record| match &record.data {
-            RData::SRV(record) => Some(record),
-            _ => None,
-        })
-        // The root as a target says that there is no such service.
-        .filter(|record| !record.target.is_root())
-        .collect();
+async fn members(resolver: &Resolver, service: &str, domain: &str, transport: Transport) -> Result<Vec<Address>> {
+    let name = format!("{service}._tcp.{domain}");
+    let answer = resolver.srv(&name).await;
+    let mut records = answer.map_err(|error| failed(format!("no answer about {name}")).with_source(error))?;
+    // The root as a target says that there is no such service.
+    records.retain(|record| !record.target.is_empty());
     records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
-    let address = |host: String, port| Address::of_host(host.trim_end_matches('.'), port, transport);
-    records.into_iter().map(|record| address(record.target.to_utf8(), record.port)).collect()
+    records.into_iter().map(|record| Address::of_host(&record.target, record.port, transport)).collect()
 }
 
 fn failed(detail: impl AsRef<str>) -> Error {

@@ -16,6 +16,7 @@ mod about;
 mod address;
 mod cluster;
 mod discovery;
+mod dns;
 mod driver;
 mod endpoint;
 mod error;
