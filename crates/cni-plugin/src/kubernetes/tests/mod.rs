@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use self::server::Server;
-use super::Kubernetes;
-use super::client::Client;
+use super::{Client, Kubernetes};
 use crate::env::Environment;
 use crate::gojson::Json;
 use crate::netconf::NetConf;
@@ -59,7 +58,7 @@ fn client(server: &Server) -> Client {
 /// The number of an error that has no secret in it, and its text.
 #[track_caller]
 fn reported(error: CniError) -> (u32, String) {
-    let all = format!("{error:?} {error} {}", crate::outcome::to_json(&error));
+    let all = format!("{error:?} {error} {}", crate::invocation::to_json(&error));
     assert!(!all.contains("hidden"), "{all}");
     (error.code().number(), error.message().to_owned())
 }
