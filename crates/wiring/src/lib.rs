@@ -19,7 +19,6 @@ pub mod masquerade;
 mod messages;
 mod namespace;
 mod netlink;
-mod nftables;
 mod plan;
 mod sysctl;
 
