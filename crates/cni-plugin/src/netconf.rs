@@ -393,7 +393,7 @@ mod tests {
     fn as_go_reads_it() {
         let conf = decode(
         r#"{"NAME":"a","name":null,"Type":"bridge","nodename":"x","nodename":"y","unknown":[1],"IPAM":{"Assign_IPv4":"false",
-           "ipv4_pools":["p",null],"ipv6_pools":null},"ipam":{"assign_ipv6":"true"},"etcd_endpoints":"http://a:1",
+               "ipv4_pools":["p",null],"ipv6_pools":null},"ipam":{"assign_ipv6":"true"},"etcd_endpoints":"http://a:1",
            "kubernetes":{"kubeconfig":"/k"},"isDefaultGateway":true,"qps":5,"log_file_max_age":3,"ipam_lock_file":"/l"}"#,
     )
     .unwrap();
@@ -411,7 +411,7 @@ mod tests {
     fn null_is_absent() {
         let conf = decode(
             r#"{"name":"a","ipam":null,"kubernetes":null,"args":null,"runtimeConfig":null,"prevResult":null,
-        "isGateway":null,"qps":null,"burst":null,"policy":null,"datastore_type":null}"#,
+            "isGateway":null,"qps":null,"burst":null,"policy":null,"datastore_type":null}"#,
         )
         .unwrap();
         assert!(conf.prev_result.is_none());

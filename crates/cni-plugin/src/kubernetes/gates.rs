@@ -120,8 +120,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::kubernetes::tests::server::{Reply, Server};
     use crate::kubernetes::tests::trust::Certificates;
+    use crate::kubernetes::tests::{Reply, Server};
 
     const FAST: Pace = Pace { interval: Duration::from_millis(100), longest: Duration::from_millis(500) };
     const LONG: Duration = Duration::from_secs(60);

@@ -133,7 +133,7 @@ impl Kubernetes {
     /// A pod, by one request that takes no longer than `patience`, or five seconds.
     ///
     /// # Errors
-    /// Those of [`Client::pod`](Client::pod).
+    /// Those of [`Client::pod`].
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Pod> {
         let mut client = self.client()?;
         block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT))).map_err(reported)?
