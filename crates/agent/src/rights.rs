@@ -14,8 +14,7 @@ use datastore::served::instance;
 use kv::{ErrorKind, Key, MAX_TXN_OPS, Store, Txn};
 use serde::{Deserialize, Serialize};
 
-use crate::error::CniError;
-use crate::failure::Failure;
+use crate::error::{CniError, Failure};
 use crate::hints::HINTS_FOLDER;
 use crate::intents::{FileIntents, INTENTS_FOLDER};
 use crate::whole_file;

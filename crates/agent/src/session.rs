@@ -1,16 +1,56 @@
-//! A store that stays open for all steps of one call.
+//! The store of a call, a session that keeps it open for all steps of the call, and the allocator on an open store, as plugins and
+//! the daemon have it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use datastore::{Create, Location, OpenStore, Sharing};
-use ipam_core::Ipam;
+use async_trait::async_trait;
+use datastore::{Blocking, ClusterStore, Create, Location, OpenOptions, OpenStore, Sharing};
+use ipam_core::gc::{Evidence, Live};
+use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Purpose, Store};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 
-use crate::error::CniError;
-use crate::failure::Failure;
-use crate::ipam::{in_place, ipam_on};
-use crate::store_at::StoreAt;
+use crate::error::{CniError, Failure};
+use crate::hints::{FileHints, FullPools, HINTS_FOLDER};
+use crate::intents::{FileIntents, INTENTS_FOLDER};
+
+/// The least time for a later step of a call.
+pub const LEAST: Duration = Duration::from_secs(1);
+/// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
+/// plugin on its cluster.
+const BUDGET: Duration = Duration::from_secs(90);
+
+/// The location of the store, and the lock that goes with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreAt {
+    /// The store.
+    pub location: Location,
+    /// `ipam_lock_file`, else Calico's own: the file that all of Calico's plugins on this host lock while they work on a
+    /// cluster's store. Embedded stores have a lock of their own.
+    pub lock_file: PathBuf,
+    /// How long a call on a cluster's store may take: `datastore_timeout`, or 10 s.
+    pub patience: Duration,
+    /// The part of the call's time that earlier steps have used, where the store is embedded.
+    pub spent: Duration,
+}
+
+impl StoreAt {
+    /// The store, with what is left of the time for a call: one clock covers all steps of the call. There is
+    /// always enough to hear that nothing can be done.
+    #[must_use]
+    pub fn with_time_left(&self, begun: Instant) -> Self {
+        let left = self.patience.saturating_sub(begun.elapsed()).max(LEAST);
+        Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
+    }
+
+    /// How long a call may take.
+    pub fn budget(&self) -> Duration {
+        if self.location.is_shared() { self.patience } else { BUDGET.saturating_sub(self.spent).max(LEAST) }
+    }
+}
 
 /// An open store, the runtime that drives it, and the time that the call has.
 #[derive(Debug)]
@@ -79,5 +119,59 @@ impl Session {
         }
         // The process does not wait for a name server that does not answer.
         self.runtime.shutdown_background();
+    }
+}
+
+/// For a process that does one thing at a time and ends.
+pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
+    options.with_blocking(Blocking::InPlace)
+}
+
+/// The allocator on a store. On etcd a commit of a killed process may still be carried out, so the allocator records
+/// each commit as pending before it sends it. On a store that a process has to itself nothing is carried out after its
+/// death. On etcd it also remembers where it found room, which saves a round trip. Everywhere it remembers which of several
+/// pools were full.
+pub fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
+    if location.is_shared() {
+        let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(cluster);
+        // Hints are read before the cluster has reported its id.
+        let hints = FileHints::new(HINTS_FOLDER, location.in_order());
+        Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
+    } else {
+        let hints = FullPools(FileHints::new(HINTS_FOLDER, location.to_string()));
+        Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
+    }
+}
+
+/// The allocator as [`ipam_on`] makes it, for a process that scans the machine when it finds no room.
+pub(crate) fn on_machine(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
+    ipam_on(store, location, cluster).with_live(Arc::new(Sight))
+}
+
+/// This machine, scanned when its evidence is requested.
+#[derive(Clone, Copy, Debug)]
+struct Sight;
+
+#[async_trait]
+impl Live for Sight {
+    async fn evidence(&self) -> Option<Evidence> {
+        let (done, looked) = oneshot::channel();
+        // Nobody may wait for namespaces on the thread that runs the store.
+        let scanning = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::scan()));
+        if let Err(error) = scanning {
+            tracing::warn!(%error, "no thread can be started, so nothing that earlier boots have left is freed");
+            return None;
+        }
+        match looked.await {
+            Ok(Ok(host::Sight { addresses: live, namespaces, within })) => {
+                let (boot, up) = (host::short_boot(&host::boot_id()?)?, host::uptime()?);
+                Some(Evidence { boot, up, live, namespaces, within })
+            }
+            Ok(Err(blind)) => {
+                tracing::warn!(%blind, "nothing that earlier boots have left is freed");
+                None
+            }
+            Err(_) => None,
+        }
     }
 }

@@ -16,8 +16,7 @@ use kv::{Deadline, Purpose};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::error::CniError;
-use crate::failure::{Failure, Rules, advice, explain};
+use crate::error::{CniError, Failure, Rules, advice, explain};
 use crate::rights::Rights;
 
 /// A verb for the daemon, and the time for which its answer is of use.

@@ -1,21 +1,138 @@
-//! The settings of secondary networks: mask, gateway and routes, and the pools in the words of host-local or whereabouts.
+//! The kind of a network, and the settings of secondary networks: mask, gateway and routes, the pools that the configuration defines in
+//! the words of host-local or whereabouts, and the weights of the pools.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
 use agent::{CniError, Result};
-use ipam_core::assign::Gateway;
+use datastore::DEFAULT_CONF_DIR;
+use ipam_core::assign::{Gateway, PoolDefinition};
 use ipam_core::net::overlap;
+use ipam_core::pools::start_of;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::Serialize;
 
-use crate::gojson::Json;
+use crate::gojson::{Json, quoted};
 use crate::netconf::{Ipam, NetConf};
-use crate::network::{Bridged, Network, OwnPool};
 use crate::probing::Probe;
-use crate::ranges::{GATEWAY_OUTSIDE, Range, address_at, is_given, of_another_family, read_range, read_sets};
-use crate::routes::{Route, read_routes};
-use crate::weights;
-use crate::whereabouts;
+use crate::ranges::{self, GATEWAY_OUTSIDE, Range, address_at, is_given, of_another_family, read_range, read_sets};
+
+/// The kind of network that the addresses are for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// Routed, with Calico's rules and errors.
+    Calico,
+    /// IP subnets on a wire: pools in which network, broadcast and gateway address are never assigned to a container.
+    Bridged(Bridged),
+}
+
+/// The settings of a secondary network for its pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Bridged {
+    /// The gateway of the IPv4 pool.
+    pub(crate) gateway_v4: Gateway,
+    /// The gateway of the IPv6 pool.
+    pub(crate) gateway_v6: Gateway,
+    /// Gateways where there are several pools of a family: each is that of the pool in which it lies, before the pool's own.
+    pub(crate) gateways: Vec<IpAddr>,
+    /// Pools that the configuration itself defines with the keys of host-local or whereabouts. If there is any, the
+    /// request names no others, and the store and the pools are made if they are missing.
+    pub(crate) own_pools: Vec<OwnPool>,
+    /// How often each pool comes first, by its name or subnet; 1 for those that are not there.
+    pub(crate) weights: BTreeMap<String, u32>,
+}
+
+impl Bridged {
+    /// The number of the set of ranges that an address is of; the last one if it is of none.
+    pub(crate) fn set_of(&self, address: IpAddr) -> usize {
+        let by_range = self.own_pools.iter().find(|pool| pool.has(address));
+        let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
+        pool.map_or(usize::MAX, |pool| pool.set)
+    }
+}
+
+/// A pool that a network's configuration defines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnPool {
+    /// The name after which a new pool is called; `None` for the network's.
+    pub(crate) name: Option<String>,
+    /// The subnet, without host bits; at most /30 or /126.
+    pub(crate) subnet: IpNet,
+    /// The assignable addresses: first and last address of each range, in ascending order, apart from each other,
+    /// inside the subnet. Empty for all of it.
+    pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
+    /// The number of its set: an attachment gets one address of each set.
+    pub(crate) set: usize,
+    /// Its number among the subnets of its family.
+    pub(crate) number: usize,
+    /// True for `"subnet": "auto"`: the pool is the one of its name, and a new one gets a free network of the size of
+    /// `subnet`.
+    pub(crate) is_auto: bool,
+    /// The gateway that its ranges name.
+    pub(crate) gateway: Option<IpAddr>,
+}
+
+impl OwnPool {
+    /// All of a subnet.
+    pub(crate) fn of(subnet: IpNet) -> Self {
+        Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false, gateway: None }
+    }
+
+    /// True if the address is of the pool's ranges.
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        self.ranges.iter().any(|(first, last)| *first <= address && address <= *last)
+    }
+
+    /// True for IPv4.
+    pub(crate) fn is_v4(&self) -> bool {
+        self.subnet.addr().is_ipv4()
+    }
+
+    /// The subnet as text.
+    pub(crate) fn text(&self) -> String {
+        self.subnet.to_string()
+    }
+}
+
+/// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a
+/// second family later. Further ones of a family are numbered.
+pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
+    let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
+    let definition = |pool: &OwnPool| {
+        let network = pool.name.as_deref().unwrap_or(network);
+        let mut name = pool_name(network);
+        // A chosen subnet does not tell networks apart whose names differ in letters that no pool's name can have.
+        if pool.is_auto && name != network {
+            name += &format!("-{:08x}", start_of(network));
+        }
+        if !pool.is_v4() {
+            name += "-ipv6";
+        }
+        if pool.number > 0 {
+            name += &format!("-{}", pool.number + 1);
+        }
+        let (ranges, free_of) = (pool.ranges.clone(), pool.is_auto.then(|| used.clone()));
+        PoolDefinition { name, cidr: pool.subnet, ranges, set: pool.set, free_of, gateway: pool.gateway }
+    };
+    pools.iter().map(definition).collect()
+}
+
+/// The networks that this machine uses, and that a pool of its own choice keeps off.
+fn used_here() -> Vec<IpNet> {
+    let mut used = host::routes().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
+        Vec::new()
+    });
+    used.extend(datastore::runtime_subnets(Path::new(DEFAULT_CONF_DIR)).0);
+    used
+}
+
+/// A network's name as the name of a pool, which has fewer letters to choose from.
+fn pool_name(network: &str) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
+}
 
 /// The mask that the addresses of a result have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,11 +174,11 @@ impl BridgedSettings {
     /// Code 7 for a setting that cannot be carried out.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
         let own_pools = own_pools(conf)?;
-        let weights = weights::read(conf, &own_pools)?;
+        let weights = read_weights(conf, &own_pools)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
             // host-local always names one, and whereabouts none that is not configured.
-            || (!own_pools.is_empty() && !whereabouts::is_used(&conf.ipam.whereabouts));
+            || (!own_pools.is_empty() && !ranges::is_whereabouts(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network =
             Bridged { gateway_v4: default, gateway_v6: default, gateways: Vec::new(), own_pools, weights };
@@ -158,13 +275,13 @@ fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     read_sets(ipam.ranges.as_ref(), "ipam.ranges", &mut sets)?;
     refuse_empty(ipam, !sets.is_empty() || is_auto)?;
     let mut name = None;
-    if whereabouts::is_used(&ipam.whereabouts) {
+    if ranges::is_whereabouts(&ipam.whereabouts) {
         if !sets.is_empty() || is_auto {
             return Err(CniError::config("ipam defines its addresses twice")
                 .with_details("use either range and ipRanges (whereabouts), or subnet and ranges (host-local)"));
         }
-        sets = whereabouts::read(&ipam.whereabouts)?;
-        name = whereabouts::network_name(&ipam.whereabouts)?;
+        sets = ranges::read_whereabouts(&ipam.whereabouts)?;
+        name = ranges::network_name(&ipam.whereabouts)?;
     }
     if is_auto && !sets.is_empty() {
         return Err(CniError::config("ipam.subnet is \"auto\", and there are ranges besides")
@@ -197,10 +314,10 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
 /// Refuses keys that are there and define no address: a template that had nothing to fill in renders such, and the network
 /// must not take addresses from whatever pool there is.
 fn refuse_empty(ipam: &Ipam, has_ranges: bool) -> Result<()> {
-    if has_ranges || whereabouts::is_used(&ipam.whereabouts) {
+    if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
     }
-    let key = if ipam.ranges.is_some() { Some("ranges") } else { whereabouts::key_without_range(&ipam.whereabouts) };
+    let key = if ipam.ranges.is_some() { Some("ranges") } else { ranges::key_without_range(&ipam.whereabouts) };
     key.map_or(Ok(()), |key| {
         Err(CniError::config(format!("ipam.{key} is there, but no range of addresses is"))
             .with_details("name a subnet or a range, or remove the key to use pools of the store"))
@@ -236,6 +353,126 @@ fn pools_of(set: usize, ranges: &[Range], others: &[OwnPool]) -> Result<Vec<OwnP
         pools.push(OwnPool { ranges: vec![(*first, *last)], set, number, gateway: *gateway, ..OwnPool::of(*subnet) });
     }
     Ok(pools)
+}
+
+/// A route of a result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Route {
+    pub(crate) dst: IpNet,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gw: Option<IpAddr>,
+    #[serde(flatten)]
+    pub(crate) options: RouteOptions,
+}
+
+/// The members of a route beside its destination and gateway; printed from CNI 0.3.0 on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct RouteOptions {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mtu: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advmss: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    table: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<i64>,
+}
+
+impl Route {
+    pub(crate) fn to(dst: IpNet) -> Self {
+        Self { dst, gw: None, options: RouteOptions::default() }
+    }
+}
+
+/// The routes of `ipam.routes`.
+///
+/// # Errors
+/// Code 7 for a value that is no list of routes.
+fn read_routes(value: Option<&Json>) -> Result<Vec<Route>> {
+    match value {
+        None => Ok(Vec::new()),
+        Some(Json::Array(elements)) => elements.iter().map(read_route).collect(),
+        Some(_) => Err(CniError::config("ipam.routes must be a list of objects with a dst and, if wanted, a gw")),
+    }
+}
+
+fn read_route(element: &Json) -> Result<Route> {
+    let dst = element
+        .member("dst")
+        .and_then(Json::as_str)
+        .ok_or_else(|| CniError::config("a route in ipam.routes has no dst"))?;
+    let dst = dst.parse().map_err(|_| CniError::config(format!("ipam.routes: dst {} is not a CIDR", quoted(dst))))?;
+    let gw = match element.member("gw") {
+        None => None,
+        Some(Json::String(text)) if text.is_empty() => None,
+        Some(gw) => Some(address_at(gw, "ipam.routes: gw", "")?),
+    };
+    let number = |name: &str| match element.member(name) {
+        None => Ok(None),
+        Some(Json::Number(number)) if number.is_i64() => Ok(number.as_i64()),
+        Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
+    };
+    // 0 is no value for the first three, but one for a table and a scope.
+    let positive = |name: &str| number(name).map(|number| number.filter(|number| *number != 0));
+    let options = RouteOptions {
+        mtu: positive("mtu")?,
+        advmss: positive("advmss")?,
+        priority: positive("priority")?,
+        table: number("table")?,
+        scope: number("scope")?,
+    };
+    Ok(Route { dst, gw, options })
+}
+
+/// The weight of each pool, by its entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
+pub(crate) type Weights = BTreeMap<String, u32>;
+
+/// Reads `ipam.weights`.
+///
+/// # Errors
+/// Code 7 for a weight that is none, and for a pool that the network does not have.
+fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<Weights> {
+    let wrong = || CniError::config("ipam.weights must be an object with a whole number for each pool");
+    let members = match &conf.ipam.weights {
+        None => return Ok(Weights::new()),
+        Some(Json::Object(members)) => members,
+        Some(_) => return Err(wrong()),
+    };
+    let named = || conf.ipam.ipv4_pools.iter().chain(&conf.ipam.ipv6_pools);
+    let weight = |(name, weight): &(String, Json)| {
+        let is_there = named().any(|pool| pool == name) || own_pools.iter().any(|pool| pool.text() == *name);
+        if !is_there {
+            let message = format!("ipam.weights has {}, which is no pool of the network", quoted(name));
+            return Err(
+                CniError::config(message).with_details("name the pools as in ipv4_pools and ipv6_pools, or by subnet")
+            );
+        }
+        let Json::Number(number) = weight else { return Err(wrong()) };
+        let number = number.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or_else(wrong)?;
+        Ok((name.clone(), number))
+    };
+    members.iter().map(weight).collect()
+}
+
+/// Puts one of the pools first, always the same one for a container; over many containers each comes first as often as
+/// its weight says. The order of the others stays. A pool without a weight has the weight 1.
+pub(crate) fn choose_first<T>(weights: &Weights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
+    if weights.is_empty() {
+        return;
+    }
+    let each: Vec<u64> =
+        pools.iter().map(|pool| weights.get(&name(pool)).map_or(1, |weight| (*weight).into())).collect();
+    // Container ids that differ in a digit at the end get distant numbers.
+    let number = start_of(container).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let Some(mut place) = number.checked_rem(each.iter().sum()) else { return };
+    for (index, weight) in each.into_iter().enumerate() {
+        match place.checked_sub(weight) {
+            Some(rest) => place = rest,
+            None => return pools.get_mut(..=index).unwrap_or_default().rotate_right(1),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
 use super::*;
-use crate::routes::RouteOptions;
 
 fn settings(json: &str) -> Result<BridgedSettings> {
     let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
@@ -289,4 +288,38 @@ fn a_subnet_of_its_own_choice() {
     assert_eq!(subnets(""), ["0.0.0.0/24"]);
     assert_eq!(subnets(r#","assign_ipv6":"true""#), ["0.0.0.0/24", "::/64"]);
     assert_eq!(subnets(r#","assign_ipv6":"true","assign_ipv4":"false""#), ["::/64"]);
+}
+
+fn orders(weights: &[(&str, u32)]) -> BTreeMap<String, usize> {
+    let weights = weights.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect();
+    let mut counted = BTreeMap::new();
+    for number in 0..4000 {
+        let mut pools = ["a", "b", "c"].map(str::to_owned);
+        choose_first(&weights, &format!("container-{number}"), &mut pools, Clone::clone);
+        *counted.entry(pools.concat()).or_default() += 1;
+    }
+    counted
+}
+
+#[test]
+fn each_comes_first_as_often_as_its_weight_says() {
+    assert_eq!(orders(&[]), [("abc".to_owned(), 4000)].into());
+    let counted = orders(&[("a", 3), ("c", 0)]);
+    assert_eq!(counted.keys().collect::<Vec<_>>(), ["abc", "bac"]);
+    assert!((2850..3150).contains(&counted["abc"]), "{counted:?}");
+    let counted = orders(&[("a", 1), ("b", 1), ("c", 2)]);
+    assert_eq!(counted.keys().collect::<Vec<_>>(), ["abc", "bac", "cab"]);
+    assert!((1850..2150).contains(&counted["cab"]), "{counted:?}");
+    assert_eq!(orders(&[("a", 0), ("b", 0), ("c", 0)]).len(), 1);
+}
+
+#[test]
+fn a_container_always_has_the_same() {
+    let weights = [("a".to_owned(), 1)].into();
+    let order = || {
+        let mut pools = ["a", "b"].map(str::to_owned);
+        choose_first(&weights, "0f3a", &mut pools, Clone::clone);
+        pools
+    };
+    assert_eq!(order(), order());
 }

@@ -1,8 +1,11 @@
 //! A data plane that is another program: it makes the interfaces of containers, and is called by gRPC.
+//!
+//! The messages are those of the service `cni.CniDataplane`, version 3 of protocol buffers. The numbers are Calico's.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
 use std::io;
+use std::net::IpAddr;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,6 +13,7 @@ use agent::{CniError, Result};
 use http::Uri;
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
+use ipnet::IpNet;
 use prost::Message;
 use serde_json::Value;
 use tokio::net::{TcpStream, UnixStream};
@@ -20,12 +24,8 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
-use self::message::{AddReply, AddRequest, DelReply, DelRequest};
-use crate::gojson::{Json, quoted};
-use crate::govalues::{printed, untyped};
+use crate::gojson::{Json, printed, quoted, untyped};
 use crate::kubernetes::{Connection, Mac};
-
-pub(crate) mod message;
 
 /// How long a call may take, as in Calico's plugin.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -201,6 +201,122 @@ impl Service<Uri> for Once {
         let gone = || io::Error::other("the connection is gone");
         ready(self.0.take().map(TokioIo::new).ok_or_else(gone))
     }
+}
+
+/// The request to make the interface of a container.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct AddRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) interface_name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) netns: String,
+    #[prost(string, tag = "3")]
+    pub(crate) desired_host_interface_name: String,
+    #[prost(message, optional, tag = "4")]
+    pub(crate) settings: Option<ContainerSettings>,
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) container_ips: Vec<IpConfig>,
+    /// Networks.
+    #[prost(string, repeated, tag = "6")]
+    pub(crate) container_routes: Vec<String>,
+    #[prost(message, optional, tag = "7")]
+    pub(crate) workload: Option<WorkloadIds>,
+    /// The texts of `dataplane_options`.
+    #[prost(btree_map = "string, string", tag = "8")]
+    pub(crate) dataplane_options: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(crate) struct ContainerSettings {
+    #[prost(bool, tag = "1")]
+    pub(crate) allow_ip_forwarding: bool,
+    #[prost(int32, tag = "2")]
+    pub(crate) mtu: i32,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct IpConfig {
+    #[prost(string, tag = "1")]
+    pub(crate) address: String,
+    #[prost(string, tag = "2")]
+    pub(crate) gateway: String,
+}
+
+impl IpConfig {
+    /// The address as the IPAM plugin has it: with its prefix length.
+    pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
+        // Go's text for no address.
+        let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
+        Self { address: address.to_string(), gateway }
+    }
+}
+
+/// The owner of the interface: the endpoint, and a pod's annotations.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct WorkloadIds {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) namespace: String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub(crate) labels: BTreeMap<String, String>,
+    #[prost(btree_map = "string, string", tag = "4")]
+    pub(crate) annotations: BTreeMap<String, String>,
+    #[prost(string, tag = "5")]
+    pub(crate) endpoint: String,
+    #[prost(string, tag = "6")]
+    pub(crate) node: String,
+    #[prost(string, tag = "7")]
+    pub(crate) orchestrator: String,
+    #[prost(string, tag = "8")]
+    pub(crate) pod: String,
+    #[prost(message, repeated, tag = "9")]
+    pub(crate) ports: Vec<Port>,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(crate) struct Port {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) protocol: String,
+    #[prost(uint32, tag = "3")]
+    pub(crate) port: u32,
+    #[prost(uint32, tag = "4")]
+    pub(crate) host_port: u32,
+    #[prost(string, tag = "5")]
+    pub(crate) host_ip: String,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct AddReply {
+    #[prost(bool, tag = "1")]
+    successful: bool,
+    #[prost(string, tag = "2")]
+    error_message: String,
+    #[prost(string, tag = "3")]
+    host_interface_name: String,
+    #[prost(string, tag = "4")]
+    container_mac: String,
+}
+
+/// The request to remove the interface of a container.
+#[derive(Clone, PartialEq, prost::Message)]
+struct DelRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) interface_name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) netns: String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub(crate) dataplane_options: BTreeMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct DelReply {
+    #[prost(bool, tag = "1")]
+    successful: bool,
+    #[prost(string, tag = "2")]
+    error_message: String,
 }
 
 #[cfg(test)]

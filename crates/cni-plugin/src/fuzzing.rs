@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::args::{AddressForm, Args};
+use crate::env::{AddressForm, Args};
 use crate::{kubernetes, wired};
 
 /// The values in the text; an absent one is empty.

@@ -1,7 +1,28 @@
 //! The log: to standard error and, if configured, to a file; never to standard output.
+//!
+//! Many processes write the log file at once, each for a few milliseconds. Its name, limits and rotated names
+//! (`cni-2026-11-21T02-41-03.956.log`) are those of Calico's plugins, which may have the same file. Go's library lumberjack does it there.
+//! It is made for one process, and so are the Rust libraries: each keeps the size of the file that it has open, and renames without a lock.
+//! So the rotation here is our own.
+//!
+//! A line is one write at the end of the file, under a lock (`flock`) on that very file. A process that got the lock
+//! checks whether the file still has its name. If not, another process has rotated it meanwhile, and the process opens
+//! the new file. So only the holder of the lock on the named file renames it: no file is renamed twice, and no line
+//! goes into a file that was rotated. The lock ends with its process. A lock that somebody holds for longer than a
+//! second costs the rotation, not the line.
 
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
+use time::OffsetDateTime;
+use time::format_description::BorrowedFormatItem;
+use time::macros::format_description;
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -10,7 +31,6 @@ use tracing_subscriber::fmt::{self, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan, SpanData};
 
-use crate::log_file::{Limits, LogFile};
 use crate::netconf::NetConf;
 
 /// Sends the log of this process where the configuration says. A file that cannot be opened costs the log in the file, not
@@ -143,8 +163,220 @@ fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OURS.map(|target| (target, level)))
 }
 
+/// When a file was rotated, in UTC, as its name says it. These texts are in the order of the times.
+const STAMP: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
+/// The shape of every such text, with zeros for its digits.
+const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
+
+const MEGABYTE: u64 = 1024 * 1024;
+const DAY: i64 = 24 * 60 * 60;
+
+/// How long a process waits for the lock. Once it has waited in vain, it waits no more.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a process waits before it tries the lock again: a line takes less.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often a line may find that another process has just rotated the file.
+const ATTEMPTS: usize = 100;
+/// By how many milliseconds the name of a rotated file may be ahead of the clock, so that it is the last one.
+const MOST_AT_ONCE: u64 = 1000;
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// The most bytes that a file has, but for a line that is longer.
+    bytes: Option<u64>,
+    /// For how many seconds a rotated file is kept.
+    seconds: Option<i64>,
+    /// How many rotated files are kept.
+    count: Option<usize>,
+}
+
+impl Limits {
+    /// Megabytes, days and a number, as a configuration has them: 0 is the default, less than 0 is no limit.
+    pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
+        let given =
+            |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
+        Self {
+            bytes: given(size, 100).and_then(|size| u64::try_from(size).ok()).map(|size| size.saturating_mul(MEGABYTE)),
+            seconds: given(age, 30).map(|days| days.saturating_mul(DAY)),
+            count: given(count, 10).and_then(|count| usize::try_from(count).ok()),
+        }
+    }
+}
+
+/// A file that lines are added to.
+#[derive(Debug)]
+struct LogFile {
+    path: PathBuf,
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The file that had the name last.
+    file: Option<File>,
+    patience: Duration,
+}
+
+impl LogFile {
+    /// Opens the file (mode 0600), in a folder that is made if it is missing (0755), and removes rotated files that are too
+    /// old or too many.
+    ///
+    /// # Errors
+    /// An error of opening the file.
+    pub(crate) fn open(path: impl Into<PathBuf>, limits: Limits) -> io::Result<Self> {
+        let path = path.into();
+        if let Some(folder) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+        }
+        let state = Mutex::new(State { file: Some(append_to(&path)?), patience: PATIENCE });
+        let log = Self { path, limits, state };
+        log.remove_old(OffsetDateTime::now_utc());
+        Ok(log)
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// An error of writing the line.
+    pub(crate) fn write(&self, line: &[u8]) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..ATTEMPTS {
+            let file = match state.file.take() {
+                Some(file) => file,
+                None => append_to(&self.path)?,
+            };
+            let is_locked = lock(&file, &mut state.patience);
+            let metadata = file.metadata()?;
+            if !has_name(&self.path, &metadata) {
+                continue;
+            }
+            // A device is never renamed.
+            let is_full = is_locked && metadata.is_file() && self.is_full(metadata.len(), line);
+            if is_full && self.rotate(OffsetDateTime::now_utc()).is_ok() {
+                continue;
+            }
+            let written = (&file).write_all(line);
+            if is_locked {
+                // Otherwise it ends with the file.
+                let _ = file.unlock();
+            }
+            state.file = Some(file);
+            return written;
+        }
+        append_to(&self.path)?.write_all(line)
+    }
+
+    fn is_full(&self, length: u64, line: &[u8]) -> bool {
+        let with_line = length.saturating_add(line.len() as u64);
+        length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
+    }
+
+    /// Renames the file, of which the lock is ours, to a rotated one.
+    fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
+        let rotated = self.rotated();
+        let times = (0..MOST_AT_ONCE).map(|later| stamp(now + Duration::from_millis(later)));
+        // The newest file has the last name, also if several are rotated in a millisecond; unless a clock was far ahead.
+        let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
+        let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
+        let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
+        fs::rename(&self.path, self.at(&free))?;
+        self.remove_old(now);
+        Ok(())
+    }
+
+    /// When the files were rotated that are there.
+    fn rotated(&self) -> BTreeSet<String> {
+        let (prefix, suffix) = self.around_stamp();
+        let stamp = |name: String| Some(name.strip_prefix(&prefix)?.strip_suffix(&suffix)?.to_owned());
+        names_beside(&self.path).filter_map(stamp).filter(|text| is_stamp(text)).collect()
+    }
+
+    /// The file that was rotated then.
+    fn at(&self, stamp: &str) -> PathBuf {
+        let (prefix, suffix) = self.around_stamp();
+        self.path.with_file_name(format!("{prefix}{stamp}{suffix}"))
+    }
+
+    /// The text before and behind the time in the name of a rotated file.
+    fn around_stamp(&self) -> (String, String) {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let (stem, suffix) = name.split_at(name.rfind('.').unwrap_or(name.len()));
+        (format!("{stem}-"), suffix.to_owned())
+    }
+
+    /// Removes rotated files that are too old or too many. Several processes may do so at once.
+    fn remove_old(&self, now: OffsetDateTime) {
+        let Limits { seconds, count, .. } = self.limits;
+        let oldest = seconds.and_then(|seconds| now.checked_sub(time::Duration::seconds(seconds))).map(stamp);
+        for (place, stamp) in self.rotated().iter().rev().enumerate() {
+            let is_surplus = count.is_some_and(|count| place >= count);
+            let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
+            if is_surplus || is_old {
+                // Another process may have been faster, and what stays is found again.
+                let _ = fs::remove_file(self.at(stamp));
+            }
+        }
+    }
+}
+
+/// Opens a file to add to it, and makes it if it is missing.
+fn append_to(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Locks a file, unless somebody holds the lock for too long, or files cannot be locked there.
+fn lock(file: &File, patience: &mut Duration) -> bool {
+    let mut left = *patience;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return true,
+            Err(TryLockError::WouldBlock) if !left.is_zero() => {
+                sleep(PAUSE);
+                left = left.saturating_sub(PAUSE);
+            }
+            Err(_) => {
+                *patience = Duration::ZERO;
+                return false;
+            }
+        }
+    }
+}
+
+/// True if the file with this name is that one.
+fn has_name(path: &Path, file: &fs::Metadata) -> bool {
+    fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (file.dev(), file.ino()))
+}
+
+fn names_beside(path: &Path) -> impl Iterator<Item = String> {
+    let entries = path.parent().and_then(|folder| folder.read_dir().ok()).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+}
+
+fn stamp(at: OffsetDateTime) -> String {
+    // The format names only parts that every time has, so writing it cannot fail.
+    at.format(STAMP).unwrap_or_default()
+}
+
+fn is_stamp(text: &str) -> bool {
+    text.len() == STAMP_SHAPE.len()
+        && text.bytes().zip(STAMP_SHAPE.bytes()).all(
+            |(byte, shape)| {
+                if shape == b'0' { byte.is_ascii_digit() } else { byte == shape }
+            },
+        )
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::process::Command;
+    use std::time::Instant;
+
+    use conformance::patient;
+
     use super::*;
 
     #[test]
@@ -181,5 +413,169 @@ mod tests {
         for (level, expected) in cases {
             assert_eq!(filter(level), expected, "{level}");
         }
+    }
+
+    /// Tells a process of this test program to write lines: which file, and which process it is.
+    const FILE: &str = "MARGAY_TEST_LOG_FILE";
+    const WRITER: &str = "MARGAY_TEST_LOG_WRITER";
+    const PROCESSES: usize = 16;
+    const LINES: usize = 100;
+
+    fn limits(bytes: u64, count: Option<usize>) -> Limits {
+        Limits { bytes: Some(bytes), seconds: None, count }
+    }
+
+    fn line(writer: usize, number: usize) -> String {
+        format!("writer {writer:02} line {number:03} {}", "x".repeat(number % 60))
+    }
+
+    /// The names of all files beside the log, and of itself, in order.
+    fn names(path: &Path) -> Vec<String> {
+        let mut names: Vec<_> = names_beside(path).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn many_processes_lose_no_line_and_rename_no_file_twice() {
+        const MOST: u16 = 1500;
+        if let (Some(path), Some(writer)) = (std::env::var_os(FILE), std::env::var_os(WRITER)) {
+            let writer: usize = writer.to_str().unwrap().parse().unwrap();
+            let open = || LogFile::open(&path, limits(MOST.into(), None)).unwrap();
+            let mut log = open();
+            for number in 0..LINES {
+                // Every other process opens the file for each line, as many short calls of the plugin do.
+                if writer.is_multiple_of(2) {
+                    log = open();
+                }
+                log.write(format!("{}\n", line(writer, number)).as_bytes()).unwrap();
+            }
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cni.log");
+        let this = "logging::tests::many_processes_lose_no_line_and_rename_no_file_twice";
+        let start = |writer: usize| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", this]).env(FILE, &path).env(WRITER, writer.to_string());
+            command.stdout(std::process::Stdio::null()).spawn().unwrap()
+        };
+        let writers: Vec<_> = (0..PROCESSES).map(start).collect();
+        for mut writer in writers {
+            assert!(writer.wait().unwrap().success());
+        }
+        let mut found: BTreeMap<String, usize> = BTreeMap::new();
+        for name in names(&path) {
+            let text = fs::read_to_string(folder.path().join(&name)).unwrap();
+            assert!(!text.is_empty() && text.len() <= MOST.into(), "{name} has {} bytes", text.len());
+            assert!(text.ends_with('\n'), "{name}");
+            text.lines().for_each(|line| *found.entry(line.to_owned()).or_default() += 1);
+        }
+        let all = (0..PROCESSES).flat_map(|writer| (0..LINES).map(move |number| (line(writer, number), 1)));
+        assert_eq!(found, all.collect());
+        let bytes: usize = found.keys().map(|line| line.len() + 1).sum();
+        // A file is rotated only when the next line has no room.
+        let most_files = bytes / (usize::from(MOST) - line(0, 59).len()) + 1;
+        assert!(names(&path).len() <= most_files, "{} files for {bytes} bytes", names(&path).len());
+    }
+
+    #[test]
+    fn only_rotated_files_that_are_old_or_surplus_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cni.log");
+        let now = OffsetDateTime::now_utc();
+        let rotated = |days: i64| format!("cni-{}.log", stamp(now - time::Duration::days(days)));
+        let others = [
+            "cni-2020-01-01.log",
+            "cni-notes.log",
+            "cni2020-01-01T00-00-00.000.log",
+            "dni-2020-01-01T00-00-00.000.log",
+        ];
+        let old: Vec<_> = [1, 2, 29, 31, 400].map(rotated).into();
+        for name in others.iter().copied().chain(old.iter().map(String::as_str)) {
+            fs::write(folder.path().join(name), "x").unwrap();
+        }
+        let left = |limits: Limits| {
+            drop(LogFile::open(&path, limits).unwrap());
+            old.iter().filter(|name| folder.path().join(name).exists()).count()
+        };
+        assert_eq!(left(Limits::new(0, -1, -1)), 5, "no limit");
+        assert_eq!(left(Limits::new(0, 0, 0)), 3, "thirty days");
+        assert_eq!(left(Limits::new(0, 0, 2)), 2, "the newest two");
+        assert!(folder.path().join(&old[0]).exists() && folder.path().join(&old[1]).exists());
+        assert!(others.iter().all(|name| folder.path().join(name).exists()));
+        // A rotation removes as well, and files of one millisecond have names of their own.
+        let log = LogFile::open(&path, limits(10, Some(3))).unwrap();
+        for number in 0..20 {
+            log.write(format!("line {number:02}\n").as_bytes()).unwrap();
+        }
+        let is_rotated = |name: &String| name.starts_with("cni-") && name.len() == rotated(0).len();
+        let kept: Vec<_> = names(&path).into_iter().filter(is_rotated).collect();
+        assert_eq!(kept.len(), 3, "{kept:?}");
+        let texts: Vec<_> = kept.iter().map(|name| fs::read_to_string(folder.path().join(name)).unwrap()).collect();
+        assert_eq!(texts, ["line 16\n", "line 17\n", "line 18\n"]);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "line 19\n");
+        // A name from the time of a clock that was ahead keeps nobody from rotating.
+        let ahead = format!("cni-{}.log", stamp(now + time::Duration::days(4000)));
+        fs::write(folder.path().join(&ahead), "x").unwrap();
+        log.write(b"line 20\n").unwrap();
+        assert!(folder.path().join(&ahead).exists());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "line 20\n");
+        // A line that is too long for any file is kept as well.
+        log.write(b"a line that is too long\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a line that is too long\n");
+    }
+
+    #[test]
+    fn limits_are_calicos_unless_the_configuration_has_others() {
+        let defaults = Limits { bytes: Some(100 * MEGABYTE), seconds: Some(30 * DAY), count: Some(10) };
+        assert_eq!(Limits::new(0, 0, 0), defaults);
+        assert_eq!(Limits::new(1, 2, 3), Limits { bytes: Some(MEGABYTE), seconds: Some(2 * DAY), count: Some(3) });
+        assert_eq!(Limits::new(-1, -1, -1), Limits { bytes: None, seconds: None, count: None });
+        let path = tempfile::tempdir().unwrap().path().join("log");
+        let endless = LogFile::open(path, Limits::new(i64::MAX, i64::MAX, i64::MAX)).unwrap();
+        endless.write(b"x\n").unwrap();
+        endless.remove_old(OffsetDateTime::now_utc());
+    }
+
+    #[test]
+    fn a_lock_that_somebody_keeps_costs_a_second_and_no_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cni.log");
+        let log = LogFile::open(&path, limits(4, None)).unwrap();
+        log.write(b"one\n").unwrap();
+        let held = File::open(&path).unwrap();
+        held.lock().unwrap();
+        for text in ["two\n", "three\n"] {
+            log.write(text.as_bytes()).unwrap();
+        }
+        let begun = Instant::now();
+        log.write(b"four\n").unwrap();
+        assert!(begun.elapsed() < patient(PATIENCE / 2), "it waits once");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
+        drop(held);
+        log.write(b"five\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "five\n");
+        assert_eq!(names(&path).len(), 2);
+    }
+
+    #[test]
+    fn a_file_that_somebody_else_has_renamed_or_removed_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let log = LogFile::open(&path, Limits::new(0, 0, 0)).unwrap();
+        log.write(b"one\n").unwrap();
+        fs::rename(&path, folder.path().join("log.1")).unwrap();
+        log.write(b"two\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
+        fs::remove_file(&path).unwrap();
+        log.write(b"three\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
+        // Nothing can be written there, and nothing is renamed.
+        fs::remove_dir_all(folder.path()).unwrap();
+        assert!(log.write(b"four\n").is_err());
+        let full = LogFile::open("/dev/full", limits(1, Some(1))).unwrap();
+        assert!(full.write(b"five\n").is_err());
+        assert!(fs::metadata("/dev/full").is_ok());
     }
 }

@@ -1,16 +1,13 @@
-//! The network configuration on standard input.
-
-mod decoder;
+//! The network configuration on standard input, whose values are read as Go reads them.
 
 use std::fmt;
 use std::time::Duration;
 
+use agent::{CniError, Code, Result};
 use datastore::NetConfStore;
 
 use crate::env::is_valid_name;
 use crate::gojson::Json;
-use agent::{CniError, Code, Result};
-pub(crate) use decoder::Decoder;
 
 /// How long a call on a cluster's store may take if the configuration does not say.
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
@@ -282,6 +279,101 @@ fn keep_if(wanted: bool, target: &mut Option<Json>, value: &Json) {
     }
 }
 
+/// Puts values where they belong and remembers the first of a wrong type. `path` is the way to the value from the top
+/// of the configuration, as Go's errors print it.
+#[derive(Debug, Default)]
+pub(crate) struct Decoder {
+    error: Option<String>,
+}
+
+impl Decoder {
+    /// Calls `each` with the name, in lower case, and the value of every member.
+    pub(crate) fn members(
+        &mut self,
+        value: &Json,
+        path: &str,
+        kind: &str,
+        mut each: impl FnMut(&mut Self, &str, &Json),
+    ) {
+        match value {
+            Json::Object(members) => {
+                for (name, value) in members {
+                    each(self, &name.to_ascii_lowercase(), value);
+                }
+            }
+            Json::Null => {}
+            other => self.wrong(other, path, kind),
+        }
+    }
+
+    pub(crate) fn string(&mut self, target: &mut String, value: &Json, path: &str) {
+        match value {
+            Json::String(text) => target.clone_from(text),
+            Json::Null => {}
+            other => self.wrong(other, path, "string"),
+        }
+    }
+
+    pub(crate) fn optional(&mut self, target: &mut Option<String>, value: &Json, path: &str) {
+        let mut text = String::new();
+        self.string(&mut text, value, path);
+        *target = (*value != Json::Null).then_some(text);
+    }
+
+    pub(crate) fn strings(&mut self, target: &mut Vec<String>, value: &Json, path: &str) {
+        target.clear();
+        match value {
+            Json::Array(elements) => {
+                for element in elements {
+                    let mut text = String::new();
+                    self.string(&mut text, element, path);
+                    target.push(text);
+                }
+            }
+            Json::Null => {}
+            other => self.wrong(other, path, "[]string"),
+        }
+    }
+
+    pub(crate) fn bool(&mut self, target: &mut bool, value: &Json, path: &str) {
+        match value {
+            Json::Bool(flag) => *target = *flag,
+            Json::Null => {}
+            other => self.wrong(other, path, "bool"),
+        }
+    }
+
+    pub(crate) fn int(&mut self, value: &Json, path: &str) -> Option<i64> {
+        match value {
+            Json::Number(number) if number.is_i64() => return number.as_i64(),
+            Json::Null => {}
+            other => self.wrong(other, path, "int"),
+        }
+        None
+    }
+
+    pub(crate) fn keep_int(&mut self, target: &mut i64, value: &Json, path: &str) {
+        *target = self.int(value, path).unwrap_or(*target);
+    }
+
+    pub(crate) fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
+        self.error.get_or_insert_with(|| {
+            let found = match value {
+                // Go repeats a number that is one, only not of the right kind.
+                Json::Number(number) if kind == "int" => format!("number {number}"),
+                other => other.kind().to_owned(),
+            };
+            format!("json: cannot unmarshal {found} into Go struct field NetConf.{path} of type {kind}")
+        });
+    }
+
+    /// # Errors
+    /// The first value of a wrong type, code 999.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.error.map_or(Ok(()), |error| Err(CniError::internal(format!("failed to load netconf: {error}"))))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,11 +392,11 @@ mod tests {
     #[test]
     fn as_go_reads_it() {
         let conf = decode(
-            r#"{"NAME":"a","name":null,"Type":"bridge","nodename":"x","nodename":"y","unknown":[1],"IPAM":{"Assign_IPv4":"false",
+        r#"{"NAME":"a","name":null,"Type":"bridge","nodename":"x","nodename":"y","unknown":[1],"IPAM":{"Assign_IPv4":"false",
                "ipv4_pools":["p",null],"ipv6_pools":null},"ipam":{"assign_ipv6":"true"},"etcd_endpoints":"http://a:1",
-               "kubernetes":{"kubeconfig":"/k"},"isDefaultGateway":true,"qps":5,"log_file_max_age":3,"ipam_lock_file":"/l"}"#,
-        )
-        .unwrap();
+           "kubernetes":{"kubeconfig":"/k"},"isDefaultGateway":true,"qps":5,"log_file_max_age":3,"ipam_lock_file":"/l"}"#,
+    )
+    .unwrap();
         assert_eq!((conf.name.as_str(), conf.plugin.as_str(), conf.nodename.as_str()), ("a", "bridge", "y"));
         assert_eq!(conf.ipam.assign_ipv4.as_deref(), Some("false"));
         assert_eq!(conf.ipam.assign_ipv6.as_deref(), Some("true"));
@@ -415,9 +507,9 @@ mod tests {
         let bad = check_name(br#"{"name":"../x"}"#).unwrap_err();
         assert_eq!((bad.message(), bad.details()), ("invalid characters found in network name", "../x"));
         assert_eq!(
-            of(r#"{"name":5}"#).unwrap_err(),
-            (6, "error unmarshall network config: json: cannot unmarshal number into Go struct field .name of type string".into())
-        );
+        of(r#"{"name":5}"#).unwrap_err(),
+        (6, "error unmarshall network config: json: cannot unmarshal number into Go struct field .name of type string".into())
+    );
         assert_eq!(
             of("[]").unwrap_err().1,
             "error unmarshall network config: json: cannot unmarshal array into Go value of type struct { Name string \"json:\\\"name\\\"\" }"

@@ -1,24 +1,22 @@
-//! The process of a call: its arguments, its streams, its exit status.
+//! The process of a call: its arguments, its streams, its exit status, and its texts about itself for a person who calls it by hand.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use agent::Served;
 use datastore::Drivers;
 
-use crate::about::answer_option;
-use crate::invocation::{Invocation, Kind};
-use crate::outcome::Outcome;
-use crate::panics::install_hook;
+use crate::invocation::{self, Invocation, Kind, Outcome, install_hook};
 use crate::run::run;
-use crate::wired::{self, remover};
+use crate::{versions, wired};
 
 /// The whole program, made with these stores: both plugins. The name by which it is called decides.
 pub fn main(drivers: Drivers) -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();
     let outcome = match Kind::from_argument(arguments.next().as_deref()) {
-        Kind::Remover => return ExitCode::from(remover::run(arguments)),
+        Kind::Remover => return ExitCode::from(invocation::run_remover(arguments)),
         Kind::Main => {
             let arguments: Vec<_> = arguments.collect();
             wired::run(&Invocation::of_this_process(drivers), &arguments, &mut io::stdin().lock())
@@ -38,4 +36,37 @@ fn print(outcome: &Outcome) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(outcome.stdout.as_bytes())?;
     stdout.flush()
+}
+
+const HELP: &str = "\
+margay-ipam gives containers their IP addresses. Container runtimes call it, by
+way of a main plugin such as bridge or macvlan whose configuration has:
+
+  \"ipam\": { \"type\": \"margay-ipam\", ... }
+
+Called by hand, it reads the network's configuration from standard input and
+what to do from the environment: CNI_COMMAND (ADD, DEL, CHECK, GC, STATUS or
+VERSION), CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME, CNI_PATH, CNI_ARGS.
+
+Options, with which nothing is read or changed:
+  -V, -v, --version  print the version, and the versions of CNI
+  -h, --help         print this
+
+Pools and addresses are managed with the command margay: margay --help
+";
+
+/// The answer to an option on the command line; `None` without an option that the plugin knows. Runtimes pass no
+/// arguments at all.
+pub fn answer_option(option: Option<&OsStr>) -> Option<Outcome> {
+    let stdout = match option?.to_str()? {
+        // `-v` is the option of Calico's plugins.
+        "-V" | "-v" | "--version" => {
+            let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED.join(", "));
+            // `margay store upgrade` reads the last line.
+            format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
+        }
+        "-h" | "--help" => HELP.to_owned(),
+        _ => return None,
+    };
+    Some(Outcome { exit: 0, stdout, stderr: String::new() })
 }

@@ -1,12 +1,18 @@
-//! The ranges of addresses that a configuration names, in the words of host-local.
+//! The ranges of addresses that a configuration names, in the words of host-local and of whereabouts: `range`, `range_start`, `range_end`,
+//! `exclude`, `ipRanges` and `network_name`.
+//!
+//! For whereabouts, the rules are those of its own reader: a range may have host bits, or be `FIRST-LAST/LENGTH`; the first and the last
+//! address of its network are never assigned. One address of each range is assigned.
 
 use std::net::IpAddr;
 
 use agent::{CniError, Result};
+use ipam_core::net::{Family, bounds, number};
 use ipnet::IpNet;
 
-use crate::args::{AddressForm, parse_address};
+use crate::env::{AddressForm, parse_address};
 use crate::gojson::{Json, quoted};
+use crate::netconf::Whereabouts;
 
 /// Advice about an IPv4 gateway that lies in no subnet of the network.
 pub(crate) const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
@@ -132,5 +138,221 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
             let first = u128::from(net.network()).saturating_add(1);
             (IpAddr::V6(first.into()), IpAddr::V6(net.broadcast()))
         }
+    }
+}
+
+/// True if a configuration defines its addresses in these words.
+pub(crate) fn is_whereabouts(conf: &Whereabouts) -> bool {
+    has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
+}
+
+/// A key of a configuration that does not define its addresses in these words, and that only means something where it does.
+pub(crate) fn key_without_range(conf: &Whereabouts) -> Option<&'static str> {
+    let keys = [
+        ("range", conf.range.is_some()),
+        ("ipRanges", conf.ip_ranges.is_some()),
+        ("range_start", is_given(conf.range_start.as_ref())),
+        ("range_end", is_given(conf.range_end.as_ref())),
+        ("exclude", has_elements(conf.exclude.as_ref())),
+    ];
+    keys.into_iter().find(|(_, is_there)| *is_there).map(|(key, _)| key)
+}
+
+/// True for a value that is not the empty list.
+fn has_elements(value: Option<&Json>) -> bool {
+    value.is_some_and(|value| *value != Json::Array(Vec::new()))
+}
+
+/// `network_name`; the empty text counts as absent.
+///
+/// # Errors
+/// Code 7 if it is no text, or has no letter or digit.
+pub(crate) fn network_name(conf: &Whereabouts) -> Result<Option<String>> {
+    match &conf.network_name {
+        None => Ok(None),
+        Some(Json::String(name)) if name.is_empty() => Ok(None),
+        Some(Json::String(name)) if name.contains(|c: char| c.is_ascii_alphanumeric()) => Ok(Some(name.clone())),
+        Some(_) => Err(CniError::config("ipam.network_name must be a text with a letter or a digit")),
+    }
+}
+
+/// The sets of ranges, one for `range` and one for each of `ipRanges`: what is excluded lies between the ranges of a set.
+///
+/// # Errors
+/// Code 7 for a range that is none, or from which nothing can be assigned.
+pub(crate) fn read_whereabouts(conf: &Whereabouts) -> Result<Vec<Vec<Range>>> {
+    let mut sets = Vec::new();
+    if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
+        return Err(CniError::config("ipam.range must be a text"));
+    }
+    if let Some(range) = text_of(conf.range.as_ref()) {
+        sets.push(read_whereabouts_range(
+            range,
+            conf.range_start.as_ref(),
+            conf.range_end.as_ref(),
+            conf.exclude.as_ref(),
+        )?);
+    }
+    let wrong = || CniError::config("ipam.ipRanges must be a list of objects with a range");
+    match &conf.ip_ranges {
+        None => {}
+        Some(Json::Array(elements)) => {
+            for element in elements {
+                let range = text_of(element.member("range")).ok_or_else(wrong)?;
+                let [start, end, exclude] = ["range_start", "range_end", "exclude"].map(|name| element.member(name));
+                sets.push(read_whereabouts_range(range, start, end, exclude)?);
+            }
+        }
+        Some(_) => return Err(wrong()),
+    }
+    Ok(sets)
+}
+
+/// A text that is not empty.
+fn text_of(value: Option<&Json>) -> Option<&str> {
+    value.and_then(Json::as_str).filter(|text| !text.is_empty())
+}
+
+fn read_whereabouts_range(
+    range: &str,
+    start: Option<&Json>,
+    end: Option<&Json>,
+    exclude: Option<&Json>,
+) -> Result<Vec<Range>> {
+    let wrong = || {
+        CniError::config(format!("ipam.range {} is not a range", quoted(range)))
+            .with_details("write 10.0.0.0/24, or 10.0.0.10-10.0.0.99/24")
+    };
+    let (first, cidr) = range.split_once('-').map_or((None, range), |(first, cidr)| (Some(first), cidr));
+    let cidr: IpNet = cidr.trim().parse().map_err(|_| wrong())?;
+    let subnet = cidr.trunc();
+    if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
+        return Err(CniError::config(format!("ipam.range {subnet} is too small for containers' addresses")));
+    }
+    let bound = |value: Option<&Json>, name: &str| {
+        value.filter(|value| is_given(Some(value))).map(|value| address_at(value, name, "")).transpose()
+    };
+    let (mut from, mut to) = (bound(start, "ipam.range_start")?, bound(end, "ipam.range_end")?);
+    if let Some(first) = first {
+        from = Some(first.trim().parse().map_err(|_| wrong())?);
+        to = Some(cidr.addr());
+    }
+    if let Some(address) = [from, to].into_iter().flatten().find(|address| !subnet.contains(address)) {
+        return Err(CniError::config(format!("{address} is not in ipam.range {subnet}")));
+    }
+    let family = Family::of_net(subnet);
+    let (network, broadcast) = bounds(subnet);
+    let first = from.map_or(0, number).max(network + 1);
+    let last = to.map_or(u128::MAX, number).min(broadcast - 1);
+    let spans = without(first, last, excluded(exclude)?.into_iter().filter(|net| Family::of_net(*net) == family));
+    if spans.is_empty() {
+        return Err(CniError::config(format!("ipam.range {} has no address left that may be assigned", quoted(range)))
+            .with_details("look at range_start, range_end and exclude"));
+    }
+    let range = |(first, last)| {
+        Some(Range { subnet, first: family.address(first)?, last: family.address(last)?, gateway: None })
+    };
+    Ok(spans.into_iter().filter_map(range).collect())
+}
+
+/// The networks of `exclude`. A network may have host bits, and an address stands for itself.
+fn excluded(value: Option<&Json>) -> Result<Vec<IpNet>> {
+    let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
+    let elements = match value {
+        None | Some(Json::Null) => &[],
+        Some(Json::Array(elements)) => elements.as_slice(),
+        Some(other) => return Err(wrong(&format!("a JSON {}", other.kind()))),
+    };
+    let read = |element: &Json| {
+        let text = element.as_str().ok_or_else(|| wrong(&format!("a JSON {}", element.kind())))?;
+        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        net.map(|net| net.trunc()).map_err(|_| wrong(&quoted(text)))
+    };
+    elements.iter().map(read).collect()
+}
+
+/// The parts of a span of addresses that lie in none of these networks, ascending. Addresses are numbers.
+fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
+    let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
+    excluded.sort_unstable();
+    let (mut spans, mut next) = (Vec::new(), first);
+    for (low, high) in excluded.into_iter().take_while(|(low, _)| *low <= last) {
+        if low > next {
+            spans.push((next, low - 1));
+        }
+        next = next.max(high.saturating_add(1));
+    }
+    if next <= last {
+        spans.push((next, last));
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netconf::NetConf;
+
+    fn conf(ipam: &str) -> Whereabouts {
+        let text = format!(r#"{{"ipam":{ipam}}}"#);
+        NetConf::decode(&Json::parse(text.as_bytes()).unwrap()).unwrap().ipam.whereabouts
+    }
+
+    fn sets(ipam: &str) -> Vec<String> {
+        let set = |set: &Vec<Range>| {
+            let spans: Vec<String> = set.iter().map(|range| format!("{}-{}", range.first, range.last)).collect();
+            format!("{} {}", set[0].subnet, spans.join(","))
+        };
+        read_whereabouts(&conf(ipam)).unwrap().iter().map(set).collect()
+    }
+
+    #[test]
+    fn ranges_are_read_as_whereabouts_reads_them() {
+        assert_eq!(sets(r#"{"range":"192.168.2.225/28"}"#), ["192.168.2.224/28 192.168.2.225-192.168.2.238"]);
+        assert_eq!(sets(r#"{"range":"10.0.0.9-10.0.0.20/24"}"#), ["10.0.0.0/24 10.0.0.9-10.0.0.20"]);
+        assert_eq!(
+            sets(r#"{"range":"10.0.0.0/24","range_start":"10.0.0.0","range_end":"10.0.0.255"}"#),
+            ["10.0.0.0/24 10.0.0.1-10.0.0.254"],
+            "the ends of the network are never assigned"
+        );
+        let both = r#"{"range":"10.0.0.0/24","range_end":"10.0.0.9","ipRanges":[{"range":"fd00::/120","range_start":"fd00::10"}]}"#;
+        assert_eq!(sets(both), ["10.0.0.0/24 10.0.0.1-10.0.0.9", "fd00::/120 fd00::10-fd00::fe"]);
+        assert_eq!(sets(r#"{"range":"","ipRanges":[{"range":"fd00::/120"}]}"#), ["fd00::/120 fd00::1-fd00::fe"]);
+    }
+
+    #[test]
+    fn what_is_excluded_lies_between_the_ranges() {
+        assert_eq!(
+            sets(r#"{"range":"192.168.2.225/28","exclude":["192.168.2.236/32","192.168.2.229/30","fd00::/64"]}"#),
+            ["192.168.2.224/28 192.168.2.225-192.168.2.227,192.168.2.232-192.168.2.235,192.168.2.237-192.168.2.238"]
+        );
+        assert_eq!(
+            sets(r#"{"range":"10.0.0.0/29","exclude":["10.0.0.0/30","10.0.0.1","10.0.0.6"]}"#),
+            ["10.0.0.0/29 10.0.0.4-10.0.0.5"]
+        );
+    }
+
+    #[test]
+    fn mistakes_are_reported() {
+        for (ipam, expected) in [
+            (r#"{"range":"x"}"#, "ipam.range \"x\" is not a range"),
+            (r#"{"range":["10.0.0.0/24"]}"#, "ipam.range must be a text"),
+            (r#"{"range":"10.0.0.9-x/24"}"#, "is not a range"),
+            (r#"{"range":"10.0.0.0/31"}"#, "ipam.range 10.0.0.0/31 is too small for containers' addresses"),
+            (r#"{"range":"10.0.0.0/24","range_start":"10.0.1.1"}"#, "10.0.1.1 is not in ipam.range 10.0.0.0/24"),
+            (r#"{"range":"10.1.0.9-10.0.0.20/24"}"#, "10.1.0.9 is not in ipam.range 10.0.0.0/24"),
+            (r#"{"range":"10.0.0.0/24","range_start":1}"#, "ipam.range_start must be an address, not a JSON number"),
+            (r#"{"range":"10.0.0.20-10.0.0.9/24"}"#, "has no address left that may be assigned"),
+            (r#"{"range":"10.0.0.0/24","exclude":["10.0.0.0/8"]}"#, "has no address left that may be assigned"),
+            (r#"{"range":"10.0.0.0/24","exclude":"10.0.0.1"}"#, "ipam.exclude: a JSON string is neither"),
+            (r#"{"range":"10.0.0.0/24","exclude":["a"]}"#, "ipam.exclude: \"a\" is neither a network nor an address"),
+            (r#"{"ipRanges":{}}"#, "ipam.ipRanges must be a list of objects with a range"),
+            (r#"{"ipRanges":[{}]}"#, "ipam.ipRanges must be a list of objects with a range"),
+        ] {
+            let error = read_whereabouts(&conf(ipam)).unwrap_err();
+            assert!(error.code().number() == 7 && error.message().contains(expected), "{ipam}: {}", error.message());
+        }
+        assert!(network_name(&conf(r#"{"network_name":"-"}"#)).is_err());
+        assert_eq!(network_name(&conf(r#"{"network_name":""}"#)).unwrap(), None);
     }
 }

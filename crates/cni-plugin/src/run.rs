@@ -11,28 +11,20 @@ use ipam_core::assign::{AssignRequest, Assigned, Bridge, NamespaceLabels, Repeat
 use ipam_core::sticky::Sticky;
 use ipam_core::vm::Role;
 
-use crate::args::{AddressForm, Args};
-use crate::assigner::Assigner;
-use crate::bridged::{BridgedSettings, network_of, refuse_on_calico};
-use crate::env::{Call, OwnNetns, Verb};
-use crate::gc;
+use crate::bridged::{
+    Bridged, BridgedSettings, Network, OwnPool, choose_first, definitions, network_of, refuse_on_calico,
+};
+use crate::env::{self, AddressForm, Args, Call, OwnNetns, Verb, parse_address};
 use crate::gojson::Json;
 use crate::identity::{Host, Identity};
-use crate::invocation::{Invocation, Logging, Name};
+use crate::invocation::{Invocation, Logging, Name, Outcome};
 use crate::kubernetes::Kubernetes;
-use crate::logging;
 use crate::netconf::{NetConf, check_name};
-use crate::netns;
-use crate::network::{Bridged, Network, OwnPool, definitions};
-use crate::outcome::Outcome;
-use crate::prev_result;
-use crate::result::{AddResult, no_addresses};
-use crate::status::unavailable;
+use crate::probing::Assigner;
+use crate::result::{self, AddResult, no_addresses};
 use crate::sticky::sticky;
-use crate::versions;
-use crate::wanted::wanted;
-use crate::weights::choose_first;
-use crate::whereabouts;
+use crate::verbs::{self, unavailable};
+use crate::{logging, ranges, versions};
 
 /// The most that is read from standard input, in bytes. Real configurations have a few thousand.
 const MAX_STDIN: u64 = 4 << 20;
@@ -82,7 +74,7 @@ fn configured(
 ) -> Result<Option<AddResult>> {
     if call.verb == Verb::Gc {
         // Without a list nothing else counts.
-        gc::valid_attachments(json)?;
+        verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
     if invocation.logging == Logging::Process {
@@ -160,7 +152,7 @@ impl<'a> Context<'a> {
             Verb::Add => return self.add(version, allocator).map(Some),
             Verb::Del => self.del(allocator),
             Verb::Check => self.check(allocator),
-            Verb::Gc => self.gc(gc::valid_attachments(json)?, allocator),
+            Verb::Gc => self.gc(verbs::valid_attachments(json)?, allocator),
             Verb::Status => self.status(allocator),
             Verb::Unknown | Verb::Version => Err(self.call.unknown()),
         }?;
@@ -170,7 +162,7 @@ impl<'a> Context<'a> {
     /// ADD. The namespace is checked before anything is assigned.
     fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<AddResult> {
         if self.is_own_netns() {
-            return Err(netns::own_netns_error());
+            return Err(env::own_netns_error());
         }
         let (args, identity) = self.identify()?;
         if self.rules == Rules::Calico {
@@ -260,7 +252,7 @@ impl<'a> Context<'a> {
         };
         let old_handle = identity.old_handle();
         // DEL has to do its work whatever the runtime has kept.
-        let addresses = prev_result::addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
+        let addresses = result::previous_addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
         let namespace = identity.pod.map(|(namespace, _)| namespace);
         let del = Del { attachment, old_handle, addresses, endpoint: None, namespace, vm };
@@ -270,12 +262,12 @@ impl<'a> Context<'a> {
         }
         done?;
         tracing::info!(network = self.conf.name, container = self.call.container, "DEL is done");
-        if own_netns { Err(netns::own_netns_error()) } else { Ok(()) }
+        if own_netns { Err(env::own_netns_error()) } else { Ok(()) }
     }
 
     fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
-        netns.is_some_and(|netns| netns::is_own(netns, &self.host.own_netns))
+        netns.is_some_and(|netns| env::is_own_netns(netns, &self.host.own_netns))
     }
 
     pub(crate) fn identify(&self) -> Result<(Args, Identity)> {
@@ -303,7 +295,7 @@ impl<'a> Context<'a> {
         let settings = BridgedSettings::from_conf(&self.conf)?;
         // Host-local's ranges are those of one node; whereabouts' are the whole cluster's.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
-            && !whereabouts::is_used(&self.conf.ipam.whereabouts);
+            && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
         if is_of_node && self.store.location.is_shared() {
             return Err(CniError::config("ipam defines a pool of its own, but the store is a cluster's").with_details(
                 "make the pool with: margay pool create, and name it in ipv4_pools or ipv6_pools; or write range, \
@@ -386,5 +378,58 @@ fn store_error(error: &ConfigError, rules: Rules, drivers: &Drivers) -> CniError
         }
         Rules::Calico => CniError::internal(error.to_string()),
         Rules::Bridged => CniError::config(error.to_string()).with_details(drivers.advice(error)),
+    }
+}
+
+/// The wanted addresses of all three sources together, each once: `IP` in `CNI_ARGS`, then `args.cni.ips`, then
+/// `runtimeConfig.ips`. Nothing says that one source overrules another, so all of them are wanted; an address that is
+/// named twice is wanted once.
+///
+/// # Errors
+/// Code 7 for what is no address.
+pub(crate) fn wanted(conf: &NetConf, args: &Args) -> Result<Vec<IpAddr>> {
+    let mut wanted: Vec<IpAddr> = args.ip.into_iter().collect();
+    for (setting, value) in [("args.cni.ips", &conf.args_ips), ("runtimeConfig.ips", &conf.runtime_ips)] {
+        let elements = value.as_ref().map(Json::one_or_many).unwrap_or_default();
+        for element in elements {
+            let text =
+                element.as_str().ok_or_else(|| CniError::config(format!("{setting} must be a list of addresses")))?;
+            let address = parse_address(text, AddressForm::BareOrCidr)
+                .map_err(|error| CniError::config(error).with_details(format!("in {setting}")))?;
+            if !wanted.contains(&address) {
+                wanted.push(address);
+            }
+        }
+    }
+    Ok(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted_by(json: &str, ip: &str) -> Result<Vec<String>> {
+        let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
+        let args = Args { ip: ip.parse().ok(), ..Args::default() };
+        Ok(wanted(&conf, &args)?.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn the_sources_add_up() {
+        let json = r#"{"args":{"cni":{"ips":["10.0.0.2/24","fd00::1"]}},"runtimeConfig":{"ips":["10.0.0.3","10.0.0.1","FD00::1/64"]}}"#;
+        assert_eq!(wanted_by(json, "10.0.0.1").unwrap(), ["10.0.0.1", "10.0.0.2", "fd00::1", "10.0.0.3"]);
+        assert_eq!(wanted_by(json, "").unwrap(), ["10.0.0.2", "fd00::1", "10.0.0.3", "10.0.0.1"]);
+        assert!(wanted_by("{}", "").unwrap().is_empty());
+        assert_eq!(wanted_by(r#"{"runtimeConfig":{"ips":"10.0.0.3"}}"#, "").unwrap(), ["10.0.0.3"]);
+    }
+
+    #[test]
+    fn what_is_no_address() {
+        let error = wanted_by(r#"{"runtimeConfig":{"ips":["10.0.0"]}}"#, "").unwrap_err();
+        assert_eq!((error.code().number(), error.message()), (7, "invalid IP address: 10.0.0"));
+        assert_eq!(error.details(), "in runtimeConfig.ips");
+        for json in [r#"{"args":{"cni":{"ips":[1]}}}"#, r#"{"args":{"cni":{"ips":{}}}}"#] {
+            assert_eq!(wanted_by(json, "").unwrap_err().message(), "args.cni.ips must be a list of addresses");
+        }
     }
 }

@@ -6,7 +6,7 @@ use agent::{CniError, Result};
 use ipam_core::sticky::{MAX_WAIT, Sticky};
 use ipam_core::timestamps::parse_span;
 
-use crate::args::Args;
+use crate::env::Args;
 use crate::gojson::{Json, quoted};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
@@ -153,8 +153,7 @@ fn of_pod(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::AddressForm;
-    use crate::env::Environment;
+    use crate::env::{AddressForm, Environment};
 
     fn of(ipam: &str, rest: &str, cni_args: &str) -> Result<Option<Sticky>> {
         let text = format!(r#"{{"name":"net","ipam":{{{ipam}}}{rest}}}"#);

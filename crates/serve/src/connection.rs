@@ -1,4 +1,4 @@
-//! One connection on the private socket.
+//! One connection on the private socket: the verbs of plugins, and a store's requests.
 
 use std::io;
 use std::pin::pin;
@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent::{Answer, Asked, Verb};
+use datastore::held::Held;
+use futures::StreamExt;
+use kv::{Error, ErrorKind, Operation, Purpose, Store, WatchRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -13,10 +16,8 @@ use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval_at, timeout};
 use wire::{Frame, Hello, Kind, MAX_REQUEST, Progress, keys};
 
-use crate::asker::{Asker, until};
 use crate::daemon::Daemon;
-use crate::keys as stores_keys;
-use crate::lane::{Job, replaced};
+use crate::lane::{AskedStore, Asker, Job, replaced, until};
 use crate::metrics::{Ending, Metrics};
 
 /// A connection on which nothing comes for so long is closed. Clients know that.
@@ -52,9 +53,9 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
                 let asked: keys::Asked = frame.decode()?;
                 send(&mut writer, &Frame::empty(Kind::Taken)).await?;
                 if let keys::Request::Watch(request) = asked.request {
-                    return stores_keys::watch(&daemon.held, generation, request, &mut reader, &mut writer).await;
+                    return serve_watch(&daemon.held, generation, request, &mut reader, &mut writer).await;
                 }
-                let answer = stores_keys::answer(daemon, generation, asked, &reader).await;
+                let answer = answer_store_request(daemon, generation, asked, &reader).await;
                 send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
             }
             Kind::Hello | Kind::Taken | Kind::Alive | Kind::Answer => {
@@ -158,6 +159,107 @@ pub(crate) async fn send(writer: &mut OwnedWriteHalf, frame: &Frame) -> io::Resu
 }
 
 /// Waits until a client that has nothing to say says something, or closes.
-pub(crate) async fn client_speaks(reader: &mut OwnedReadHalf) {
+async fn client_speaks(reader: &mut OwnedReadHalf) {
     let _ = reader.read(&mut [0]).await;
+}
+
+/// Carries out a request that is no watch.
+async fn answer_store_request(
+    daemon: &Daemon,
+    generation: u64,
+    asked: keys::Asked,
+    connection: &OwnedReadHalf,
+) -> keys::Answer {
+    let operation = match asked.request {
+        keys::Request::Range(_) | keys::Request::Oldest => Operation::Range,
+        keys::Request::Txn(..) => Operation::Txn,
+        keys::Request::Watch(_) => Operation::Watch,
+        keys::Request::Compact(_) => Operation::Compact,
+    };
+    let until = until(asked.within);
+    match carry_out(daemon, generation, asked.request, until, connection).await {
+        Ok(answer) => answer,
+        Err(error) => keys::Answer::Failed(keys::Failed::from(&at_operation(error, operation))),
+    }
+}
+
+/// An error of opening the store, as the client's request has it: nothing was done.
+fn at_operation(error: Error, operation: Operation) -> Error {
+    if error.operation() != Operation::Open {
+        return error;
+    }
+    let outcome = error.outcome();
+    Error::new(error.kind().clone(), operation, error.store().to_owned()).with_source(error).with_outcome(outcome)
+}
+
+async fn carry_out(
+    daemon: &Daemon,
+    generation: u64,
+    request: keys::Request,
+    until: Instant,
+    connection: &OwnedReadHalf,
+) -> kv::Result<keys::Answer> {
+    let kept = daemon.held.keep_open(until).await?;
+    if kept.generation != generation {
+        return Err(daemon.held.replaced(Operation::Open));
+    }
+    let asked = |store| {
+        let asker = Asker::new(connection.as_ref(), until);
+        let asker =
+            asker.map_err(|error| Error::new(ErrorKind::Throttled, Operation::Open, "serve").with_source(error))?;
+        Ok::<_, Error>(AskedStore::new(store, vec![asker], Arc::clone(&daemon.metrics)))
+    };
+    Ok(match request {
+        keys::Request::Range(request) => keys::Answer::Range(kept.store(Purpose::Any)?.range(request).await?),
+        keys::Request::Txn(txn, purpose) => {
+            let store = kept.store(purpose)?;
+            // Reads of other clients go on while a commit hangs, so they are no beat of the store.
+            keys::Answer::Txn(if txn.is_read_only() { store.txn(txn).await? } else { asked(store)?.txn(txn).await? })
+        }
+        keys::Request::Compact(revision) => {
+            kept.store(Purpose::Any)?.compact(revision).await?;
+            keys::Answer::Compacted
+        }
+        keys::Request::Oldest => match kept.open()?.embedded() {
+            Some(store) => {
+                let oldest = store.oldest().await?;
+                keys::Answer::Oldest(oldest.revision, oldest.time)
+            }
+            None => return Err(Error::new(ErrorKind::Unsupported, Operation::Range, "serve")),
+        },
+        keys::Request::Watch(_) => return Err(Error::new(ErrorKind::Unsupported, Operation::Watch, "serve")),
+    })
+}
+
+/// Sends what a watch delivers until it ends or the client is gone.
+async fn serve_watch(
+    held: &Held,
+    generation: u64,
+    request: WatchRequest,
+    reader: &mut OwnedReadHalf,
+    writer: &mut OwnedWriteHalf,
+) -> io::Result<()> {
+    let mut stream = match held.watch_of(generation, request).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            return send(writer, &Frame::new(Kind::Answer, &keys::Answer::Failed(keys::Failed::from(&error)))?).await;
+        }
+    };
+    send(writer, &Frame::new(Kind::Answer, &keys::Answer::Watching)?).await?;
+    loop {
+        let item = tokio::select! {
+            item = stream.next() => item,
+            // A client says nothing more once it watches.
+            () = client_speaks(reader) => return Ok(()),
+        };
+        let answer = match item {
+            Some(Ok(batch)) => keys::Answer::Happened(batch),
+            Some(Err(error)) => {
+                let answer = keys::Answer::Failed(keys::Failed::from(&error));
+                return send(writer, &Frame::new(Kind::Answer, &answer)?).await;
+            }
+            None => return Ok(()),
+        };
+        send(writer, &Frame::new(Kind::Answer, &answer)?).await?;
+    }
 }

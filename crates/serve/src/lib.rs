@@ -1,27 +1,21 @@
 //! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.
 //!
 //! - [`lane`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
-//! - [`pulse`]: when the store last finished something, for clients that wait.
-//! - [`daemon`] and `connection`: the private socket of plugins and commands; `keys` is the store behind it.
+//! - [`daemon`] and `connection`: the private socket of plugins and commands, and the store behind it.
 //! - [`socket`]: the right to serve a store, and the socket's place.
 //! - [`accept`]: the acceptance of clients, wherever the daemon listens.
-//! - [`http`]: numbers for Prometheus and the page, from [`metrics`] and the store.
+//! - [`http`]: numbers for Prometheus and the page, from [`metrics`] and the store. The pulse in [`metrics`] tells clients that wait when the store last finished something.
 //! - [`api`]: etcd's API in front of an embedded store, for other programs.
 //! - [`life`]: start, readiness, watchdog, end.
 
 pub mod accept;
 pub mod api;
-pub mod asker;
 mod connection;
 pub mod daemon;
-mod eyes;
 #[cfg(test)]
 mod held_tests;
 pub mod http;
-mod keys;
 pub mod lane;
 pub mod life;
 pub mod metrics;
-mod pages;
-pub mod pulse;
 pub mod socket;

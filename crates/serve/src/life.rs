@@ -1,23 +1,31 @@
-//! The life of the daemon: what it starts with, how it says that it is ready and alive, and how it ends.
+//! The life of the daemon: what it starts with, how it says that it is ready and alive, the addresses of its page and its numbers, and how
+//! it ends.
 
-use std::io;
+use std::future::pending;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use datastore::{Location, served};
+use ipam_core::Nodes;
+use ipam_operator::Operator;
+use kv::Store;
 use kv_mvcc::Retention;
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use wire::Identity;
 
+use crate::accept::Listener;
 use crate::api;
 use crate::daemon::Daemon;
-use crate::pages;
+use crate::http::{self, About, Shown};
 use crate::socket::{self, Place};
 
 /// How long the end may take: turns that are under way end within milliseconds.
@@ -93,7 +101,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
         return Err(Refusal::History(location));
     }
     tasks.spawn(Arc::clone(&daemon).listen(listener));
-    let pages = pages::offer(&daemon, &options, &mut tasks).await?;
+    let pages = offer_page(&daemon, &options, &mut tasks).await?;
     let api = api::offer(&daemon, &location, &options.api, &mut tasks).await.map_err(Refusal::Api)?;
     let missing = if identity == Identity::Nothing { " (there is no store yet)" } else { "" };
     started(&format!("serving {}{missing} at {}{pages}{api}", options.location, place.socket().display()));
@@ -140,4 +148,66 @@ fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "systemd was not informed");
     }
+}
+
+/// The prefix of an address that is the path of a unix socket.
+const UNIX: &str = "unix:";
+
+/// Listens at all addresses. Returns the message about it, if any.
+///
+/// # Errors
+/// The address that cannot be had.
+async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet<()>) -> Result<String, Refusal> {
+    let shown = Arc::new(shown_by(daemon, options));
+    let mut said = String::new();
+    for address in &options.http {
+        let listener = listen_for_page(address).await.map_err(|error| Refusal::Http(address.clone(), error))?;
+        match &listener {
+            Listener::Tcp(listener) => {
+                let local = listener.local_addr().map_err(Refusal::System)?;
+                said += &format!(", with a page at http://{local}/");
+            }
+            Listener::Unix(_) => said += &format!(", with a page at {address}"),
+        }
+        let (shown, address) = (Arc::clone(&shown), address.clone());
+        tasks.spawn(async move {
+            if let Err(error) = http::serve(listener, shown, pending()).await {
+                tracing::error!(%error, address, "the page is not offered any more");
+            }
+        });
+    }
+    Ok(said)
+}
+
+fn shown_by(daemon: &Arc<Daemon>, options: &Options) -> Shown {
+    let nodes = if options.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen };
+    let about = About {
+        store: options.location.to_string(),
+        engine: options.location.facts().name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: options.node.clone(),
+        boot: options.boot.clone(),
+    };
+    let store: Arc<dyn Store> = Arc::new(daemon.held.clone());
+    let shown = Shown::new(Operator::new(Arc::clone(&store), nodes), about, Arc::clone(&daemon.metrics))
+        .with_hosts(options.hosts.clone())
+        .with_history(daemon.held.clone());
+    if nodes == Nodes::FirstSeen {
+        return shown;
+    }
+    // On a cluster the numbers are those of this node.
+    let (ipam, node) = (agent::ipam_on(store, &options.location, None), options.node.clone());
+    shown.with_reach(Arc::new(move || ipam.reach_of(&node)))
+}
+
+async fn listen_for_page(address: &str) -> io::Result<Listener> {
+    let Some(path) = address.strip_prefix(UNIX) else {
+        return Ok(Listener::Tcp(TcpListener::bind(address).await?));
+    };
+    let path = Path::new(path);
+    // An earlier daemon may have left it.
+    if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        fs::remove_file(path)?;
+    }
+    Ok(Listener::Unix(UnixListener::bind(path)?))
 }

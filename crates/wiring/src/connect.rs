@@ -1,23 +1,24 @@
-//! Giving a container its network.
+//! Giving a container its network, and the routes by which the host reaches it.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
+use nix::libc::{RT_SCOPE_HOST, RT_SCOPE_LINK, RT_SCOPE_NOWHERE, RT_SCOPE_SITE, RT_SCOPE_UNIVERSE, RT_TABLE_MAIN};
 
 use crate::error::{Errno, Error};
 use crate::link::{check_name, look_up, mac_text, not_found};
-use crate::messages::{self, HOST_MAC};
+use crate::messages::{self, HOST_MAC, Link, Route};
 use crate::namespace::{Namespace, apart};
 use crate::netlink::{Request, Socket};
-use crate::pauses::Pauses;
 use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, OldInterface, Plan};
-use crate::replies::{self, Link};
-use crate::{routes, sysctl};
+use crate::sysctl;
 
 /// The link-local address that the kernel makes of the MAC address of a host end (EUI-64).
-pub(crate) const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
+const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
 /// How long the kernel has to take over a MAC address, as in Calico's plugin.
 const MAC_PATIENCE: Duration = Duration::from_secs(5);
@@ -122,7 +123,7 @@ impl Work {
         self.set_up_host(&host, &host_end)?;
         self.container.enter()?;
         self.furnish(&host, &host_end, &pair)?;
-        routes::add_on_host(&host, &plan.host_interface, host_end.index, &plan.reached())?;
+        add_host_routes(&host, &plan.host_interface, host_end.index, &plan.reached())?;
         self.in_time()?;
         let mac = mac_text(plan.mac.as_ref().unwrap_or(&pair.end.mac));
         Ok((Wired { mac }, pair))
@@ -184,7 +185,7 @@ impl Work {
             .map_err(refused)?
             .into_iter();
         answers.next().unwrap_or(Err(Errno::GARBLED)).map_err(refused)?;
-        let found = answers.next().unwrap_or(Err(Errno::GARBLED)).and_then(|payload| replies::link(&payload));
+        let found = answers.next().unwrap_or(Err(Errno::GARBLED)).and_then(|payload| messages::read_link(&payload));
         self.made(container, found)
     }
 
@@ -331,7 +332,7 @@ impl Work {
         let down = messages::down(end.index).or(format!("failed to set {name:?} down"));
         let mac = messages::mac(end.index, &HOST_MAC).or(format!("failed to set MAC of {name:?}"));
         host.all(&[down, mac])?;
-        std::thread::sleep(DOWN);
+        sleep(DOWN);
         host.all(&[set_up(end.index, name)]).map(drop)
     }
 }
@@ -344,7 +345,7 @@ fn set_up(index: u32, name: &str) -> Request {
 pub(crate) fn link_local_addresses(socket: &Socket, index: u32) -> Result<Vec<Ipv6Addr>, Errno> {
     let mut found = Vec::new();
     for payload in socket.list(&messages::addresses(index, AddressFamily::Inet6))? {
-        let listed = replies::address(&payload)?;
+        let listed = messages::read_address(&payload)?;
         if let IpAddr::V6(address) = listed.address
             && listed.index == index
             && address.is_unicast_link_local()
@@ -353,4 +354,111 @@ pub(crate) fn link_local_addresses(socket: &Socket, index: u32) -> Result<Vec<Ip
         }
     }
     Ok(found)
+}
+
+/// Adds a route for each address and prefix that leads to the host's end of a pair.
+///
+/// Felix adds the same routes, and may be faster: a route that is there already is fine. Unlike Calico's plugin, this goes
+/// on with the other addresses then, and adds routes also where that leaves them to Felix.
+///
+/// # Errors
+///
+/// Another interface has a route with the same destination, or the kernel refuses the route.
+fn add_host_routes(host: &Socket, name: &str, index: u32, reached: &[IpNet]) -> Result<(), Error> {
+    let requests: Vec<Request> = reached.iter().map(|network| messages::route(*network, index)).collect();
+    let failed =
+        |reason: String| Error::failed(&format!("error adding host side routes for interface: {name}, error"), reason);
+    let answers = host.exchange(&requests).map_err(|errno| failed(errno.to_string()))?;
+    for (&destination, answer) in reached.iter().zip(answers) {
+        match answer {
+            Ok(_) => {}
+            Err(Errno::EXISTS) => find_conflict(host, name, index, destination).map_err(failed)?,
+            Err(errno) => {
+                let route = format!("Ifindex: {index}, Dst: {destination}, Scope: link, Iface: {name}");
+                return Err(failed(format!("failed to add route ({route}): {errno}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Finds out about a route that cannot be added because there is one. Fine if it is the same one.
+fn find_conflict(host: &Socket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
+    let mut other = String::new();
+    for route in
+        main_table(host, messages::family(destination.addr())).map_err(|_| "error listing routes".to_owned())?
+    {
+        if route.destination != destination {
+            continue;
+        }
+        if route.index == Some(index) && scope_is_link(&route) {
+            return Ok(());
+        }
+        if other.is_empty() {
+            let at = route.index.unwrap_or_default();
+            let interface = look_up_by_number(host, at).map_or_else(|| "unknown".to_owned(), |link| link.name);
+            let scope = scope_text(route.scope);
+            other = format!("route (Ifindex: {at}, Dst: {destination}, Scope: {scope}, Iface: {interface})");
+        }
+    }
+    Err(format!(
+        "route (Ifindex: {index}, Dst: {destination}, Scope: link) already exists for an interface other than '{name}': {other}"
+    ))
+}
+
+/// Whether a route of the host is as this crate adds them. The kernel has no link scope in IPv6.
+pub(crate) fn scope_is_link(route: &Route) -> bool {
+    route.scope == RT_SCOPE_LINK || route.destination.addr().is_ipv6()
+}
+
+/// The routes of a family in the main table.
+pub(crate) fn main_table(socket: &Socket, family: AddressFamily) -> Result<Vec<Route>, Errno> {
+    let mut routes = Vec::new();
+    for payload in socket.list(&messages::routes(family))? {
+        let route = messages::read_route(&payload)?;
+        if route.table == u32::from(RT_TABLE_MAIN) {
+            routes.push(route);
+        }
+    }
+    Ok(routes)
+}
+
+fn look_up_by_number(socket: &Socket, index: u32) -> Option<Link> {
+    messages::read_link(&socket.one(messages::link_by_number(index)).ok()?).ok()
+}
+
+/// A scope as Go's netlink library writes it.
+fn scope_text(scope: u8) -> String {
+    match scope {
+        RT_SCOPE_UNIVERSE => "universe".to_owned(),
+        RT_SCOPE_SITE => "site".to_owned(),
+        RT_SCOPE_LINK => "link".to_owned(),
+        RT_SCOPE_HOST => "host".to_owned(),
+        RT_SCOPE_NOWHERE => "nowhere".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Pauses between looks. They begin short, so that the usual case loses little, and double up to a longest one.
+struct Pauses {
+    next: Duration,
+    longest: Duration,
+    until: Instant,
+}
+
+impl Pauses {
+    /// Pauses that are over after `patience`, or when the deadline comes.
+    pub(crate) fn new(first: Duration, longest: Duration, patience: Duration, deadline: Instant) -> Self {
+        let now = Instant::now();
+        let until = now.checked_add(patience).map_or(deadline, |end| end.min(deadline));
+        Self { next: first, longest, until }
+    }
+
+    /// Makes a pause; `false` if the time is over.
+    pub(crate) fn pause(&mut self) -> bool {
+        let left = self.until.saturating_duration_since(Instant::now());
+        sleep(self.next.min(left));
+        self.next = self.next.saturating_mul(2).min(self.longest);
+        !left.is_zero()
+    }
 }

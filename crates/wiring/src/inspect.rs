@@ -7,15 +7,13 @@ use std::time::Instant;
 use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 
-use crate::connect::link_local_addresses;
+use crate::connect::{link_local_addresses, main_table, scope_is_link};
 use crate::error::{Errno, Error};
 use crate::link::{look_up, mac_text};
-use crate::messages;
+use crate::messages::{self, Link, Route};
 use crate::namespace::{Namespace, apart};
 use crate::netlink::Socket;
 use crate::plan::{IPV4_NEXT_HOP, Plan};
-use crate::replies::{self, Link, Route};
-use crate::routes::{main_table, scope_is_link};
 use crate::sysctl;
 
 /// Compares the network of a container with its plan, and changes nothing. Each difference is a sentence that names it;
@@ -133,7 +131,7 @@ impl Look {
         let mut found = Vec::new();
         for family in self.families() {
             for payload in container.list(&messages::addresses(index, family)).map_err(unanswered)? {
-                let listed = replies::address(&payload).map_err(unanswered)?;
+                let listed = messages::read_address(&payload).map_err(unanswered)?;
                 if listed.index == index {
                     found.push((listed.address, listed.prefix));
                 }

@@ -1,11 +1,13 @@
-//! Interfaces: their names and MAC addresses as texts, and finding them.
+//! Interfaces: their names and MAC addresses as texts, finding and listing them, and removing those of the host.
 
 use std::fmt::Write;
+use std::path::Path;
+use std::time::Instant;
 
 use crate::error::{Errno, Error};
-use crate::messages;
+use crate::messages::{self, Link};
+use crate::namespace::{Namespace, apart};
 use crate::netlink::Socket;
-use crate::replies::{self, Link};
 
 /// The longest name of an interface in bytes (`IFNAMSIZ` without the zero).
 const LONGEST_NAME: usize = 15;
@@ -25,7 +27,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
 
 /// The interface with a name in the namespace of a socket.
 pub(crate) fn look_up(socket: &Socket, name: &str) -> Result<Link, Errno> {
-    replies::link(&socket.one(messages::look_up(name))?)
+    messages::read_link(&socket.one(messages::look_up(name))?)
 }
 
 /// The error for an interface that must be there and is not found.
@@ -44,6 +46,64 @@ pub(crate) fn mac_text(mac: &[u8]) -> String {
         let _ = write!(text, "{colon}{byte:02x}");
     }
     text
+}
+
+/// True if a network namespace has an interface of this name.
+///
+/// # Errors
+///
+/// The namespace cannot be entered, the kernel does not answer, or the deadline comes first.
+pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<bool, Error> {
+    let container = Namespace::open(namespace)?;
+    let name = name.to_owned();
+    let late = || Error::TimedOut("timed out looking for an interface in netns".to_owned());
+    apart(deadline, late, move |outcome| {
+        let found = container.enter().and_then(|()| Socket::route()).and_then(|socket| match look_up(&socket, &name) {
+            Ok(_) => Ok(true),
+            Err(Errno::NO_DEVICE) => Ok(false),
+            Err(errno) => Err(Error::failed("failed to look for an interface in netns", errno)),
+        });
+        drop(outcome.send(found));
+    })
+}
+
+/// The host's end of a pair (veth or netkit).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostInterface {
+    /// The name.
+    pub name: String,
+    /// The number by which the kernel knows this interface and no later one of the same name.
+    pub index: u32,
+}
+
+/// Removes the host's end of a pair, and with it the whole pair. An interface that is gone is fine.
+///
+/// # Errors
+///
+/// The kernel refuses the removal.
+pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
+    match Socket::route()?.one(messages::remove(interface.index)) {
+        Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
+        Err(errno) => Err(Error::failed(&format!("failed to delete {:?}", interface.name), errno)),
+    }
+}
+
+/// The interfaces of the host that are ends of pairs.
+///
+/// # Errors
+///
+/// The kernel refuses to list them.
+pub fn host_interfaces() -> Result<Vec<HostInterface>, Error> {
+    let host = Socket::route()?;
+    let failed = |errno: Errno| Error::failed("failed to list the interfaces of the host", errno);
+    let mut interfaces = Vec::new();
+    for payload in host.list(&messages::interfaces()).map_err(failed)? {
+        let link = messages::read_link(&payload).map_err(failed)?;
+        if link.is_of_a_pair() {
+            interfaces.push(HostInterface { name: link.name, index: link.index });
+        }
+    }
+    Ok(interfaces)
 }
 
 #[cfg(test)]

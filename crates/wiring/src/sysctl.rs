@@ -1,9 +1,12 @@
-//! The kernel's settings below `/proc/sys/net`. The kernel shows those of the network namespace in which the thread is.
+//! The kernel's settings below `/proc/sys/net`, and the host's own setting for passing packets on.
+//!
+//! The kernel shows the settings of the network namespace in which the thread is.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::net::IpAddr;
 
-use crate::error::Errno;
+use crate::error::{Errno, Error};
 
 const FOLDER: &str = "/proc/sys/net";
 
@@ -27,4 +30,29 @@ pub(crate) fn set(key: &str, value: &str) -> Result<(), String> {
 /// The value of a setting; `None` if it cannot be read.
 pub(crate) fn read(key: &str) -> Option<String> {
     Some(fs::read_to_string(format!("{FOLDER}/{key}")).ok()?.trim().to_owned())
+}
+
+/// Lets the host pass packets on for the families of these addresses: `net.ipv4.ip_forward` and
+/// `net.ipv6.conf.all.forwarding` become 1, unless they are.
+///
+/// Containers reach each other over IPv4 without that: the kernel looks at the setting of the interface from which a packet
+/// comes, and the host's ends have theirs. An answer of the world comes from an interface that has not. For IPv6 the kernel
+/// looks at the setting of the whole host alone, so containers need it even among themselves. A host with that setting takes
+/// no default route from router advertisements any more, unless its interface has `accept_ra=2`.
+///
+/// # Errors
+///
+/// The setting cannot be written: `failed to set net.ipv4.ip_forward=1: ..`.
+pub fn ensure_forwarding(addresses: &[IpAddr]) -> Result<(), Error> {
+    let families = [
+        (addresses.iter().any(IpAddr::is_ipv4), "ipv4/ip_forward"),
+        (addresses.iter().any(IpAddr::is_ipv6), "ipv6/conf/all/forwarding"),
+    ];
+    for (_, key) in families.into_iter().filter(|(wanted, _)| *wanted) {
+        if read(key).as_deref() != Some("1") {
+            set(key, "1").map_err(Error::Failed)?;
+            tracing::info!(setting = key, "the host passes packets on from now on");
+        }
+    }
+    Ok(())
 }

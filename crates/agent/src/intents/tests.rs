@@ -59,7 +59,7 @@ fn in_first_form(note: &Note) -> Vec<u8> {
         ops.iter().for_each(|op| form.op(op));
     }
     let mut bytes = b"margay-intent\x01".to_vec();
-    bytes.extend(whole_file::CRC_32.checksum(&content).to_le_bytes());
+    bytes.extend(CRC_32.checksum(&content).to_le_bytes());
     bytes.extend(content);
     bytes
 }
@@ -170,7 +170,7 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     let mut bytes = note[..13].to_vec();
     bytes.push(2);
     bytes.extend(u32::try_from(rest.len()).unwrap().to_le_bytes());
-    bytes.extend(whole_file::CRC_32.checksum(&rest).to_le_bytes());
+    bytes.extend(CRC_32.checksum(&rest).to_le_bytes());
     bytes.extend(rest);
     bytes.extend(steps.bytes());
     bytes
@@ -255,10 +255,10 @@ fn what_is_cut_changed_or_foreign_is_no_note() {
     }
     let mut longer = whole.clone();
     longer.push(0);
-    assert_eq!(Note::decode(&longer), Err(codec::NoNote::Damaged));
+    assert_eq!(Note::decode(&longer), Err(NoNote::Damaged));
     let mut newer = whole;
     newer[13] = 4;
-    assert_eq!(Note::decode(&newer), Err(codec::NoNote::OtherVersion(4)));
+    assert_eq!(Note::decode(&newer), Err(NoNote::OtherVersion(4)));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use http::{HeaderMap, Response};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 
-use super::message::{ContainerSettings, WorkloadIds};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -250,4 +249,96 @@ async fn what_is_no_grpc_is_an_error() {
         let text = refused(&format!("unix://{}/cni.sock", folder.path().display()), LONG).await;
         assert!(text.starts_with("rpc error: code = "), "{text}");
     }
+}
+
+/// A field of bytes: its number and how it is written, its length, and its content.
+fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat()
+}
+
+fn text(number: u8, text: &str) -> Vec<u8> {
+    bytes(number, text.as_bytes())
+}
+
+/// A field with a number below 128.
+fn number(number: u8, value: u8) -> Vec<u8> {
+    vec![number << 3, value]
+}
+
+fn pair(name: &str, value: &str) -> Vec<u8> {
+    [text(1, name), text(2, value)].concat()
+}
+
+fn map(name: &str, value: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(name.to_owned(), value.to_owned())])
+}
+
+#[test]
+fn every_field_has_its_number() {
+    let port = Port { name: "dns".into(), protocol: "UDP".into(), port: 53, host_port: 54, host_ip: "10.1.2.3".into() };
+    let workload = WorkloadIds {
+        name: "n".into(),
+        namespace: "ns".into(),
+        labels: map("l", "1"),
+        annotations: map("a", "2"),
+        endpoint: "eth0".into(),
+        node: "node1".into(),
+        orchestrator: "k8s".into(),
+        pod: "pod1".into(),
+        ports: vec![port],
+    };
+    let request = AddRequest {
+        interface_name: "eth0".into(),
+        netns: "/run/netns/a".into(),
+        desired_host_interface_name: "cali1".into(),
+        settings: Some(ContainerSettings { allow_ip_forwarding: true, mtu: 68 }),
+        container_ips: vec![
+            IpConfig::new("10.65.0.1/26".parse().unwrap(), None),
+            IpConfig::new("fd00::1/122".parse().unwrap(), Some("fd00::2".parse().unwrap())),
+        ],
+        container_routes: vec!["0.0.0.0/0".into(), "::/0".into()],
+        workload: Some(workload),
+        dataplane_options: map("type", "grpc"),
+    };
+    let port = [text(1, "dns"), text(2, "UDP"), number(3, 53), number(4, 54), text(5, "10.1.2.3")].concat();
+    let workload = [
+        text(1, "n"),
+        text(2, "ns"),
+        bytes(3, &pair("l", "1")),
+        bytes(4, &pair("a", "2")),
+        text(5, "eth0"),
+        text(6, "node1"),
+        text(7, "k8s"),
+        text(8, "pod1"),
+        bytes(9, &port),
+    ]
+    .concat();
+    let expected = [
+        text(1, "eth0"),
+        text(2, "/run/netns/a"),
+        text(3, "cali1"),
+        bytes(4, &[number(1, 1), number(2, 68)].concat()),
+        bytes(5, &[text(1, "10.65.0.1/26"), text(2, "<nil>")].concat()),
+        bytes(5, &[text(1, "fd00::1/122"), text(2, "fd00::2")].concat()),
+        text(6, "0.0.0.0/0"),
+        text(6, "::/0"),
+        bytes(7, &workload),
+        bytes(8, &pair("type", "grpc")),
+    ]
+    .concat();
+    assert_eq!(request.encode_to_vec(), expected);
+    let request = DelRequest { interface_name: "eth0".into(), netns: "/a".into(), dataplane_options: map("x", "y") };
+    let expected = [text(1, "eth0"), text(2, "/a"), bytes(3, &pair("x", "y"))].concat();
+    assert_eq!(request.encode_to_vec(), expected);
+    let reply = [number(1, 1), text(2, "no"), text(3, "cali1"), text(4, "aa:bb")].concat();
+    let expected = AddReply {
+        successful: true,
+        error_message: "no".into(),
+        host_interface_name: "cali1".into(),
+        container_mac: "aa:bb".into(),
+    };
+    assert_eq!(AddReply::decode(reply.as_slice()).unwrap(), expected);
+    let reply = [number(1, 0), text(2, "no")].concat();
+    let expected = DelReply { successful: false, error_message: "no".into() };
+    assert_eq!(DelReply::decode(reply.as_slice()).unwrap(), expected);
 }

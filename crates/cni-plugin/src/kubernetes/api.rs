@@ -1,19 +1,20 @@
-//! Requests to the Kubernetes API, on one connection as long as it lasts.
+//! Requests to the Kubernetes API with their login, on one connection as long as it lasts.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{ACCEPT, AUTHORIZATION, HOST, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT};
+use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderValue, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::dial::Route;
-use super::login::Login;
-use super::problem::{Failure, Problem};
+use super::dial::{self, Failure, Problem, Route};
 
 /// More than a namespace, a pod or a virtual machine has, in bytes.
 const MAX_BYTES: usize = 4 << 20;
@@ -182,4 +183,44 @@ pub(super) fn deadline(left: Duration) -> Instant {
 fn pause(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds).max(SHORTEST_PAUSE))
+}
+
+/// The login that a kubeconfig gives its user beside certificates.
+pub(super) enum Login {
+    /// Nothing.
+    Unnamed,
+    /// A token.
+    Token(String),
+    /// A file with a token, which may be replaced at any time.
+    TokenFile(PathBuf),
+    /// A user and a password.
+    Password(String, String),
+}
+
+/// The value of a header, and the secret in it.
+pub(super) struct Credential {
+    pub(super) header: HeaderValue,
+    pub(super) secret: String,
+}
+
+impl Login {
+    /// The credential to send with the next request.
+    pub(super) fn credential(&self) -> Result<Option<Credential>, Problem> {
+        let (scheme, secret) = match self {
+            Self::Unnamed => return Ok(None),
+            Self::Token(token) => ("Bearer", token.clone()),
+            Self::TokenFile(path) => {
+                let token = String::from_utf8_lossy(&dial::read_credentials(path)?).trim().to_owned();
+                if token.is_empty() {
+                    return Err(Problem::new(format!("{} is empty", path.display()), "it must have a token"));
+                }
+                ("Bearer", token)
+            }
+            Self::Password(user, password) => ("Basic", STANDARD.encode(format!("{user}:{password}"))),
+        };
+        let bad = |_| Problem::new("the token for the Kubernetes API has characters that none has", "check it");
+        let mut header = HeaderValue::try_from(format!("{scheme} {secret}")).map_err(bad)?;
+        header.set_sensitive(true);
+        Ok(Some(Credential { header, secret }))
+    }
 }

@@ -1,8 +1,15 @@
-//! Connections to a server of HTTP: through a proxy or not, with TLS or without.
+//! Connections to a server of HTTP: through a proxy or not, with TLS or without; the authorities to trust, the files with credentials, and
+//! the reasons why a request has no usable answer.
 
-use std::io;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use agent::{CniError, Code};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -10,14 +17,17 @@ use http_body_util::Empty;
 use hyper::header::{HOST, HeaderValue, PROXY_AUTHORIZATION};
 use hyper::{Method, Request, Uri};
 use hyper_util::rt::TokioIo;
+use nix::libc::O_NONBLOCK;
+use nix::unistd::geteuid;
 use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
-
-use super::problem::{Failure, Problem};
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 /// A connection of whatever kind.
 pub(crate) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -26,7 +36,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 /// The address of a server: what of a URL is about connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    pub(super) is_https: bool,
+    is_https: bool,
     pub(super) host: String,
     pub(super) port: u16,
     /// Host and port as they are written.
@@ -176,5 +186,198 @@ impl Route {
         }
         let upgraded = hyper::upgrade::on(answer).await.map_err(broken)?;
         Ok(Box::new(TokioIo::new(upgraded)))
+    }
+}
+
+/// Which servers are the right ones.
+pub(super) enum Trust {
+    /// Those whom the authorities of this system vouch for.
+    System,
+    /// Those whom these authorities vouch for, in PEM form.
+    Authority(Vec<u8>),
+    /// Every one (`insecure-skip-tls-verify`).
+    Everyone,
+}
+
+/// A certificate of ours and its key, in PEM form.
+pub(super) struct Identity {
+    pub(super) certificate: Vec<u8>,
+    pub(super) key: Vec<u8>,
+}
+
+pub(super) fn tls_config(trust: &Trust, identity: Option<&Identity>) -> Result<ClientConfig, Problem> {
+    let unusable =
+        |what: &str| Problem::new(format!("{what} for the Kubernetes API cannot be used"), "check the kubeconfig");
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|_| unusable("TLS"))?;
+    let builder = match trust {
+        Trust::Everyone => {
+            tracing::warn!("the Kubernetes API may be anybody's: the kubeconfig has insecure-skip-tls-verify");
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+        }
+        Trust::System => {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            builder.with_root_certificates(roots)
+        }
+        Trust::Authority(pem) => {
+            builder.with_root_certificates(authorities(pem).ok_or_else(|| unusable("the authority"))?)
+        }
+    };
+    let Some(Identity { certificate, key }) = identity else { return Ok(builder.with_no_client_auth()) };
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+    let certificates = certificates.map_err(|_| unusable("the client certificate"))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| unusable("the client key"))?;
+    builder.with_client_auth_cert(certificates, key).map_err(|_| unusable("the client certificate"))
+}
+
+/// `None` if there is none, or one that is none.
+fn authorities(pem: &[u8]) -> Option<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        roots.add(certificate.ok()?).ok()?;
+    }
+    (!roots.is_empty()).then_some(roots)
+}
+
+/// Takes every certificate, but only from a server that has its key.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Far more than any of these files has, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+const WHY_KUBERNETES: &str =
+    "with this file the plugin logs in to the Kubernetes API, or knows that API: only its owner may write to it";
+const WHY_ETCD: &str = "with this file the plugin logs in to etcd, or knows that etcd: only its owner may write to it";
+/// The bits of a mode with which others than the owner may write.
+const WRITABLE: u32 = 0o022;
+
+/// The content of such a file. A file that others may write to is refused: they could have the plugin run as somebody else, or
+/// have it trust their server.
+pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, Problem> {
+    let shown = path.display();
+    let unreadable = |error: io::Error| {
+        Problem::new(format!("cannot read {shown}: {error}"), "check kubernetes.kubeconfig, and that the file is there")
+    };
+    // A pipe would be waited for.
+    let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
+    check_file(path, &file, WHY_KUBERNETES).map_err(unreadable)??;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Problem::new(
+            format!("{shown} has more than {MAX_BYTES} bytes"),
+            "check that it is the right file",
+        ));
+    }
+    Ok(bytes)
+}
+
+/// The same check of a file with etcd's key or certificates, which others read. A file that cannot be opened is theirs to report.
+pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
+    let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
+    match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
+        Ok(Err(Problem { code, what, advice })) => Err(CniError::new(code, what).with_details(advice)),
+        Ok(Ok(())) | Err(_) => Ok(()),
+    }
+}
+
+fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), Problem>> {
+    let about = file.metadata()?;
+    let (shown, owner) = (path.display(), about.uid());
+    if !about.is_file() {
+        return Err(io::Error::other("this is no file"));
+    }
+    let remedy = format!("chown root {shown} && chmod go-w {shown}");
+    Ok(if about.mode() & WRITABLE != 0 {
+        Err(Problem::new(format!("others than its owner may write to {shown}; run: chmod go-w {shown}"), why))
+    } else if owner != 0 && owner != geteuid().as_raw() {
+        Err(Problem::new(format!("{shown} belongs to the user {owner}; run: {remedy}"), why))
+    } else {
+        Ok(())
+    })
+}
+
+/// A problem, and the advice about it. No secret is kept in it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) code: Code,
+    pub(super) what: String,
+    pub(super) advice: String,
+}
+
+impl Problem {
+    /// A problem that somebody must mend.
+    pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { code: Code::Internal, what: what.into(), advice: advice.into() }
+    }
+
+    /// A problem that may be gone a little later.
+    pub(super) fn passing(what: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { code: Code::TryAgain, ..Self::new(what, advice) }
+    }
+}
+
+/// The reason why a request has no answer. The plugins report the first two in different words.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// There is no connection.
+    Unreachable(io::Error),
+    /// There was no answer in that time.
+    Late(Duration),
+    /// Everything else.
+    Reported(Problem),
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self::Reported(problem)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(error) => error.fmt(f),
+            Self::Late(left) => write!(f, "there was no answer in {:.1} s", left.as_secs_f32()),
+            Self::Reported(problem) => f.write_str(&problem.what),
+        }
     }
 }

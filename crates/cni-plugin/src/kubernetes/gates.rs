@@ -11,8 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use super::api::deadline;
-use super::dial::{Address, Route, password};
-use super::tls::{self, Trust};
+use super::dial::{self, Address, Route, Trust, password};
 use crate::gojson::quoted;
 
 /// How often a gate is queried, and for how long, as in Calico's plugin. That one begins with a pause.
@@ -68,7 +67,7 @@ impl Gate {
             return Err(if has_scheme { invalid(format!("unsupported protocol scheme {scheme}")) } else { no_uri() });
         }
         let address = Address::of(&uri).ok_or_else(no_uri)?;
-        let way = Route::new(address, None, None, || tls::config(&Trust::System, None));
+        let way = Route::new(address, None, None, || dial::tls_config(&Trust::System, None));
         let way = way.map_err(|problem| CniError::internal(problem.what))?;
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
@@ -121,8 +120,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::kubernetes::tests::server::{Reply, Server};
     use crate::kubernetes::tests::trust::Certificates;
+    use crate::kubernetes::tests::{Reply, Server};
 
     const FAST: Pace = Pace { interval: Duration::from_millis(100), longest: Duration::from_millis(500) };
     const LONG: Duration = Duration::from_secs(60);

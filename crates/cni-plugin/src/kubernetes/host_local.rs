@@ -4,8 +4,7 @@ use agent::{CniError, Result};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use crate::gojson::Json;
-use crate::govalues;
+use crate::gojson::{self, Json};
 
 /// The text of a subnet, in any case, for the node's range of a family; and the network that stands for it on DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
@@ -33,7 +32,7 @@ impl HostLocal {
     /// # Errors
     /// Calico's, code 999: `ipam`, `ipam.ranges` or a part of that has the wrong shape.
     pub(crate) fn new(conf: &Json) -> Result<Self> {
-        let conf = govalues::untyped(conf);
+        let conf = gojson::untyped(conf);
         check_shape(&conf["ipam"]).map_err(CniError::internal)?;
         Ok(Self { conf })
     }
@@ -50,7 +49,7 @@ impl HostLocal {
     pub(crate) fn with_pod_cidrs(mut self, node: &str, cidrs: &[String]) -> Result<Self> {
         let mut found = [None, None];
         for cidr in cidrs {
-            let net = govalues::parse_cidr(cidr).map_err(CniError::internal)?;
+            let net = gojson::parse_cidr(cidr).map_err(CniError::internal)?;
             found[family(&net)] = Some(cidr);
         }
         if cidrs.is_empty() {
@@ -76,7 +75,7 @@ impl HostLocal {
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
-            if let Some(Ok(net)) = subnet.as_str().map(govalues::parse_cidr) {
+            if let Some(Ok(net)) = subnet.as_str().map(gojson::parse_cidr) {
                 taken[family(&net)] = true;
             }
         }
@@ -118,7 +117,7 @@ impl HostLocal {
             _ => {
                 let text = format!(
                     "failed to parse host-local IPAM routes section; expecting list, not: {}",
-                    govalues::printed(ipam)
+                    gojson::printed(ipam)
                 );
                 return Err(CniError::internal(text));
             }
@@ -155,7 +154,7 @@ fn check_shape(ipam: &Value) -> Result<(), String> {
         other => {
             return Err(format!(
                 "failed to parse host-local IPAM ranges section; was expecting a list, not: {}",
-                govalues::printed(other)
+                gojson::printed(other)
             ));
         }
     };
@@ -170,23 +169,22 @@ fn check_shape(ipam: &Value) -> Result<(), String> {
 
 fn dict(value: &Value) -> Result<&Map<String, Value>, String> {
     let wrong =
-        || format!("failed to parse host-local IPAM data; was expecting a dict, not: {}", govalues::printed(value));
+        || format!("failed to parse host-local IPAM data; was expecting a dict, not: {}", gojson::printed(value));
     value.as_object().ok_or_else(wrong)
 }
 
 /// The destination of a route, if it has one.
 fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     let Value::Object(route) = route else {
-        return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", govalues::printed(route)));
+        return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
         // The text is Calico's for a route without a destination.
         None => Err("invalid CIDR address: <nil>".to_owned()),
-        Some(Value::String(text)) => govalues::parse_cidr(text).map(Some),
-        Some(other) => Err(format!(
-            "invalid IPAM routes section; expecting 'dst' to be a string, not: {}",
-            govalues::printed(other)
-        )),
+        Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
+        Some(other) => {
+            Err(format!("invalid IPAM routes section; expecting 'dst' to be a string, not: {}", gojson::printed(other)))
+        }
     }
 }
 

@@ -8,12 +8,9 @@ use hyper::Uri;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::api::Api;
-use super::dial::{Address, Proxy, Route};
-use super::login::Login;
-use super::problem::Problem;
-use super::tls::{self, Identity, Trust};
-use super::{Kubernetes, files};
+use super::Kubernetes;
+use super::api::{Api, Login};
+use super::dial::{self, Address, Identity, Problem, Proxy, Route, Trust};
 
 /// The folder with the credentials of a process in the cluster.
 const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -128,7 +125,7 @@ impl Kubernetes {
 
 /// The cluster and the user of the current context, with paths that are complete.
 fn read_kubeconfig(path: &Path) -> Result<(Cluster, User), Problem> {
-    parse_kubeconfig(&files::read(path)?, path)
+    parse_kubeconfig(&dial::read_credentials(path)?, path)
 }
 
 fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(Cluster, User), Problem> {
@@ -182,7 +179,7 @@ fn connect(cluster: Cluster, user: User, agent: &'static str) -> Result<Api, Pro
     // A credential that cannot be read is reported before any request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
-    let way = Route::new(address, proxy, server_name, || tls::config(&trust, identity.as_ref()))?;
+    let way = Route::new(address, proxy, server_name, || dial::tls_config(&trust, identity.as_ref()))?;
     Ok(Api {
         way: way.ok_or_else(unusable)?,
         prefix: uri.path().trim_end_matches('/').to_owned(),
@@ -230,5 +227,5 @@ fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, P
             .map(Some)
             .map_err(|_| Problem::new("a value ending in -data is not in base64", "mend the kubeconfig"));
     }
-    file.filter(|file| !file.as_os_str().is_empty()).map(files::read).transpose()
+    file.filter(|file| !file.as_os_str().is_empty()).map(dial::read_credentials).transpose()
 }

@@ -1,42 +1,37 @@
 //! Requests to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, the virtual
 //! machine that a pod runs, and the parts of a pod's endpoint.
+//!
+//! The errors about virtual machines are Calico's, to the letter where Calico has them.
 
-mod annotations;
 mod api;
-mod client;
 mod dial;
-mod files;
 pub(crate) mod gates;
 mod host_local;
 mod kubeconfig;
-mod launcher;
-mod login;
 mod pod;
-mod problem;
-mod tls;
 
-use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
+use std::{fmt, fs};
 
+use agent::{CniError, Code, Result};
 use hyper::StatusCode;
 use ipam_core::model::Labels;
 use serde_json::Value;
 use tokio::runtime::Builder;
+use tokio::time::timeout;
 
-use self::api::{Api, CHECK_ADDRESS};
-use self::problem::{Failure, Problem};
 use crate::env::Environment;
 use crate::netconf::NetConf;
-use agent::{CniError, Result};
+use api::{Answer, Api, CHECK_ADDRESS};
+use dial::{Failure, Problem};
+use pod::{Namespace, pod_cidrs};
 
-pub(crate) use annotations::{Allowed, Mac, PodFacts};
-pub(crate) use dial::Connection;
-pub(crate) use files::check_owner;
+pub(crate) use dial::{Connection, check_owner};
 pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use kubeconfig::check_kubeconfig;
-pub(crate) use launcher::{Instance, Launcher};
-pub(crate) use pod::{Pod, Port};
+pub(crate) use pod::{Allowed, Mac, Pod, PodFacts, Port};
 
 /// The beginning of the names of pods that may run a virtual machine of KubeVirt's.
 pub(crate) const LAUNCHER: &str = "virt-launcher-";
@@ -138,10 +133,10 @@ impl Kubernetes {
     /// A pod, by one request that takes no longer than `patience`, or five seconds.
     ///
     /// # Errors
-    /// Those of [`Client::pod`](client::Client::pod).
+    /// Those of [`Client::pod`].
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Pod> {
         let mut client = self.client()?;
-        block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT))).map_err(client::reported)?
+        block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT))).map_err(reported)?
     }
 
     fn ask(&self, namespace: &str, patience: Duration) -> Result<Labels, Problem> {
@@ -214,6 +209,300 @@ fn refused(api: &Api, status: StatusCode) -> Problem {
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+const MAIN_PLUGIN_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
+
+/// A conversation with the Kubernetes API. It needs a runtime of tokio's with time and input and output; a runtime that was
+/// waiting for a name server is shut down in the background.
+pub(crate) struct Client {
+    api: Api,
+}
+
+impl Kubernetes {
+    /// A client for the API, for any number of requests. Files are read, and nothing is sent yet.
+    ///
+    /// # Errors
+    /// Code 999. Calico's texts where the configuration says nothing, or names a kubeconfig that is not there.
+    pub(crate) fn client(&self) -> Result<Client> {
+        if self.says_nothing() {
+            return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
+        }
+        let path = &self.kubeconfig;
+        let is_missing = || fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+        if !path.as_os_str().is_empty() && is_missing() {
+            return Err(CniError::internal(format!("stat {}: no such file or directory", path.display()))
+                .with_details("check kubernetes.kubeconfig"));
+        }
+        Ok(Client { api: self.access(MAIN_PLUGIN_AGENT).map_err(reported)? })
+    }
+}
+
+impl Client {
+    /// A namespace.
+    ///
+    /// # Errors
+    /// Those of Kubernetes's own client, code 999; code 11 if there is no answer in the time that is left, no way to the API,
+    /// or if the API cannot answer now.
+    pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<Namespace> {
+        let path = format!("/api/v1/namespaces/{name}");
+        self.object("namespaces", &[name], &path, left, |body| Namespace::from_json(name, body)).await
+    }
+
+    /// A pod.
+    ///
+    /// # Errors
+    /// As [`namespace`](Self::namespace).
+    pub(crate) async fn pod(&mut self, namespace: &str, name: &str, left: Duration) -> Result<Pod> {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+        self.object("pods", &[name, namespace], &path, left, Pod::from_json).await
+    }
+
+    /// The ranges of a node's pods: `spec.podCIDRs`.
+    ///
+    /// # Errors
+    /// As [`namespace`](Self::namespace).
+    pub(crate) async fn node_pod_cidrs(&mut self, name: &str, left: Duration) -> Result<Vec<String>> {
+        self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
+    }
+
+    /// Requests the version, to see if the API answers. The request limits the API to two seconds.
+    ///
+    /// # Errors
+    /// As [`namespace`](Self::namespace).
+    pub(crate) async fn version(&mut self, left: Duration) -> Result<()> {
+        let is_object = |body: &[u8]| matches!(body.trim_ascii_start().first(), Some(b'{')).then_some(());
+        self.object("version", &[], "/version?timeout=2s", left, is_object).await
+    }
+
+    /// The object at a path. The names in the path come from a runtime, or from a file.
+    async fn object<T>(
+        &mut self,
+        kind: &str,
+        names: &[&str],
+        path: &str,
+        left: Duration,
+        read: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<T> {
+        if let Some(name) = names.iter().find(|name| !is_dns_name(name)) {
+            return Err(CniError::internal(format!("{name:?} is no name that one of {kind} can have")));
+        }
+        let answer = self.api.get(path, left).await.map_err(|failure| self.unanswered(failure, path))?;
+        if answer.status != StatusCode::OK {
+            return Err(self.refused(&answer, kind, names.first().copied().unwrap_or_default()));
+        }
+        let wrong = || {
+            let what = format!("what {} sent is none of {kind}", self.api.url());
+            CniError::internal(what).with_details("check that this is the address of a Kubernetes API")
+        };
+        read(&answer.body).ok_or_else(wrong)
+    }
+
+    fn unanswered(&self, failure: Failure, path: &str) -> CniError {
+        match failure {
+            Failure::Unreachable(error) => {
+                let refused = error.kind() == ErrorKind::ConnectionRefused;
+                let code = if refused { Code::Internal } else { Code::TryAgain };
+                CniError::new(code, self.api.no_connection(path, &error)).with_details(CHECK_ADDRESS)
+            }
+            Failure::Late(left) => {
+                let what = format!("Get \"{}{path}\": context deadline exceeded", self.api.url());
+                let details = format!("there was no answer in {:.1} s; {CHECK_ADDRESS}", left.as_secs_f32());
+                CniError::new(Code::TryAgain, what).with_details(details)
+            }
+            Failure::Reported(problem) => reported(problem),
+        }
+    }
+
+    fn refused(&self, answer: &Answer, kind: &str, name: &str) -> CniError {
+        let text = self.api.complaint(answer, kind, name);
+        let status = answer.status;
+        let (code, advice) = match status {
+            StatusCode::UNAUTHORIZED => {
+                (Code::Internal, "check the token or the client certificate of the kubeconfig; it may have run out")
+            }
+            StatusCode::FORBIDDEN => (
+                Code::Internal,
+                "give the user of the kubeconfig a role with the verb get on nodes, namespaces and pods",
+            ),
+            StatusCode::TOO_MANY_REQUESTS => (Code::TryAgain, "the Kubernetes API is busy"),
+            _ if status.is_server_error() => (Code::TryAgain, "see the log of the Kubernetes API"),
+            _ => (Code::Internal, ""),
+        };
+        CniError::new(code, text).with_details(advice)
+    }
+}
+
+fn reported(problem: Problem) -> CniError {
+    CniError::new(problem.code, problem.what).with_details(problem.advice)
+}
+
+/// The version of KubeVirt's objects that counts.
+const KUBEVIRT_VERSION: &str = "kubevirt.io/v1";
+/// The label of a pod that a virtual machine migrates to.
+const MIGRATION_LABEL: &str = "kubevirt.io/migrationJobUID";
+const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinstance and its virtualmachine with what kubernetes.kubeconfig \
+                      names; check that file, the rights of its user (get on all three), and that this host reaches the API";
+
+/// A virtual machine's instance, and the pod that runs it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Instance {
+    /// Its name, which is the machine's, too.
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    /// The uid of the machine, if it has one.
+    pub(crate) machine: Option<String>,
+    /// The migration that the pod is the target of.
+    pub(crate) migration: Option<String>,
+    /// True if the machine, or an instance without one, is being deleted or gone.
+    pub(crate) ends: bool,
+}
+
+/// The kinds of pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Launcher {
+    /// A pod like any other.
+    Ordinary,
+    /// It runs an instance.
+    Of(Instance),
+    /// It is gone. By its name it was of this machine, if the API says what became of that.
+    Gone(Option<Instance>),
+}
+
+/// The text of a member of an object; empty if there is none.
+fn text_of<'v>(object: &'v Value, name: &str) -> &'v str {
+    object[name].as_str().unwrap_or_default()
+}
+
+/// The first owner of that kind that counts.
+fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool) -> Option<&'v Value> {
+    let is_it = |one: &&Value| one["apiVersion"] == KUBEVIRT_VERSION && one["kind"] == kind && counts(one);
+    metadata["ownerReferences"].as_array()?.iter().find(is_it)
+}
+
+impl Kubernetes {
+    /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`.
+    ///
+    /// # Errors
+    /// The API did not answer, or not as KubeVirt's objects demand. A pod that is gone is no error.
+    fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, Problem> {
+        if !is_dns_name(namespace) || !is_dns_name(pod) {
+            return Err(Problem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
+        }
+        if self.says_nothing() {
+            return Err(Problem::new(
+                NO_CONFIGURATION,
+                "a virtual machine's pod takes a Kubernetes API: set kubernetes.kubeconfig",
+            ));
+        }
+        let mut asked = LauncherQuery { api: self.access(AGENT)?, namespace, patience };
+        let found = block_on(async { timeout(patience, asked.launcher(pod)).await })?;
+        found.unwrap_or_else(|_| Err(Problem { advice: LAUNCHER_ADVICE.to_owned(), ..late(&asked.api, patience) }))
+    }
+}
+
+/// An API that is asked about one namespace.
+struct LauncherQuery<'a> {
+    api: Api,
+    namespace: &'a str,
+    patience: Duration,
+}
+
+impl LauncherQuery<'_> {
+    async fn launcher(&mut self, pod: &str) -> Result<Launcher, Problem> {
+        let Some(found) = self.get("pods", pod).await?.ok() else {
+            return Ok(Launcher::Gone(self.machine_of_gone(pod).await));
+        };
+        let Some(owner) = owner_of(&found, "VirtualMachineInstance", |one| one["controller"] == true) else {
+            return Ok(Launcher::Ordinary);
+        };
+        let (name, uid) = (text_of(owner, "name"), text_of(owner, "uid"));
+        if name.is_empty() || uid.is_empty() {
+            let pod = format!("{}/{pod}", self.namespace);
+            return Err(launcher_problem(format!(
+                "pod {pod} has invalid VMI ownerReference: name=\"{name}\" uid=\"{uid}\""
+            )));
+        }
+        let instance = self.needed("virtualmachineinstances.kubevirt.io", name, name).await?;
+        let machine = match owner_of(&instance, "VirtualMachine", |one| !text_of(one, "name").is_empty()) {
+            None => None,
+            Some(owner) => Some(self.needed("virtualmachines.kubevirt.io", text_of(owner, "name"), name).await?),
+        };
+        let other = text_of(&instance, "uid");
+        if other != uid {
+            return Err(launcher_problem(format!(
+                "VMI UID mismatch: pod ownerReference has {uid} but VMI resource has {other}"
+            )));
+        }
+        let migration = text_of(&found["labels"], MIGRATION_LABEL);
+        Ok(Launcher::Of(Instance {
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            machine: machine.as_ref().map(|machine| text_of(machine, "uid").to_owned()),
+            migration: (!migration.is_empty()).then(|| migration.to_owned()),
+            ends: is_ending(machine.as_ref().unwrap_or(&instance)),
+        }))
+    }
+
+    /// The metadata of an object that must be there for an instance.
+    async fn needed(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, Problem> {
+        let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
+        found.map_err(|problem| {
+            let what = format!("failed to query VMI resource {}/{instance}: {}", self.namespace, problem.what);
+            Problem { what, ..problem }
+        })
+    }
+
+    /// The machine that a pod was of which is gone, by its name: KubeVirt adds five characters to the machine's. `None` if the
+    /// API does not say what became of the machine.
+    async fn machine_of_gone(&mut self, pod: &str) -> Option<Instance> {
+        let name = pod.strip_prefix(LAUNCHER)?.rsplit_once('-')?.0;
+        let mut ends = true;
+        for kind in ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"] {
+            if let Ok(found) = self.get(kind, name).await.ok()? {
+                ends = is_ending(&found);
+                break;
+            }
+        }
+        Some(Instance { name: name.to_owned(), ends, ..Instance::default() })
+    }
+
+    /// The metadata of an object, or the API's text if there is no object of that name.
+    async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, Problem> {
+        let Self { api, namespace, patience } = self;
+        if !is_dns_name(name) {
+            return Err(launcher_problem(format!("{name:?} is no name of one of {kind}")));
+        }
+        let path = match kind.split_once('.') {
+            None => format!("/api/v1/namespaces/{namespace}/{kind}/{name}"),
+            Some((plural, group)) => format!("/apis/{group}/v1/namespaces/{namespace}/{plural}/{name}"),
+        };
+        let answer = api.get(&path, *patience).await.map_err(|failure| match failure {
+            Failure::Unreachable(error) => Problem::passing(api.no_connection(&path, &error), LAUNCHER_ADVICE),
+            Failure::Late(patience) => Problem { advice: LAUNCHER_ADVICE.to_owned(), ..late(api, patience) },
+            Failure::Reported(problem) => problem,
+        })?;
+        if answer.status == StatusCode::OK {
+            let mut said: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+            return match said.get_mut("metadata").map(Value::take) {
+                Some(metadata @ Value::Object(_)) => Ok(Ok(metadata)),
+                _ => Err(launcher_problem(format!("what {} sent is none of {kind}", api.url()))),
+            };
+        }
+        let status = api.status(&answer);
+        if answer.status == StatusCode::NOT_FOUND && status.reason == "NotFound" {
+            return Ok(Err(status.message));
+        }
+        Err(launcher_problem(api.complaint(&answer, kind, name)))
+    }
+}
+
+fn is_ending(metadata: &Value) -> bool {
+    metadata["deletionTimestamp"].is_string()
+}
+
+fn launcher_problem(what: String) -> Problem {
+    Problem::new(what, LAUNCHER_ADVICE)
 }
 
 #[cfg(test)]

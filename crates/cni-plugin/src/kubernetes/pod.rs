@@ -1,8 +1,286 @@
-//! Objects of the Kubernetes API, as far as the plugin reads them.
+//! Objects of the Kubernetes API, as far as the plugin reads them, and the parts of a pod's endpoint, from the pod, its namespace and the
+//! features that the configuration allows.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::IpAddr;
 
+use agent::{CniError, Result};
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use crate::gojson::{self, Json};
+
+const FLOATING_IPS: &str = "cni.projectcalico.org/floatingIPs";
+const HW_ADDR: &str = "cni.projectcalico.org/hwAddr";
+const IP_ADDRS: &str = "cni.projectcalico.org/ipAddrs";
+const IP_ADDRS_NO_IPAM: &str = "cni.projectcalico.org/ipAddrsNoIpam";
+const IP_FAMILIES: &str = "cni.projectcalico.org/ipFamilies";
+const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
+const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
+const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
+
+/// The names of IPAM plugins that know pools: Calico's, and ours.
+const WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
+/// The names of accounts that are shorter than this become a label, in bytes.
+const LONGEST_LABEL: usize = 63;
+
+/// The settings of the configuration about annotations.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Allowed<'a> {
+    /// `ipam.type`.
+    pub(crate) ipam: &'a str,
+    /// `feature_control.ip_addrs_no_ipam`.
+    pub(crate) ip_addrs_no_ipam: bool,
+    /// `feature_control.floating_ips`.
+    pub(crate) floating_ips: bool,
+}
+
+impl Allowed<'_> {
+    fn has_pools(&self) -> bool {
+        WITH_POOLS.contains(&self.ipam)
+    }
+}
+
+/// The parts of a pod's endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PodFacts {
+    /// The pod's labels, and those that Calico adds: `projectcalico.org/namespace`, `projectcalico.org/orchestrator` and, if
+    /// its name is short enough, `projectcalico.org/serviceaccount`.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// The pod's annotations as they stand, for other data planes.
+    pub(crate) annotations: BTreeMap<String, String>,
+    pub(crate) generate_name: String,
+    pub(crate) service_account: String,
+    /// `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with an account.
+    pub(crate) profiles: Vec<String>,
+    /// In the order of the endpoint.
+    pub(crate) ports: Vec<Port>,
+    /// Names or CIDRs of pools, not checked; an empty list is no choice.
+    pools_v4: Option<Vec<String>>,
+    pools_v6: Option<Vec<String>>,
+    /// Whether the pod gets an IPv4 address, and an IPv6 address.
+    pub(crate) families: Option<(bool, bool)>,
+    /// Addresses to be had from the IPAM plugin, one of a family.
+    pub(crate) ip_addrs: Option<Vec<IpAddr>>,
+    /// Addresses to be had without the IPAM plugin, one of a family.
+    pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
+    /// The hardware address of the pod's interface.
+    pub(crate) mac: Option<Mac>,
+    /// Networks, without bits of hosts, in the order of the annotation.
+    pub(crate) allowed_source_prefixes: Vec<String>,
+    /// Floating addresses as they are written; each one is an address.
+    floating_ips: Vec<String>,
+}
+
+/// A hardware address that an annotation asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mac {
+    /// Six, eight or twenty. An interface has the first six.
+    pub(crate) bytes: Vec<u8>,
+    /// All of them, in lower case between colons.
+    pub(crate) text: String,
+}
+
+impl PodFacts {
+    /// Everything that the annotations say is read here, before anything is made: Calico finds a part of the errors only
+    /// after the networking.
+    ///
+    /// # Errors
+    /// Calico's, code 999. A floating address that is none is an error of our own: Calico panics.
+    pub(crate) fn new(namespace: &Namespace, pod: Pod, allowed: &Allowed<'_>) -> Result<Self> {
+        if pod.node.is_empty() {
+            return Err(CniError::internal("error with field node (field should be assigned)")
+                .with_details("the pod is on no node yet"));
+        }
+        let mut facts = Self {
+            allowed_source_prefixes: source_prefixes(&pod.annotations).map_err(CniError::internal)?,
+            ..Self::default()
+        };
+        if allowed.has_pools() {
+            facts.choose_pools(namespace, &pod).map_err(CniError::internal)?;
+        }
+        facts.want_addresses(&pod.annotations, allowed).map_err(CniError::internal)?;
+        facts.mac = pod.annotations.get(HW_ADDR).map(|text| hardware_address(text)).transpose()?;
+        facts.floating_ips = floating_ips(&pod.annotations, allowed)?;
+        facts.profiles.push(format!("kns.{}", namespace.name));
+        facts.labels = pod.labels;
+        facts.labels.insert("projectcalico.org/namespace".into(), namespace.name.clone());
+        facts.labels.insert("projectcalico.org/orchestrator".into(), "k8s".into());
+        if !pod.service_account.is_empty() {
+            facts.profiles.push(format!("ksa.{}.{}", namespace.name, pod.service_account));
+            if pod.service_account.len() < LONGEST_LABEL {
+                facts.labels.insert("projectcalico.org/serviceaccount".into(), pod.service_account.clone());
+            }
+        }
+        facts.service_account = pod.service_account;
+        facts.generate_name = pod.generate_name;
+        facts.ports = pod.ports;
+        facts.annotations = pod.annotations;
+        Ok(facts)
+    }
+
+    /// The facts of a pod that is not read: its profile is the network's.
+    pub(crate) fn of_network(network: &str) -> Self {
+        Self { profiles: vec![network.to_owned()], ..Self::default() }
+    }
+
+    /// The configuration for the IPAM plugin, with the pools and families of the annotations; `None` if they say nothing.
+    ///
+    /// # Errors
+    /// Calico's, code 999: `ipam` is no object.
+    pub(crate) fn ipam_conf(&self, conf: &Json) -> Result<Option<Value>> {
+        if self.pools_v4.is_none() && self.pools_v6.is_none() && self.families.is_none() {
+            return Ok(None);
+        }
+        let mut conf = gojson::untyped(conf);
+        let Some(Value::Object(ipam)) = conf.get_mut("ipam") else {
+            return Err(
+                CniError::internal("data on stdin was of unexpected type").with_details("ipam must be an object")
+            );
+        };
+        self.set_pools(ipam);
+        Ok(Some(conf))
+    }
+
+    fn set_pools(&self, ipam: &mut Map<String, Value>) {
+        let mut set = |name: &str, value: Value| drop(ipam.insert(name.to_owned(), value));
+        let families = self.families.map(|(v4, v6)| [("assign_ipv4", v4), ("assign_ipv6", v6)]);
+        for (name, wanted) in families.into_iter().flatten() {
+            set(name, if wanted { "true" } else { "false" }.into());
+        }
+        for (name, pools) in [("ipv4_pools", &self.pools_v4), ("ipv6_pools", &self.pools_v6)] {
+            if let Some(pools) = pools {
+                set(name, pools.clone().into());
+            }
+        }
+    }
+
+    /// Pairs of an address of the pod and of a floating address that leads to it, as it is written. Of several addresses of
+    /// a family the last one counts, as for Calico.
+    ///
+    /// # Errors
+    /// Code 999: the pod has no address of the family of a floating one. Calico panics.
+    pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
+        let pair = |floating: &String| {
+            let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };
+            let internal = addresses.iter().rfind(|address| address.is_ipv6() == is_v6);
+            let missing = || {
+                CniError::internal(format!("the floating IP {floating} needs a pod with an {family} address"))
+                    .with_details(format!("the addresses are those of the annotation {FLOATING_IPS}"))
+            };
+            internal.map(|internal| (*internal, floating.clone())).ok_or_else(missing)
+        };
+        self.floating_ips.iter().map(pair).collect()
+    }
+
+    /// The pod's own annotation or, if it is absent or empty, the namespace's; each by itself.
+    fn choose_pools(&mut self, namespace: &Namespace, pod: &Pod) -> Result<(), String> {
+        let said = |name| said(&pod.annotations, name).or_else(|| said(&namespace.annotations, name));
+        self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
+        self.pools_v6 = said(POOLS_V6).map(gojson::strings).transpose()?;
+        if let Some(text) = said(IP_FAMILIES) {
+            let families = gojson::strings(text)?;
+            if families.iter().any(|family| family != "IPv4" && family != "IPv6") {
+                return Err(format!("error parsing ipFamilies: {text}"));
+            }
+            let has = |wanted: &str| families.iter().any(|family| family == wanted);
+            self.families = Some((has("IPv4"), has("IPv6")));
+        }
+        Ok(())
+    }
+
+    fn want_addresses(&mut self, annotations: &BTreeMap<String, String>, allowed: &Allowed<'_>) -> Result<(), String> {
+        let incompatible = |name: &str| Err(format!("{name} is not compatible with configured IPAM: {}", allowed.ipam));
+        match (said(annotations, IP_ADDRS), said(annotations, IP_ADDRS_NO_IPAM)) {
+            (None, None) => {}
+            (Some(_), Some(_)) => {
+                return Err("can't have both annotations: 'ipAddrs' and 'ipAddrsNoIpam' in use at the same time".into());
+            }
+            (None, Some(_)) if !allowed.has_pools() => return incompatible("ipAddrsNoIpam"),
+            (None, Some(_)) if !allowed.ip_addrs_no_ipam => {
+                return Err("requested feature is not enabled: ip_addrs_no_ipam".into());
+            }
+            (None, Some(text)) => self.ip_addrs_no_ipam = Some(one_of_a_family(text, IP_ADDRS_NO_IPAM)?),
+            (Some(_), None) if !allowed.has_pools() => return incompatible("ipAddrs"),
+            (Some(text), None) => self.ip_addrs = Some(one_of_a_family(text, IP_ADDRS)?),
+        }
+        Ok(())
+    }
+}
+
+impl Mac {
+    /// # Errors
+    /// Go's text.
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
+        let bytes = gojson::parse_mac(text)?;
+        let mut text = String::new();
+        for (at, byte) in bytes.iter().enumerate() {
+            let separator = if at == 0 { "" } else { ":" };
+            // Writing to a string does not fail.
+            let _ = write!(text, "{separator}{byte:02x}");
+        }
+        Ok(Self { bytes, text })
+    }
+}
+
+fn hardware_address(text: &str) -> Result<Mac> {
+    Mac::read(text).map_err(|reason| {
+        CniError::internal(format!("failed to parse MAC address {text} provided via {HW_ADDR}: {reason}"))
+    })
+}
+
+/// An annotation that is not empty.
+fn said<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
+    annotations.get(name).map(String::as_str).filter(|text| !text.is_empty())
+}
+
+fn list(text: &str) -> Result<Vec<String>, String> {
+    gojson::strings(text).map_err(|reason| format!("failed to parse '{text}' as JSON: {reason}"))
+}
+
+fn source_prefixes(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, String> {
+    let prefixes = said(annotations, SOURCE_PREFIXES).map(list).transpose()?.unwrap_or_default();
+    let masked = |prefix: &String| {
+        let net =
+            gojson::parse_cidr(prefix).map_err(|reason| format!("failed to parse '{prefix}' as a CIDR: {reason}"))?;
+        Ok(net.to_string())
+    };
+    prefixes.iter().map(masked).collect()
+}
+
+/// The addresses of an annotation that names at least one, and no more than one of a family.
+fn one_of_a_family(text: &str, name: &str) -> Result<Vec<IpAddr>, String> {
+    let texts =
+        list(text).map_err(|reason| format!("failed to parse IPs {text} for annotation \"{name}\": {reason}"))?;
+    if texts.is_empty() {
+        return Err(format!("annotation \"{name}\" specified but empty"));
+    }
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for text in texts {
+        let address = gojson::parse_ip(&text).ok_or_else(|| format!("invalid IP format: {text}"))?;
+        if addresses.iter().any(|other| other.is_ipv4() == address.is_ipv4()) {
+            let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+            return Err(format!("cannot have more than one {family} address for \"{name}\" annotation"));
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &Allowed<'_>) -> Result<Vec<String>> {
+    let Some(text) = said(annotations, FLOATING_IPS) else { return Ok(Vec::new()) };
+    if !allowed.floating_ips {
+        return Err(CniError::internal("requested feature is not enabled: floating_ips")
+            .with_details("feature_control.floating_ips permits floating addresses"));
+    }
+    let texts = list(text).map_err(CniError::internal)?;
+    match texts.iter().find(|text| gojson::parse_ip(text).is_none()) {
+        None => Ok(texts),
+        Some(wrong) => Err(CniError::internal(format!("the floating IP {wrong} is no address"))
+            .with_details(format!("the annotation {FLOATING_IPS} is a list of addresses in JSON"))),
+    }
+}
 
 /// A namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -153,3 +431,7 @@ impl ContainerPort {
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
+
+#[cfg(test)]
+#[path = "pod_tests.rs"]
+mod tests;

@@ -1,30 +1,37 @@
-//! CHECK compares interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of its ADD.
+//! CHECK, STATUS, and the option `-t`.
+//!
+//! CHECK compares interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of its ADD. STATUS says
+//! whether an ADD can be served now. The option `-t` tells whether the datastore of a configuration answers.
 
+use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use agent::{Allocator, CniError, Code, Result, Served, Session};
+use agent::{Allocator, CniError, Code, Result, Rights, Served, Session};
 use ipam_core::endpoints::{EndpointQuery, Pools};
-use ipam_core::model::{Orchestrator, WorkloadEndpoint};
+use ipam_core::model::{Orchestrator, WorkloadEndpoint, keys};
 use kv::Purpose;
 
 use super::ipam::IpamPlugin;
 use super::setup::Setup;
 use super::{WIRING, told};
 use crate::dataplane_grpc::Dataplane;
-use crate::env::Verb;
+use crate::env::{Call, OwnNetns, Verb};
+use crate::gojson::Json;
+use crate::invocation::Invocation;
 use crate::kubernetes::Mac;
-use crate::prev_result;
+use crate::result;
+use crate::run::read;
 
 /// CHECK. Calico's plugin prints `OK` at once; ours prints it after a comparison.
 ///
 /// # Errors
 /// Each difference, in the details; those of the store and of the IPAM plugin.
 pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
-    let addresses = prev_result::addresses(setup.conf.net.prev_result.as_ref())?;
+    let addresses = result::previous_addresses(setup.conf.net.prev_result.as_ref())?;
     let mut wrong = Vec::new();
-    let (endpoint, allocation) = read(setup)?;
+    let (endpoint, allocation) = read_endpoint(setup)?;
     match &endpoint {
         None => wrong.push(format!("no endpoint is stored for {}", setup.workload.prefix()?)),
         Some(endpoint) => compare(setup, endpoint, &addresses, &mut wrong),
@@ -45,7 +52,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
         let mut plan = setup.plan(endpoint.interface().to_owned(), &endpoint.addresses());
         endpoint.endpoint().clone_into(&mut plan.interface);
         plan.routes = setup.routes()?;
-        plan.prefixes = prev_result::prefixes(setup.conf.net.prev_result.as_ref());
+        plan.prefixes = result::previous_prefixes(setup.conf.net.prev_result.as_ref());
         plan.mac = Mac::read(endpoint.mac()).ok().map(|mac| mac.bytes);
         wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING).map_err(told)?);
     }
@@ -63,7 +70,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
 }
 
 /// The stored endpoint, and the IPAM plugin's answer about the allocation.
-fn read(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
+fn read_endpoint(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
     let query = EndpointQuery {
         namespace: setup.workload.namespace.clone(),
@@ -126,4 +133,96 @@ fn compare(setup: &Setup<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr],
     for address in addresses.iter().filter(|address| !stored.contains(address)) {
         wrong.push(format!("endpoint {name} lacks the address {address}"));
     }
+}
+
+/// How long the datastore may take.
+const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
+/// The codes with which another plugin says that it does not know the verb, or not in this version.
+pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
+
+/// STATUS. Only the IPAM plugin checks an embedded store; it does not fail if other processes have it open.
+///
+/// # Errors
+/// The reason why no ADD can be served, with code 50.
+pub(super) fn status(setup: &Setup<'_>) -> Result<String> {
+    ready(setup).map_err(|error| error.with_code(Code::Unavailable))
+}
+
+fn ready(setup: &Setup<'_>) -> Result<String> {
+    if setup.store.location.is_shared() {
+        let mut at = setup.store.clone();
+        at.patience = at.patience.min(STATUS_TIMEOUT);
+        let session = Session::open(&at, Purpose::Any)?;
+        let ready = setup.check_ready(&session).and_then(|()| check_rights(setup, &session));
+        session.close();
+        ready?;
+    } else {
+        tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
+    }
+    let plugin = setup.ipam_plugin()?;
+    match plugin.call(&setup.ipam_call(Verb::Status), &Served::default()) {
+        Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
+            tracing::debug!(%error, "the IPAM plugin knows no STATUS");
+            Ok(String::new())
+        }
+        done => done.map(|_| String::new()),
+    }
+}
+
+/// Checks that the login may write the endpoint of a container.
+fn check_rights(setup: &Setup<'_>, session: &Session) -> Result<()> {
+    let results = format!("endpoints of {}", setup.conf.net.name);
+    let Some(rights) = Rights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
+    let key = keys::workload_endpoint("default", "status");
+    Ok(session.run(rights.check(&*session.store(), vec![key]))?)
+}
+
+/// How long the datastore may take.
+const TEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Reads a configuration and tests its datastore. Nothing is printed if it answers.
+///
+/// # Errors
+/// Code 100, with the cause in the details.
+pub(super) fn test_datastore(invocation: &Invocation, stdin: &mut dyn Read) -> Result<String> {
+    let failed = |error: CniError| {
+        CniError::new(Code::Unreachable, "data store connection failed").with_details(error.message())
+    };
+    answers(invocation, &read(stdin)?).map_err(failed)?;
+    Ok(String::new())
+}
+
+fn answers(invocation: &Invocation, text: &[u8]) -> Result<()> {
+    let wrong = |reason| CniError::internal(format!("failed to load netconf: {reason}"));
+    let json = Json::parse(text).map_err(wrong)?;
+    let call = Call {
+        verb: Verb::Status,
+        command: String::new(),
+        container: "test".to_owned(),
+        netns: None,
+        interface: "eth0".to_owned(),
+        args: String::new(),
+        own_netns: OwnNetns::Accepted,
+    };
+    let mut setup = Setup::new(invocation, call, json, text.to_vec())?;
+    setup.store.patience = TEST_TIMEOUT;
+    let unreachable = |error: CniError| match error.code() {
+        Code::TryAgain => CniError::internal("error getting ClusterInformation: context deadline exceeded"),
+        _ => error,
+    };
+    let session = Session::open(&setup.store, Purpose::Any).map_err(|error| unreachable(error.into()))?;
+    let read = setup.check_ready(&session).map_err(unreachable);
+    let read = read.and_then(|()| kubernetes_answers(&setup, &session));
+    session.close();
+    read
+}
+
+/// Tests the Kubernetes API, if a kubeconfig is named.
+fn kubernetes_answers(setup: &Setup<'_>, session: &Session) -> Result<()> {
+    if setup.conf.net.store.kubeconfig.is_empty() {
+        return Ok(());
+    }
+    let failed = |what: &'static str| move |error: CniError| CniError::internal(format!("{what}: {}", error.message()));
+    let mut client = setup.kubernetes.client().map_err(failed("error building K8s client config"))?;
+    session.run(client.version(TEST_TIMEOUT)).map_err(failed("unable to connect to K8s server"))
 }

@@ -1,14 +1,13 @@
 //! The IPAM plugin of a network: another process, or this very program, whose allocator then runs in this process.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use agent::{Allocator, CniError, Code, Result};
 use serde::Deserialize;
@@ -16,10 +15,9 @@ use serde::Deserialize;
 use super::setup::Setup;
 use crate::env::{Call, Verb};
 use crate::gojson::quoted;
-use crate::invocation::Name;
+use crate::invocation::{Name, caught};
 use crate::kubernetes::HostLocal;
 use crate::netconf::{NetConf, check_name};
-use crate::outcome::caught;
 use crate::result::AddResult;
 use crate::run::Context;
 use crate::versions;

@@ -7,20 +7,10 @@
 mod add;
 mod check;
 mod conf;
-mod container;
 mod del;
-mod gc;
-mod interfaces;
 mod ipam;
-mod mesos;
-mod names;
-mod ongoing;
-mod outgoing;
 mod pod;
-pub mod remover;
 mod setup;
-mod status;
-mod test_flag;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -29,15 +19,14 @@ use std::time::Duration;
 
 use agent::{CniError, Code, Result};
 
-use self::setup::Setup;
 use crate::env::{Call, Verb};
 use crate::gojson::quoted;
-use crate::invocation::{Invocation, Name};
+use crate::invocation::{Invocation, Name, Outcome};
 use crate::netconf::check_name;
-use crate::outcome::Outcome;
 use crate::result::AddResult;
 use crate::run::read;
 use crate::versions;
+use setup::Setup;
 
 /// Reads a configuration as ADD does, for the fuzzers.
 pub(crate) fn check_conf(text: &[u8]) -> Result<()> {
@@ -76,7 +65,7 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
             return Outcome::said(stdout);
         }
         "-h" | "--help" => return Outcome::said(USAGE.to_owned()),
-        "-t" => return Outcome::of(|| test_flag::test(invocation, stdin)),
+        "-t" => return Outcome::of(|| check::test_datastore(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
             // Calico's program prints its usage and exits with 2, which its callers may know.
             if is_called && invocation.name == Name::Margay {
@@ -115,8 +104,8 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read) -> Result<String> {
         Verb::Add => add::add(&setup),
         Verb::Del => del::del(&setup),
         Verb::Check => check::check(&setup),
-        Verb::Gc => gc::gc(&setup),
-        Verb::Status => status::status(&setup),
+        Verb::Gc => del::gc(&setup),
+        Verb::Status => check::status(&setup),
         Verb::Unknown | Verb::Version => Err(setup.call.unknown()),
     }
 }

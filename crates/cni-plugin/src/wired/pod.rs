@@ -8,11 +8,9 @@ use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, Releas
 use ipnet::IpNet;
 use kv::Deadline;
 
-use super::interfaces;
+use super::add::{self, Add};
 use super::ipam::{IpamCall, IpamPlugin};
-use super::names::Workload;
-use super::ongoing::Add;
-use super::setup::Setup;
+use super::setup::{Setup, Workload};
 use crate::dataplane_grpc::Dataplane;
 use crate::env::Verb;
 use crate::kubernetes::{Allowed, HostLocal, PodFacts, Port};
@@ -71,12 +69,12 @@ fn wire(
     plan.routes.clone_from(&wanted.routes);
     plan.prefixes.clone_from(&assigned.prefixes);
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
-    interfaces::make(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
+    add::make_interfaces(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
         // Of an address that is longer than the kernel's the endpoint has all, as Calico's.
         facts.mac.clone_from(&mac.text);
     }
-    add.store(name, facts).inspect_err(|_| interfaces::unmake(add))
+    add.store(name, facts).inspect_err(|_| add::unmake_interfaces(add))
 }
 
 /// Reads the pod, its namespace and its node, as far as the configuration asks for them.

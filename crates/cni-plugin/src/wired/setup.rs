@@ -1,5 +1,7 @@
-//! This module checks a call, in Calico's order, before a verb opens the store.
+//! A call of the main plugin, checked in Calico's order before a verb opens the store; the names of its endpoint and of its interface on the
+//! host; and the labels that Mesos hands to a container, made fit for a label.
 
+use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,22 +9,18 @@ use std::sync::Arc;
 use agent::{Allocator, Alone, CniError, Code, Result, Rules, Served, Session, StoreAt, explain};
 use datastore::Location;
 use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools, Ready};
-use ipam_core::model::Orchestrator;
+use ipam_core::model::{Labels, Orchestrator, WorkloadEndpoint, split_endpoint_name, workload_endpoint_name};
 use ipnet::IpNet;
 use wiring::{Forwarding, NextHop, OldInterface, Plan};
 
 use super::conf::{Conf, Device};
-use super::mesos;
-use super::names::Workload;
-use crate::args::{AddressForm, Args};
 use crate::dataplane_grpc::Dataplane;
-use crate::env::{Call, OwnNetns, Verb};
+use crate::env::{self, AddressForm, Args, Call, OwnNetns, Verb};
 use crate::gojson::Json;
 use crate::identity::Identity;
 use crate::invocation::{Invocation, Logging, Name};
 use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
-use crate::netns;
 use crate::run::store_at;
 
 /// A decoded call.
@@ -35,7 +33,7 @@ pub(super) struct Setup<'a> {
     pub(super) conf: Conf,
     pub(super) workload: Workload,
     /// The labels that the configuration itself gives a plain container.
-    pub(super) labels: ipam_core::model::Labels,
+    pub(super) labels: Labels,
     /// `CNI_ARGS` as the IPAM plugin gets them.
     pub(super) args: String,
     pub(super) store: StoreAt,
@@ -82,7 +80,7 @@ impl<'a> Setup<'a> {
             CniError::internal(format!("{prefix}{error}"))
         })?;
         let store = store_at(&conf.net, location)?;
-        let (labels, namespace) = mesos::labels(&conf.mesos_labels);
+        let (labels, namespace) = labels_from_mesos(&conf.mesos_labels);
         let workload = match &identity.pod {
             Some((namespace, pod)) => Workload {
                 node: identity.attachment.node.clone(),
@@ -124,7 +122,7 @@ impl<'a> Setup<'a> {
     /// True if the container's network namespace is the plugin's own, and that is not wanted.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
-        netns.is_some_and(|netns| netns::is_own(netns, &self.invocation.host.own_netns))
+        netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
     }
 
     /// The maker of interfaces.
@@ -217,4 +215,185 @@ fn no_cluster_information() -> CniError {
     let text =
         "error getting ClusterInformation: resource does not exist: ClusterInformation(default) with error: <nil>";
     CniError::new(Code::Internal, text)
+}
+
+/// So many characters follow the prefix in the name of a host's interface, which has 15 at most.
+const ID: usize = 11;
+/// The prefix of the interfaces' names if Felix has no other.
+const PREFIX: &str = "cali";
+
+/// The owner of an endpoint: a container or a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Workload {
+    pub(super) node: String,
+    pub(super) orchestrator: Orchestrator,
+    /// The endpoint's namespace.
+    pub(super) namespace: String,
+    /// The container's id, or the pod's name.
+    pub(super) id: String,
+}
+
+impl Workload {
+    /// The name of the endpoint of an interface.
+    ///
+    /// # Errors
+    /// Calico's text for a part that no name can have.
+    pub(super) fn endpoint(&self, interface: &str) -> Result<String> {
+        let parts = [&self.parts()[..], &[("endpoint", interface)]].concat();
+        workload_endpoint_name(&parts).map_err(|error| CniError::internal(error.to_string()))
+    }
+
+    /// How the names of its endpoints begin.
+    ///
+    /// # Errors
+    /// Calico's text for a part that no name can have.
+    pub(super) fn prefix(&self) -> Result<String> {
+        let name = workload_endpoint_name(&self.parts()).map_err(|error| {
+            let text = error.to_string().replacen("WorkloadEndpoint name", "WorkloadEndpoint prefix", 1);
+            CniError::internal(text)
+        })?;
+        Ok(name + "-")
+    }
+
+    /// True if an endpoint of this name is one of this workload's.
+    pub(super) fn has(&self, endpoint: &WorkloadEndpoint) -> bool {
+        split_endpoint_name(endpoint.name()).is_some_and(|[node, orchestrator, id, _]| {
+            node == self.node && orchestrator == self.orchestrator.as_str() && id == self.id
+        })
+    }
+
+    /// The name of the interface on the host. `felix` is the text of FELIX_INTERFACEPREFIX. The name of a pod's interface is the
+    /// pod's alone; the name of a container's has the first characters of its id.
+    pub(super) fn host_interface(&self, felix: &str) -> String {
+        match self.orchestrator {
+            Orchestrator::Cni => PREFIX.to_owned() + &self.id.chars().take(ID).collect::<String>(),
+            Orchestrator::K8s => {
+                let prefix = felix.split(',').next().filter(|prefix| !prefix.is_empty()).unwrap_or(PREFIX);
+                prefix.to_owned() + &self.digest()
+            }
+        }
+    }
+
+    /// The name of a container's interface on the host where another container has the usual one.
+    pub(super) fn other_host_interface(&self) -> String {
+        PREFIX.to_owned() + &self.digest()
+    }
+
+    fn digest(&self) -> String {
+        hex_digest(&format!("{}.{}", self.namespace, self.id))
+    }
+
+    fn parts(&self) -> [(&'static str, &str); 3] {
+        let id = match self.orchestrator {
+            Orchestrator::Cni => "containerID",
+            Orchestrator::K8s => "pod",
+        };
+        [("node", &self.node), ("orchestrator", self.orchestrator.as_str()), (id, &self.id)]
+    }
+}
+
+/// The first 11 hexadecimal digits of the SHA-1 digest of a text: how Calico names a pod's interface.
+fn hex_digest(text: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+    let mut hex = String::new();
+    for byte in digest.as_ref().iter().take(ID.div_ceil(2)) {
+        // Writing to a string cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex.truncate(ID);
+    hex
+}
+
+/// The label that names the endpoint's namespace, before it is cleaned.
+const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
+
+/// The cleaned labels, and the namespace that one of them names.
+fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
+    let mut namespace = None;
+    let mut labels = Labels::new();
+    for (key, value) in stated {
+        let value = clean_label(value);
+        if key == NAMESPACE_LABEL {
+            namespace = Some(value.clone());
+        }
+        labels.insert(clean_label(key), value);
+    }
+    (labels, namespace)
+}
+
+/// Calico's rule: a slash is a dot; other characters that no label has become one dash; dots and dashes in a row that have a
+/// dot among them become one dot; those at both ends go.
+fn clean_label(text: &str) -> String {
+    let mut dashed = String::new();
+    for c in text.chars() {
+        let c = if c == '/' { '.' } else { c };
+        let is_allowed = c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        match (is_allowed, dashed.ends_with('\0')) {
+            (true, _) => dashed.push(c),
+            (false, false) => dashed.push('\0'),
+            (false, true) => {}
+        }
+    }
+    let dashed = dashed.replace('\0', "-");
+    let mut clean = String::new();
+    let mut rest = dashed.as_str();
+    while let Some(first) = rest.chars().next() {
+        let run: usize = rest.chars().take_while(|c| matches!(c, '.' | '-')).count();
+        let (part, after) = rest.split_at(run.max(first.len_utf8()));
+        clean.push_str(if run > 0 && part.contains('.') { "." } else { part });
+        rest = after;
+    }
+    clean.trim_matches(['.', '-']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(orchestrator: Orchestrator, namespace: &str, id: &str) -> Workload {
+        Workload { node: "node-1".into(), orchestrator, namespace: namespace.into(), id: id.into() }
+    }
+
+    #[test]
+    fn interfaces_of_the_host() {
+        let pod = workload(Orchestrator::K8s, "shop", "pod1");
+        assert_eq!(pod.host_interface(""), "cali8085686fbb3");
+        assert_eq!(pod.host_interface("tap,cali"), "tap8085686fbb3");
+        let container = workload(Orchestrator::Cni, "default", "abcdefghijklmno");
+        assert_eq!(container.host_interface("tap"), "caliabcdefghijk");
+        let other = container.other_host_interface();
+        assert!(other.starts_with("cali") && other.len() == 15 && other != "caliabcdefghijk", "{other}");
+    }
+
+    #[test]
+    fn endpoints() {
+        let container = workload(Orchestrator::Cni, "default", "ab-cdefghijklm");
+        assert_eq!(container.endpoint("eth0").unwrap(), "node--1-cni-ab--cdefghijklm-eth0");
+        assert_eq!(container.prefix().unwrap(), "node--1-cni-ab--cdefghijklm-");
+        let bad = workload(Orchestrator::Cni, "default", "ends-").prefix().unwrap_err();
+        assert_eq!(
+            bad.message(),
+            "error constructing WorkloadEndpoint prefix: error with field containerID = 'ends-' (field must not end with a '-')"
+        );
+    }
+
+    #[test]
+    fn as_recorded() {
+        let cases =
+            [("/a/b/c", "a.b.c"), ("we!rd kéy", "we-rd-k-y"), ("--x..y//z--", "x.y.z"), ("c d", "c-d"), ("v", "v")];
+        for (text, expected) in cases {
+            assert_eq!(clean_label(text), expected, "{text}");
+        }
+        assert_eq!(clean_label("a-.-b"), "a.b");
+        assert_eq!(clean_label("a--b"), "a--b");
+        assert_eq!(clean_label("!!"), "");
+    }
+
+    #[test]
+    fn one_label_is_the_namespace() {
+        let stated = [(NAMESPACE_LABEL.to_owned(), "team/blue".to_owned()), ("k".to_owned(), "v".to_owned())];
+        let (labels, namespace) = labels_from_mesos(&stated);
+        assert_eq!(namespace.as_deref(), Some("team.blue"));
+        assert_eq!(labels.get("k").map(String::as_str), Some("v"));
+    }
 }

@@ -1,26 +1,25 @@
 //! etcd's API in front of the daemon's store, for programs that are not ours: etcdctl, calicoctl, Felix, locks in any language.
+//!
+//! Here are the API's options, the URLs at which it is offered and which of them are safe, and the held store as the API needs it.
 
-mod address;
 mod authority;
-mod backing;
 mod connections;
-mod options;
-mod tls;
 
-use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, fs, io};
 
+use async_trait::async_trait;
 use datastore::Location;
-use etcd_api::Api;
+use datastore::held::Held;
+use etcd_api::{Api, Backing, Identity, Place, Sizes};
+use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Revision, Store};
 use tokio::task::JoinSet;
 
 use crate::daemon::Daemon;
-
-use address::Address;
-pub(crate) use backing::Served;
-use connections::Offer;
-pub use options::Options;
-use tls::{Files, Tls};
+use connections::{Files, Offer, Tls};
 
 /// Why the API is not offered.
 #[derive(Debug)]
@@ -63,7 +62,7 @@ pub(crate) async fn offer(
         let tls = match (&address, &tls) {
             (Address::Tcp { tls: true, .. }, Some(loaded)) => Some(Arc::clone(loaded)),
             (Address::Tcp { tls: true, .. }, None) => {
-                let files = Files::of(options).ok_or_else(|| Refused::at(url, address::TLS))?;
+                let files = Files::of(options).ok_or_else(|| Refused::at(url, TLS))?;
                 let loaded = Arc::new(Tls::load(files).map_err(|why| Refused::at(url, why))?);
                 tls = Some(Arc::clone(&loaded));
                 Some(loaded)
@@ -89,4 +88,228 @@ pub(crate) async fn offer(
         }
     });
     Ok(said)
+}
+
+/// The options of the API.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT`, `unix:PATH`. None: the API is not offered.
+    pub listen: Vec<String>,
+    /// The URLs by which clients reach it, where they are others.
+    pub advertise: Vec<String>,
+    /// The server's certificate, in PEM form.
+    pub cert: Option<PathBuf>,
+    /// The key of the certificate.
+    pub key: Option<PathBuf>,
+    /// The authorities whose clients may connect.
+    pub client_ca: Option<PathBuf>,
+    /// True if programs of this machine may connect without a certificate, over `http://` and loopback.
+    pub insecure_loopback: bool,
+    /// How often a watch reports its progress without a request; `None` for etcd's 10 minutes.
+    pub watch_progress_interval: Option<Duration>,
+}
+
+/// The advice about TLS.
+const TLS: &str =
+    "https:// takes --cert-file, --key-file and --client-ca-file; on loopback http:// and --insecure-loopback will do";
+
+/// A place to listen at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Address {
+    /// A port, with mutual TLS or without.
+    Tcp { addresses: Vec<SocketAddr>, tls: bool },
+    /// A unix socket, for the daemon's user alone.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// From a URL.
+    ///
+    /// # Errors
+    /// The reason why it cannot be used.
+    fn parse(url: &str) -> Result<Self, String> {
+        if let Some(path) = url.strip_prefix("unix:") {
+            let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
+            return if path.is_absolute() { Ok(Self::Unix(path)) } else { Err("unix: takes an absolute path".into()) };
+        }
+        let (tls, rest) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
+            (Some(rest), _) => (true, rest),
+            (_, Some(rest)) => (false, rest),
+            _ => return Err("it must begin with https://, http:// or unix:".into()),
+        };
+        let place = rest.strip_suffix('/').unwrap_or(rest);
+        if !place.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+            return Err("it must name a host and a port, such as https://10.0.0.1:2379".into());
+        }
+        let addresses = place.to_socket_addrs().map_err(|error| error.to_string())?;
+        Ok(Self::Tcp { addresses: addresses.collect(), tls })
+    }
+
+    /// Checks that clients can reach it, and that nobody else can.
+    ///
+    /// # Errors
+    /// The advice about what to change.
+    fn check(&self, options: &Options) -> Result<(), &'static str> {
+        let Self::Tcp { addresses, tls } = self else { return Ok(()) };
+        if options.advertise.is_empty() && addresses.iter().any(|address| address.ip().is_unspecified()) {
+            return Err("clients need an address that they can reach: add --advertise URL");
+        }
+        if *tls {
+            return Ok(());
+        }
+        if !addresses.iter().all(|address| is_loopback(address.ip())) {
+            return Err(
+                "without TLS everybody who reaches it could change the store: use https://, or http:// on loopback",
+            );
+        }
+        if !options.insecure_loopback {
+            return Err(
+                "every user of this machine could change the store: add --insecure-loopback if that is right, \
+                        or use unix:PATH or https://",
+            );
+        }
+        Ok(())
+    }
+}
+
+fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// A held store, and the URLs by which clients reach it.
+#[derive(Debug)]
+pub(crate) struct Served {
+    held: Held,
+    urls: Vec<String>,
+}
+
+impl Served {
+    pub(crate) fn new(held: Held, urls: Vec<String>) -> Self {
+        Self { held, urls }
+    }
+}
+
+#[async_trait]
+impl Backing for Served {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.held.clone())
+    }
+
+    fn store_to_release(&self) -> Arc<dyn Store> {
+        Arc::new(self.held.to_release())
+    }
+
+    fn identity(&self) -> Identity {
+        Identity { name: "margay".to_owned(), urls: self.urls.clone() }
+    }
+
+    /// A restored store does not share its id with the one before.
+    fn place(&self) -> Place {
+        let ((cluster, member), generation) = self.held.place();
+        Place { cluster, member, generation }
+    }
+
+    async fn sizes(&self) -> kv::Result<Sizes> {
+        let folder = self.held.location().path().map(Path::to_owned);
+        let measured = tokio::task::spawn_blocking(move || folder.map_or(Ok(0), |folder| bytes(&folder))).await;
+        let total = measured.map_err(io::Error::other).and_then(|bytes| bytes).map_err(|error| {
+            Error::new(ErrorKind::Io, Operation::Range, self.held.location().to_string()).with_source(error)
+        })?;
+        Ok(Sizes { total, used: total })
+    }
+
+    async fn check_room(&self) -> kv::Result<()> {
+        self.held.check_room().await
+    }
+
+    async fn compact(&self, to: Revision) -> kv::Result<()> {
+        self.held.with_embedded(move |store, _| async move { store.compact_for_clients(to).await }).await
+    }
+
+    fn oldest(&self) -> Revision {
+        self.held.oldest_for_clients()
+    }
+
+    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+        let granted = self.held.with_embedded(move |store, _| async move { store.grant(lease).await }).await;
+        granted.map_err(|error| match error.kind() {
+            ErrorKind::Unsupported => {
+                let raise = format!("raise its format with: margay --store {} store upgrade", self.held.location());
+                let why = error.detail().unwrap_or_default().to_owned();
+                error.with_detail(format!("{why}; {raise}"))
+            }
+            _ => error,
+        })
+    }
+
+    async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision> {
+        let replaced = self.held.replaced(Operation::Txn);
+        self.held
+            .with_embedded(move |store, generation| async move {
+                if generation == of.generation { store.revoke(id).await } else { Err(replaced) }
+            })
+            .await
+    }
+
+    async fn leases(&self) -> kv::Result<Vec<Lease>> {
+        self.held.with_embedded(|store, _| async move { store.leases().await }).await
+    }
+
+    async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>> {
+        self.held.with_embedded(move |store, _| async move { store.leased(id).await }).await
+    }
+
+    async fn defragment(&self) -> kv::Result<()> {
+        self.held.defragment().await
+    }
+}
+
+/// The bytes of all files in a folder. Files that go meanwhile count as nothing.
+fn bytes(path: &Path) -> io::Result<u64> {
+    let found = match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        found => found?,
+    };
+    if !found.is_dir() {
+        return Ok(found.len());
+    }
+    fs::read_dir(path)?.map(|entry| bytes(&entry?.path())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(url: &str, options: &Options) -> Result<(), String> {
+        Address::parse(url)?.check(options).map_err(str::to_owned)
+    }
+
+    #[test]
+    fn urls_are_read() {
+        let tcp = |address: &str, tls| Address::Tcp { addresses: vec![address.parse().unwrap()], tls };
+        assert_eq!(Address::parse("http://127.0.0.1:2379"), Ok(tcp("127.0.0.1:2379", false)));
+        assert_eq!(Address::parse("https://[::1]:2379/"), Ok(tcp("[::1]:2379", true)));
+        assert_eq!(Address::parse("unix:/run/lab.sock"), Ok(Address::Unix("/run/lab.sock".into())));
+        assert_eq!(Address::parse("unix:///run/lab.sock"), Ok(Address::Unix("/run/lab.sock".into())));
+        for wrong in
+            ["127.0.0.1:2379", "http://127.0.0.1", "http://:2379", "ftp://x:1", "unix:lab.sock", "http://h:99999"]
+        {
+            assert!(Address::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_others_could_write_to_is_refused() {
+        let none = Options::default();
+        let insecure = Options { insecure_loopback: true, ..Options::default() };
+        let advertised = Options { advertise: vec!["https://node1:2379".to_owned()], ..Options::default() };
+        assert!(checked("http://127.0.0.1:0", &none).unwrap_err().contains("--insecure-loopback"));
+        assert!(checked("http://127.0.0.1:0", &insecure).is_ok());
+        assert!(checked("http://[::1]:0", &insecure).is_ok());
+        assert!(checked("http://192.0.2.1:0", &insecure).unwrap_err().contains("https://"));
+        assert!(checked("http://0.0.0.0:0", &insecure).unwrap_err().contains("--advertise"));
+        assert!(checked("https://0.0.0.0:0", &none).unwrap_err().contains("--advertise"));
+        assert!(checked("https://[::]:0", &advertised).is_ok());
+        assert!(checked("unix:/run/lab.sock", &none).is_ok());
+    }
 }

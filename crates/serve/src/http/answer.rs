@@ -1,14 +1,24 @@
-//! Answers, with the headers that each of them has.
+//! Answers, with the headers that each of them has. Those that take much reading are made one at a time, and used again for a moment.
 
 use std::convert::Infallible;
 use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
+use ipam_core::Ipam;
+use ipam_core::census::Census;
+use ipam_operator::Operator;
+use ipam_operator::forecast::Forecast;
+use kv::Deadline;
 use serde::Serialize;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::{Instant, sleep};
 
 /// The body of an answer: whole, or a stream of events.
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -99,5 +109,136 @@ impl From<Failure> for Answer {
             error: String,
         }
         json(failure.status, &Reported { error: failure.text })
+    }
+}
+
+/// The time for which an answer is used again.
+pub(super) const MOMENT: Duration = Duration::from_secs(2);
+/// The time for which a forecast is used again: it changes slowly, and takes two readings of all blocks.
+const FORECAST: Duration = Duration::from_secs(300);
+/// How long an answer may read all blocks.
+pub(super) const READING: Duration = Duration::from_secs(60);
+
+/// The last answer to a kind of question.
+#[derive(Debug)]
+pub(super) struct Memo<T>(Arc<Mutex<Option<Made<T>>>>);
+
+#[derive(Debug)]
+struct Made<T> {
+    question: String,
+    until: Instant,
+    answer: Arc<T>,
+}
+
+impl<T> Default for Memo<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T: Send + Sync + 'static> Memo<T> {
+    /// The answer to a question: the last one if it was the same question a moment ago, else a new one. Other
+    /// callers wait for it meanwhile. It is forgotten when the moment is over, so that an idle daemon keeps nothing.
+    pub(super) async fn get(
+        &self,
+        question: &str,
+        lasts: Duration,
+        make: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<Arc<T>, Failure> {
+        let mut last = self.0.lock().await;
+        if let Some(made) = last.as_ref().filter(|made| made.question == question && Instant::now() < made.until) {
+            return Ok(Arc::clone(&made.answer));
+        }
+        *last = None;
+        let answer = Arc::new(make.await?);
+        let until = Instant::now() + lasts;
+        *last = Some(Made { question: question.to_owned(), until, answer: Arc::clone(&answer) });
+        let memo = Arc::downgrade(&self.0);
+        tokio::spawn(async move {
+            sleep(lasts).await;
+            if let Some(memo) = memo.upgrade() {
+                let mut last = memo.lock().await;
+                if last.as_ref().is_some_and(|made| Instant::now() >= made.until) {
+                    *last = None;
+                }
+            }
+        });
+        Ok(answer)
+    }
+}
+
+/// The memory of the last questions.
+#[derive(Debug)]
+pub(super) struct Asked {
+    census: Memo<Census>,
+    forecast: Memo<Forecast>,
+    pub(super) problems: Memo<String>,
+    pub(super) search: Memo<String>,
+    pub(super) held: Memo<String>,
+    pub(super) history: Memo<String>,
+    reading: Semaphore,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            census: Memo::default(),
+            forecast: Memo::default(),
+            problems: Memo::default(),
+            search: Memo::default(),
+            held: Memo::default(),
+            history: Memo::default(),
+            reading: Semaphore::new(1),
+        }
+    }
+}
+
+impl Asked {
+    /// The census of the store, at most a moment old.
+    pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, Failure> {
+        self.census.get("", MOMENT, self.alone(async { Ok(ipam.census(Deadline::after(READING)).await?) })).await
+    }
+
+    /// The forecast of all pools, at most five minutes old.
+    pub(super) async fn forecast(&self, operator: &Operator) -> Result<Arc<Forecast>, Failure> {
+        let make = async {
+            let census = self.census(operator.ipam()).await?;
+            self.alone(async { Ok(operator.forecast(&census, Deadline::after(READING)).await?) }).await
+        };
+        self.forecast.get("", FORECAST, make).await
+    }
+
+    /// Reads much, while nobody else here does. The reading must not call this itself.
+    pub(super) async fn alone<T>(&self, read: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        // The semaphore is never closed.
+        let _reading = self.reading.acquire().await.map_err(Failure::store)?;
+        read.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_made_once_in_a_moment_and_then_forgotten() {
+        let memo = Memo::default();
+        let made = AtomicUsize::new(0);
+        let make = || async {
+            sleep(Duration::from_millis(100)).await;
+            Ok(made.fetch_add(1, Ordering::SeqCst))
+        };
+        let asked = futures::future::join_all((0..5).map(|_| memo.get("a", MOMENT, make()))).await;
+        assert!(asked.into_iter().all(|answer| *answer.unwrap() == 0));
+        assert_eq!(*memo.get("b", MOMENT, make()).await.unwrap(), 1);
+        assert_eq!(*memo.get("b", MOMENT, make()).await.unwrap(), 1);
+        sleep(MOMENT + Duration::from_millis(1)).await;
+        assert!(memo.0.lock().await.is_none());
+        assert_eq!(*memo.get("b", MOMENT, make()).await.unwrap(), 2);
+        let failed = memo.get("c", MOMENT, async { Err(Failure::question("no")) }).await;
+        assert!(failed.is_err());
+        assert_eq!(*memo.get("c", MOMENT, make()).await.unwrap(), 3, "a failure is not kept");
     }
 }

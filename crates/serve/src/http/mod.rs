@@ -6,25 +6,20 @@
 
 mod answer;
 mod api;
-mod asked;
 mod connection;
-mod files;
-mod hosts;
-mod measured;
 mod route;
-mod stall;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use asked::Asked;
 use datastore::held::Held;
 use ipam_core::gc::Reach;
 use ipam_operator::Operator;
 use kv::Store;
 
 use crate::metrics::Metrics;
+use answer::Asked;
 
 pub use connection::serve;
 

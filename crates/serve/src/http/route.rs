@@ -1,18 +1,25 @@
-//! The way from a request to its answer.
+//! The way from a request to its answer: the names under which a browser may ask, `/metrics`, and the files of the page.
+//!
+//! A page of another site can have its own name point at 127.0.0.1. The browser then asks this daemon, and says that name
+//! in `Host`. So a name that is not this machine's own is refused.
 
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, HOST, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use hyper::header::{ALLOW, CACHE_CONTROL, ETAG, HOST, HeaderValue, IF_NONE_MATCH};
+use hyper::{HeaderMap, Method, Request, StatusCode};
 use ipam_core::model::keys;
-use kv::{Content, Range, RangeRequest};
+use ipam_core::samples::{Samples, oldest_revision};
+use kv::{Content, Deadline, Range, RangeRequest};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::answer::{Answer, json, text};
-use super::{Shown, api, files, hosts, measured};
+use super::answer::{Answer, Failure, json, text, whole};
+use super::{Shown, api};
 
 /// The longest time for the store to show that it is there.
 const HEALTHY: Duration = Duration::from_secs(1);
@@ -41,10 +48,10 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &
     match path {
         "/health" => health(shown).await,
         "/version" => version(shown),
-        "/metrics" => measured::answer(shown).await,
+        "/metrics" => metrics_answer(shown).await,
         _ => match path.strip_prefix("/api/") {
             Some(question) => api::answer(question, request, shown).await,
-            None => files::file(path, request.headers())
+            None => page_file(path, request.headers())
                 .unwrap_or_else(|| text(StatusCode::NOT_FOUND, "there is nothing here")),
         },
     }
@@ -54,7 +61,7 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &
 fn names_us(request: &Request<Incoming>, shown: &Shown) -> bool {
     let of_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let mut names = of_headers.chain(request.uri().authority().map(|authority| authority.as_str())).peekable();
-    names.peek().is_some() && names.all(|name| hosts::is_allowed(name, &shown.hosts))
+    names.peek().is_some() && names.all(|name| is_allowed(name, &shown.hosts))
 }
 
 /// Says whether the store can be read, by the cheapest of readings.
@@ -78,4 +85,202 @@ pub(super) fn version(shown: &Shown) -> Answer {
     let about = &shown.about;
     let version = Version { name: "margay", version: &about.version, store: &about.store, engine: &about.engine };
     json(StatusCode::OK, &version)
+}
+
+/// True if `host`, with or without a port, names loopback or is one of `named`.
+fn is_allowed(host: &str, named: &[String]) -> bool {
+    let Some(name) = without_port(host) else { return false };
+    let is_loopback = name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    is_loopback || named.iter().any(|other| other.trim_matches(['[', ']']).eq_ignore_ascii_case(name))
+}
+
+/// The name or address of `host`; `None` if it has neither this form nor a port of digits.
+fn without_port(host: &str) -> Option<&str> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port =
+        port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.bytes().all(|b| b.is_ascii_digit()));
+    (is_port && !name.is_empty()).then_some(name)
+}
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All numbers. If the store cannot be read, its numbers are missing, and `margay_serve_store_read` is 0.
+async fn metrics_answer(shown: &Arc<Shown>) -> Answer {
+    let samples = match timeout(shown.limits.answer, samples(shown)).await {
+        Ok(Ok(samples)) => Some(samples.text()),
+        Ok(Err(failure)) => {
+            tracing::warn!(error = failure.text, "the store cannot be read for its numbers");
+            None
+        }
+        Err(_) => None,
+    };
+    let read = u8::from(samples.is_some());
+    let mut text = samples.unwrap_or_default();
+    _ = write!(
+        text,
+        "# HELP margay_serve_store_read 1 if the store could be read for this answer, else 0.\n\
+         # TYPE margay_serve_store_read gauge\nmargay_serve_store_read {read}\n{}# EOF\n",
+        shown.metrics.text()
+    );
+    whole(StatusCode::OK, METRICS_TYPE, text)
+}
+
+async fn samples(shown: &Arc<Shown>) -> Result<Samples, Failure> {
+    let (node, boot) = (&shown.about.node, shown.about.boot.as_deref());
+    let mut samples = Samples::default();
+    let revision = match &shown.reach {
+        Some(reach) => {
+            let share = shown.operator.ipam().share_of(node, &reach(), Deadline::after(shown.limits.answer)).await?;
+            samples.of_node(&share, boot);
+            share.revision
+        }
+        None => {
+            let census = shown.asked.census(shown.operator.ipam()).await?;
+            samples.of_all(&census, node, boot);
+            // A forecast that takes long goes on without this answer, and the next one has it.
+            let forecast = tokio::spawn({
+                let shown = Arc::clone(shown);
+                async move { shown.asked.forecast(&shown.operator).await }
+            });
+            match timeout(shown.limits.answer / 2, forecast).await {
+                Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
+                Ok(Ok(Err(failure))) => {
+                    tracing::warn!(error = failure.text, "the history cannot be read for a forecast");
+                }
+                _ => tracing::warn!("the forecast takes long; the next answer may have it"),
+            }
+            census.revision
+        }
+    };
+    samples.of_store(revision, oldest_revision(&*shown.store, revision).await?);
+    if let Some(held) = &shown.history
+        && let Ok(history) = held
+            .with_embedded(|store, _| async move {
+                Ok((store.oldest().await?.time, store.status().log_bytes, store.retention().bytes))
+            })
+            .await
+    {
+        let (oldest, log_bytes, most) = history;
+        samples.of_history(oldest, log_bytes, most);
+    }
+    Ok(samples)
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// A file: its path, its type and its content.
+type File = (&'static str, &'static str, &'static str);
+
+const FILES: &[File] = &[
+    ("/", HTML, include_str!("page/index.html")),
+    ("/style.css", CSS, include_str!("page/style.css")),
+    ("/theme.js", SCRIPT, include_str!("page/theme.js")),
+    ("/page.js", SCRIPT, include_str!("page/page.js")),
+    ("/api.js", SCRIPT, include_str!("page/api.js")),
+    ("/dom.js", SCRIPT, include_str!("page/dom.js")),
+    ("/format.js", SCRIPT, include_str!("page/format.js")),
+    ("/overview.js", SCRIPT, include_str!("page/overview.js")),
+    ("/pool.js", SCRIPT, include_str!("page/pool.js")),
+    ("/map.js", SCRIPT, include_str!("page/map.js")),
+    ("/block.js", SCRIPT, include_str!("page/block.js")),
+    ("/address.js", SCRIPT, include_str!("page/address.js")),
+    ("/events.js", SCRIPT, include_str!("page/events.js")),
+    ("/problems.js", SCRIPT, include_str!("page/problems.js")),
+];
+
+/// The file at a path. A browser that has it already, as its tag says, gets an answer without it.
+fn page_file(path: &str, headers: &HeaderMap) -> Option<Answer> {
+    let (_, kind, text) = FILES.iter().find(|(at, ..)| *at == path)?;
+    let tag = tag(text);
+    let has_it = headers.get(IF_NONE_MATCH).is_some_and(|held| held.as_bytes() == tag.as_bytes());
+    let mut answer = match has_it {
+        true => whole(StatusCode::NOT_MODIFIED, kind, ""),
+        false => whole(StatusCode::OK, kind, *text),
+    };
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        answer.headers_mut().insert(ETAG, tag);
+    }
+    Some(answer)
+}
+
+fn tag(text: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("\"{:016x}\"", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_and_named_hosts_are_allowed_and_no_others() {
+        let named = vec!["ipam.lan".to_owned(), "10.1.2.3".to_owned(), "[fd00::1]".to_owned()];
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "127.0.0.1",
+            "127.1.2.3:80",
+            "[::1]",
+            "[::1]:80",
+            "ipam.lan",
+            "Ipam.Lan:81",
+            "10.1.2.3:9",
+            "[fd00::1]:9",
+        ] {
+            assert!(is_allowed(host, &named), "{host}");
+        }
+        for host in [
+            "",
+            ":80",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "10.1.2.4",
+            "[::2]",
+            "::1",
+            "[::1",
+            "[::1]x",
+            "localhost:80x",
+            "localhost@evil.example",
+            "evil.example#localhost",
+            "0.0.0.0",
+        ] {
+            assert!(!is_allowed(host, &named), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_file_that_a_file_names_is_there() {
+        let is_there = |path: &str| FILES.iter().any(|(at, ..)| *at == path);
+        for (path, _, text) in FILES {
+            for line in text.lines().filter(|line| line.starts_with("import ")) {
+                let named = line.rsplit('"').nth(1).and_then(|name| name.strip_prefix('.')).unwrap();
+                assert!(is_there(named), "{path} imports {named}");
+            }
+            for part in text.split(['"', '\'']).filter(|_| *path == "/") {
+                assert!(!part.ends_with(".js") || is_there(&format!("/{part}")), "{path} names {part}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_file_names_another_host_or_writes_html() {
+        for (path, _, text) in FILES {
+            for foreign in
+                ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
+            {
+                let found = text.matches(foreign).count();
+                // The one name of a namespace is no address that anybody asks.
+                let names = text.matches("http://www.w3.org/2000/svg").count();
+                assert_eq!(found, if foreign == "http://" { names } else { 0 }, "{foreign} in {path}");
+            }
+        }
+    }
 }

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use agent::CniError;
 
-use super::server::{Reply, Server};
-use super::{TOKEN, client, reported};
+use super::{Reply, Server, TOKEN, client, reported};
 
 const LONG: Duration = Duration::from_secs(20);
 const NAMESPACE: &str = r#"{"kind":"Namespace","metadata":{"labels":{"team":"x"},"annotations":{"a":"b"}}}"#;

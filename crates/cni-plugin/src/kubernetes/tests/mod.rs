@@ -1,20 +1,25 @@
-//! The client against real servers on the loopback address.
+//! The client against real servers on the loopback address: a server of HTTP that does what a test wants, and the plugin's client for it.
 
 mod client;
-mod proxies;
-pub(super) mod server;
 pub(super) mod trust;
 mod ways_in;
 
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use agent::CniError;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 
-use self::server::Server;
-use super::Kubernetes;
-use super::client::Client;
+use super::{Client, Kubernetes};
 use crate::env::Environment;
 use crate::gojson::Json;
 use crate::netconf::NetConf;
@@ -59,7 +64,177 @@ fn client(server: &Server) -> Client {
 /// The number of an error that has no secret in it, and its text.
 #[track_caller]
 fn reported(error: CniError) -> (u32, String) {
-    let all = format!("{error:?} {error} {}", crate::outcome::to_json(&error));
+    let all = format!("{error:?} {error} {}", crate::invocation::to_json(&error));
     assert!(!all.contains("hidden"), "{all}");
     (error.code().number(), error.message().to_owned())
+}
+
+/// The answer of a server to a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Reply {
+    /// A status with its reason, further lines of the head, and a body.
+    Say(String, String, String),
+    /// These bytes, and the end of the connection.
+    Bytes(Vec<u8>),
+    /// These bytes, one by one, a tenth of a second apart.
+    Drip(Vec<u8>),
+    /// Nothing, for ever.
+    Nothing,
+    /// As a proxy: a connection to what the request names.
+    Tunnel,
+}
+
+impl Reply {
+    pub(crate) fn ok(body: &str) -> Self {
+        Self::status("200 OK", body)
+    }
+
+    pub(crate) fn status(status: &str, body: &str) -> Self {
+        Self::Say(status.to_owned(), String::new(), body.to_owned())
+    }
+
+    /// The API's own refusal.
+    pub(crate) fn refusal(status: &str, message: &str) -> Self {
+        let body = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message});
+        Self::status(status, &body.to_string())
+    }
+}
+
+/// It answers until it is dropped.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    scheme: &'static str,
+    seen: Arc<Seen>,
+    runtime: Option<Runtime>,
+}
+
+#[derive(Default)]
+struct Seen {
+    heads: Mutex<Vec<String>>,
+    connections: AtomicUsize,
+}
+
+type Answers = Arc<dyn Fn(usize, &str) -> Reply + Send + Sync>;
+
+impl Server {
+    /// `answers` is called with the number of the request, from 0 on, and its head.
+    pub(crate) fn start(answers: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Self {
+        Self::with(None, Arc::new(answers))
+    }
+
+    fn with_tls(config: ServerConfig, answers: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Self {
+        Self::with(Some(TlsAcceptor::from(Arc::new(config))), Arc::new(answers))
+    }
+
+    /// One that says the same to everybody.
+    pub(crate) fn saying(reply: Reply) -> Self {
+        Self::start(move |_, _| reply.clone())
+    }
+
+    fn with(tls: Option<TlsAcceptor>, answers: Answers) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (seen, scheme) = (Arc::<Seen>::default(), if tls.is_some() { "https" } else { "http" });
+        let all = Arc::clone(&seen);
+        runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
+            while let Ok((socket, _)) = listener.accept().await {
+                let (tls, answers, seen) = (tls.clone(), Arc::clone(&answers), Arc::clone(&all));
+                tokio::spawn(async move {
+                    match tls {
+                        None => serve(socket, &answers, &seen).await,
+                        // A client that does not trust this server, or has no certificate, hangs up.
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(socket).await {
+                                serve(stream, &answers, &seen).await;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, scheme, seen, runtime: Some(runtime) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("{}://{}", self.scheme, self.address)
+    }
+
+    /// The heads of all requests so far.
+    pub(crate) fn heads(&self) -> Vec<String> {
+        self.seen.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The one request that there was.
+    #[track_caller]
+    pub(crate) fn only_head(&self) -> String {
+        let heads = self.heads();
+        assert_eq!(heads.len(), 1, "{heads:?}");
+        heads[0].clone()
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.seen.connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // A test has a runtime of its own, in which nobody may wait for this one.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(mut stream: S, answers: &Answers, seen: &Seen) {
+    seen.connections.fetch_add(1, Ordering::SeqCst);
+    loop {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let Ok(byte) = stream.read_u8().await else { return };
+            head.push(byte);
+        }
+        let head = String::from_utf8(head).unwrap();
+        let number = {
+            let mut heads = seen.heads.lock().unwrap_or_else(PoisonError::into_inner);
+            heads.push(head.clone());
+            heads.len() - 1
+        };
+        // A client that has hung up needs no answer.
+        match answers(number, &head) {
+            Reply::Say(status, lines, body) => {
+                let length = body.len();
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n{lines}\r\n{body}");
+                if stream.write_all(answer.as_bytes()).await.is_err() || lines.contains("connection: close") {
+                    let _ = stream.shutdown().await;
+                    return;
+                }
+            }
+            Reply::Bytes(bytes) => {
+                let _ = stream.write_all(&bytes).await;
+                let _ = stream.shutdown().await;
+                return;
+            }
+            Reply::Drip(bytes) => {
+                for byte in bytes {
+                    if stream.write_u8(byte).await.is_err() || stream.flush().await.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+            Reply::Nothing => tokio::time::sleep(Duration::from_secs(600)).await,
+            Reply::Tunnel => return tunnel(&mut stream, &head).await,
+        }
+    }
+}
+
+async fn tunnel<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, head: &str) {
+    let to = head.split(' ').nth(1).unwrap();
+    let Ok(mut there) = TcpStream::connect(to).await else { return };
+    stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.unwrap();
+    let _ = tokio::io::copy_bidirectional(stream, &mut there).await;
 }

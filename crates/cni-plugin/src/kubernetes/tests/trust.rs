@@ -16,8 +16,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-use super::server::{Reply, Server};
-use super::{kubeconfig, kubernetes, reported, write};
+use super::{Reply, Server, kubeconfig, kubernetes, reported, write};
 use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);

@@ -1,22 +1,30 @@
-//! The blocks of a pool, and one block with its addresses.
+//! The blocks of a pool, one block with its addresses, one address, and going through the blocks of a store.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::ops::ControlFlow;
 
 use hyper::StatusCode;
+use ipam_core::Holding;
+use ipam_core::attachment::TIMESTAMP;
 use ipam_core::census::{AddressUse, BlockCensus};
-use ipam_core::model::{Block, Document, Owner, keys};
+use ipam_core::model::{AddressState, Attribute, Block, Document, Owner, keys};
+use ipam_core::pools::block_of;
+use ipam_core::quarantine::{Quarantined, quarantine_of};
+use ipam_core::reservations::Reservations;
+use ipam_core::timestamps::{parse_go_string, rfc3339};
+use ipam_operator::events::AddressHolder;
 use ipnet::IpNet;
-use kv::{Deadline, StoreExt};
+use kv::{Deadline, Pages, Range, Revision, Store, StoreExt};
 use serde::Serialize;
+use time::OffsetDateTime;
 
-use super::super::Shown;
-use super::super::answer::{Answer, Failure, json};
 use super::Query;
-use super::row::Address;
-use super::scan::Rules;
+use crate::http::Shown;
+use crate::http::answer::{Answer, Failure, json};
 
 /// The most blocks of an answer.
-const MOST: usize = 10_000;
+const MAX_BLOCKS: usize = 10_000;
 
 /// Blocks, in few bytes.
 #[derive(Serialize)]
@@ -31,7 +39,7 @@ struct Blocks<'a> {
 }
 
 /// A part of the blocks of a pool; of those in no pool if no pool is named.
-pub(super) async fn many(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn many_blocks(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let from = if query.get("from").is_some() { query.parsed::<usize>("from")? } else { 0 };
     let census = shown.asked.census(shown.operator.ipam()).await?;
     let all = match query.get("pool") {
@@ -45,7 +53,7 @@ pub(super) async fn many(shown: &Shown, query: &Query) -> Result<Answer, Failure
     let mut owners: BTreeMap<&Owner, i64> = BTreeMap::new();
     let mut names = Vec::new();
     let mut reported = Vec::new();
-    for block in all.iter().skip(from).take(MOST) {
+    for block in all.iter().skip(from).take(MAX_BLOCKS) {
         let owner = match &block.owner {
             None => -1,
             Some(owner) => *owners.entry(owner).or_insert_with(|| {
@@ -75,7 +83,7 @@ struct OneBlock {
 }
 
 /// One block with all of its addresses.
-pub(super) async fn one(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn one_block(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
     let cidr: IpNet = query.parsed::<IpNet>("cidr")?.trunc();
     let deadline = Deadline::after(shown.limits.answer);
     let inventory = shown.operator.ipam().inventory(deadline).await?;
@@ -91,4 +99,159 @@ pub(super) async fn one(shown: &Shown, query: &Query) -> Result<Answer, Failure>
         answer.addresses = block.addresses().map(|ip| Address::of(&block, ip, &rules.reservations)).collect();
     }
     Ok(json(StatusCode::OK, &answer))
+}
+
+#[derive(Serialize)]
+struct OneAddress {
+    #[serde(flatten)]
+    address: Address,
+    reserved: bool,
+    /// Why it is in quarantine, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantined: Option<Quarantined>,
+    pool: Option<String>,
+    /// The block, if it is there.
+    block: Option<String>,
+    owner: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    attributes: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    alternate: BTreeMap<String, String>,
+}
+
+pub(super) async fn one_address(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+    let ip: IpAddr = query.parsed("ip")?;
+    let deadline = || Deadline::after(shown.limits.answer);
+    let inventory = shown.operator.ipam().inventory(deadline()).await?;
+    let pools = &inventory.pools;
+    let rules = Rules::read(shown).await?;
+    let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
+    let unit = pool.map_or_else(|| ip.into(), |pool| pool.unit_of(ip));
+    let reserved = rules.reservations.touches(unit);
+    let used = if reserved { Use::Reserved } else { Use::Free };
+    let mut reported = OneAddress {
+        address: Address { ip, used, holder: None, since: None },
+        reserved,
+        quarantined: quarantine_of(&inventory.reservations).remove(&ip),
+        pool: pool.map(|pool| pool.name().to_owned()),
+        block: None,
+        owner: None,
+        attributes: BTreeMap::new(),
+        alternate: BTreeMap::new(),
+    };
+    if let Some(mut block) = read_block(shown, pool.and_then(|pool| block_of(pool, ip))).await? {
+        rules.apply(&mut block);
+        reported.address = Address::of(&block, ip, &rules.reservations);
+        reported.block = Some(block.cidr().to_string());
+        reported.owner = block.owner().map(|owner| owner.to_string());
+        if let Some(entry) = block.attributes_of(ip) {
+            reported.attributes(entry);
+        }
+    } else if let Holding::Held(entry) = shown.operator.ipam().holding(ip, deadline()).await? {
+        // The block has outlived its pool.
+        reported.address.used = Use::Used;
+        reported.address.holder = Some(AddressHolder::of(&entry));
+        reported.attributes(&entry);
+    }
+    Ok(json(StatusCode::OK, &reported))
+}
+
+impl OneAddress {
+    fn attributes(&mut self, entry: &Attribute) {
+        self.attributes = entry.attributes().clone();
+        self.alternate = entry.alternate_attributes().clone();
+    }
+}
+
+/// The block of a network, if it is there.
+async fn read_block(shown: &Shown, cidr: Option<IpNet>) -> Result<Option<Block>, Failure> {
+    let Some(cidr) = cidr else { return Ok(None) };
+    let Some(kv) = shown.store.get(keys::block(cidr)).await? else { return Ok(None) };
+    let damaged = |error| Failure { status: StatusCode::INTERNAL_SERVER_ERROR, text: format!("{error}") };
+    Ok(Some(Block::decode(&kv.key, kv.value.as_bytes()).map_err(damaged)?))
+}
+
+/// The state of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Use {
+    Used,
+    Borrowed,
+    #[serde(rename = "resting")]
+    InCooldown,
+    Reserved,
+    Free,
+}
+
+/// An address of a block.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Address {
+    pub(super) ip: IpAddr,
+    #[serde(rename = "use")]
+    pub(super) used: Use,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) holder: Option<AddressHolder>,
+    /// The time since which it is held, or rests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) since: Option<String>,
+}
+
+impl Address {
+    /// An address of a block, after the block's cooldown was applied.
+    pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
+        let free = |used| Self { ip, used, holder: None, since: None };
+        match block.lookup(ip) {
+            AddressState::Assigned(entry) => {
+                let owner = block.owner();
+                let host = owner.as_ref().and_then(Owner::node);
+                let is_borrowed = host.zip(entry.node()).is_some_and(|(host, node)| host != node);
+                let used = if is_borrowed { Use::Borrowed } else { Use::Used };
+                let since = entry.get(TIMESTAMP).and_then(parse_go_string).map(rfc3339);
+                Self { ip, used, holder: Some(AddressHolder::of(entry)), since }
+            }
+            AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::InCooldown) },
+            _ if block.is_reserved(ip, reservations) => free(Use::Reserved),
+            _ => free(Use::Free),
+        }
+    }
+}
+
+/// Shows each well-formed block of a revision (below 1: the newest) until `see` has enough. Returns the revision.
+pub(super) async fn each_block(
+    store: &dyn Store,
+    at: Revision,
+    mut see: impl FnMut(Block) -> ControlFlow<()> + Send,
+) -> kv::Result<Revision> {
+    let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
+    while let Some(page) = pages.next(store).await? {
+        for kv in page {
+            // A damaged block is a problem that a check tells.
+            let Ok(block) = Block::decode(&kv.key, kv.value.as_bytes()) else { continue };
+            if see(block).is_break() {
+                return Ok(pages.revision());
+            }
+        }
+    }
+    Ok(pages.revision())
+}
+
+/// The documents beside a block that decide on the state of an address.
+pub(super) struct Rules {
+    pub(super) reservations: Reservations,
+    cooldown: i64,
+}
+
+impl Rules {
+    pub(super) async fn read(shown: &Shown) -> Result<Self, Failure> {
+        let ipam = shown.operator.ipam();
+        let deadline = || Deadline::after(shown.limits.answer);
+        let inventory = ipam.inventory(deadline()).await?;
+        let (reservations, _) = Reservations::from_documents(&inventory.reservations);
+        Ok(Self { reservations, cooldown: ipam.config(deadline()).await?.cooldown_seconds() })
+    }
+
+    /// Frees the addresses that have rested for long enough.
+    pub(super) fn apply(&self, block: &mut Block) {
+        _ = block.apply_cooldown(OffsetDateTime::now_utc(), self.cooldown);
+    }
 }

@@ -1,6 +1,6 @@
-//! The changes of a store, as a stream of server-sent events.
+//! The changes of a store: as a stream of server-sent events, and as the history of an address, a container, a pod or a node.
 //!
-//! Nothing is read ahead: the next change is taken from the store's watch after the client has taken the one before.
+//! Nothing of a stream is read ahead: the next change is taken from the store's watch after the client has taken the one before.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,27 +15,32 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response};
 use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::events::{EventRow, Happening, of_batch};
-use ipam_operator::history::time_of;
-use kv::{Batch, Content, ErrorKind, Prev, Range, RangeRequest, Revision, Store, WatchRequest, WatchStream};
+use ipam_operator::events::{EventRow, Happening, What, of_batch, of_listed};
+use ipam_operator::history::{HistoryOf, time_after, time_of};
+use kv::{
+    Batch, Content, ErrorKind, Operation, Pages, Prev, Range, RangeRequest, Revision, Store, StoreExt, WatchRequest,
+    WatchStream,
+};
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
-use super::super::Shown;
-use super::super::answer::{Answer, Failure};
-use super::Query;
+use super::search::Party;
+use super::{Query, made};
+use crate::http::Shown;
+use crate::http::answer::{Answer, Failure, MOMENT};
 
 /// The most events of one revision in an answer.
-const MOST: usize = 200;
+const MAX_EVENTS_PER_REVISION: usize = 200;
 /// The most revisions that a client may go back.
-const MOST_RECENT: i64 = 1000;
+const MAX_RECENT_REVISIONS: i64 = 1000;
 /// The pause after a watch has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A change of several addresses at once.
 #[derive(Serialize)]
-struct Reported {
+struct RevisionEvents {
     revision: i64,
     time: Option<String>,
     events: Vec<EventRow>,
@@ -71,13 +76,13 @@ impl Start {
         let recent = if query.get("recent").is_some() { query.parsed("recent")? } else { 0 };
         Ok(match seen.or(after) {
             Some(revision) => Self::After(Revision::new(revision)),
-            None => Self::Recent(i64::clamp(recent, 0, MOST_RECENT)),
+            None => Self::Recent(i64::clamp(recent, 0, MAX_RECENT_REVISIONS)),
         })
     }
 }
 
 /// The stream of events.
-pub(super) async fn answer(shown: &Shown, request: &Request<Incoming>, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn stream(shown: &Shown, request: &Request<Incoming>, query: &Query) -> Result<Answer, Failure> {
     let follower = Follower::begin(&shown.store, Start::of(request, query)?, shown.limits.heartbeat).await?;
     let frames = unfold(follower, |mut follower| async move {
         let frame = follower.next().await?;
@@ -150,7 +155,7 @@ impl Follower {
             }
             match timeout(self.heartbeat, self.changes.next()).await {
                 Err(_) => return Some(Bytes::from_static(b": nothing happened\n\n")),
-                Ok(Some(Ok(batch))) => self.ready.extend(reported(&batch)),
+                Ok(Some(Ok(batch))) => self.ready.extend(revision_events(&batch)),
                 Ok(Some(Err(error))) => {
                     let reason = match error.kind() {
                         ErrorKind::Compacted { .. } => "the store has given up this part of its history".to_owned(),
@@ -179,7 +184,7 @@ impl Follower {
 }
 
 /// A batch, if it is about anything that the page shows.
-fn reported(batch: &Batch) -> Option<Bytes> {
+fn revision_events(batch: &Batch) -> Option<Bytes> {
     let resources = [ResourceKind::IpPool, ResourceKind::IpReservation];
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
     let reported = of_batch(batch);
@@ -188,11 +193,11 @@ fn reported(batch: &Batch) -> Option<Bytes> {
         return None;
     }
     let row = |one: &Happening| EventRow::happened(batch.revision, time_of(batch.time, &one.what), one);
-    let document = Reported {
+    let document = RevisionEvents {
         revision: batch.revision.get(),
         time: batch.time.map(|time| rfc3339(time.into())),
-        events: reported.happenings.iter().take(MOST).map(row).collect(),
-        more: reported.happenings.len().saturating_sub(MOST),
+        events: reported.happenings.iter().take(MAX_EVENTS_PER_REVISION).map(row).collect(),
+        more: reported.happenings.len().saturating_sub(MAX_EVENTS_PER_REVISION),
     };
     Some(event("batch", Some(batch.revision), &document))
 }
@@ -202,4 +207,152 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
     let data = serde_json::to_string(document).unwrap_or_default();
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     format!("event: {name}\n{id}data: {data}\n\n").into()
+}
+
+/// The most events in an answer: the newest.
+const MAX_HISTORY_EVENTS: usize = 500;
+/// The most attempts, as the store may give up history while it is read.
+const ATTEMPTS: usize = 3;
+
+#[derive(Default, Serialize)]
+struct History {
+    /// The oldest revision that can be read.
+    oldest_revision: i64,
+    oldest_time: Option<String>,
+    /// The events, newest first.
+    events: VecDeque<EventRow>,
+    /// True if older events are left out.
+    more: bool,
+}
+
+/// The subject of a history.
+enum Whose {
+    Known(HistoryOf),
+    Pod(Party),
+}
+
+impl Whose {
+    fn of(query: &Query) -> Result<Self, Failure> {
+        if query.need("kind")? == "address" {
+            return Ok(Self::Known(HistoryOf::Address(query.parsed("of")?)));
+        }
+        Ok(match Party::of(query)? {
+            Party::Container(name) => Self::Known(HistoryOf::Name(name)),
+            Party::Node(name) => Self::Known(HistoryOf::Node(name)),
+            pod @ Party::Pod(_) => Self::Pod(pod),
+        })
+    }
+
+    fn ranges(&self) -> Vec<Range> {
+        match self {
+            Self::Known(subject) => subject.ranges(),
+            Self::Pod(_) => vec![Range::Prefix(keys::blocks_prefix(None))],
+        }
+    }
+
+    fn concerns(&self, happening: &Happening) -> bool {
+        match (self, &happening.what) {
+            (Self::Known(subject), _) => subject.concerns(happening),
+            (Self::Pod(pod), What::Moved { from, to, .. }) => pod.has(from) || pod.has(to),
+            (Self::Pod(pod), what) => what.holder().is_some_and(|entry| pod.has(entry)),
+        }
+    }
+}
+
+pub(super) async fn history(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+    let whose = Whose::of(query)?;
+    let question = format!("{} {}", query.need("kind")?, query.need("of")?);
+    let read = shown.asked.alone(read_with_retries(shown, &whose));
+    Ok(made(&shown.asked.history.get(&question, MOMENT, read).await?))
+}
+
+async fn read_with_retries(shown: &Shown, whose: &Whose) -> Result<String, Failure> {
+    for _ in 0..ATTEMPTS {
+        match read_history(shown, whose).await {
+            Ok(reported) => return serde_json::to_string(&reported).map_err(Failure::store),
+            Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Failure::store("the store gives up its history faster than it can be read; try again"))
+}
+
+async fn read_history(shown: &Shown, whose: &Whose) -> kv::Result<History> {
+    let store = &*shown.store;
+    let newest = store.range(RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly)).await?;
+    let oldest = oldest_revision(store, newest.revision).await?;
+    let mut reported = History { oldest_revision: oldest.get(), ..History::default() };
+    for range in whose.ranges() {
+        if !reported.events.is_empty() {
+            break;
+        }
+        // First the state at the beginning, then the changes after it.
+        let mut pages = Pages::new(range.clone(), oldest);
+        while let Some(page) = pages.next(store).await? {
+            for kv in page {
+                let listed = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
+                listed
+                    .iter()
+                    .filter(|one| whose.concerns(one))
+                    .for_each(|one| reported.add(EventRow::listed(oldest, one)));
+            }
+        }
+        each_change_since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
+    }
+    let everything = Range::Prefix(keys::ipam_prefix());
+    reported.oldest_time = time_after(store, &everything, oldest).await?.map(rfc3339);
+    Ok(reported)
+}
+
+impl History {
+    fn happened(&mut self, batch: &Batch, whose: &Whose) {
+        let Batch { revision, time, .. } = batch;
+        let all = of_batch(batch).happenings;
+        for one in all.iter().filter(|one| whose.concerns(one)) {
+            self.add(EventRow::happened(Revision::new(revision.get()), time_of(*time, &one.what), one));
+        }
+    }
+
+    fn add(&mut self, row: EventRow) {
+        self.events.push_front(row);
+        if self.events.len() > MAX_HISTORY_EVENTS {
+            self.events.pop_back();
+            self.more = true;
+        }
+    }
+}
+
+/// The wait for changes after the newest key: deletions leave no trace that could be compared.
+const QUIET: Duration = Duration::from_millis(200);
+/// The longest silence of the watch before it has come there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Shows everything that has happened in a range from a revision on, up to now.
+async fn each_change_since(
+    store: &dyn Store,
+    range: &Range,
+    from: Revision,
+    mut see: impl FnMut(&Batch) + Send,
+) -> kv::Result<()> {
+    let listing = store.list_at(range.clone(), Revision::UNSET, Content::KeysOnly).await?;
+    let newest = listing.kvs.iter().map(|kv| kv.mod_revision).max().unwrap_or(Revision::UNSET);
+    let mut reported = Revision::UNSET;
+    let mut changes = store.watch(WatchRequest::new(range.clone(), from).with_prev(Prev::Return)).await?;
+    while reported < listing.revision {
+        let is_there = reported >= newest || newest < from;
+        match timeout(if is_there { QUIET } else { PATIENCE }, changes.next()).await {
+            Ok(Some(batch)) => {
+                let batch = batch?;
+                reported = batch.revision;
+                see(&batch);
+            }
+            Ok(None) => return Ok(()),
+            Err(_) if is_there => return Ok(()),
+            Err(_) => {
+                let error = kv::Error::new(ErrorKind::Timeout, Operation::Watch, "history");
+                return Err(error.with_detail("the store tells no more of its history; try again"));
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,14 +1,8 @@
 //! The answers to the page, as JSON. They are a contract between the page and the daemon of one version, and no other's.
 
-mod address;
 mod blocks;
 mod events;
-mod history;
 mod overview;
-mod past;
-mod problems;
-mod row;
-mod scan;
 mod search;
 
 use std::sync::Arc;
@@ -26,16 +20,16 @@ pub(super) async fn answer(question: &str, request: &Request<Incoming>, shown: &
     let reading = async {
         match question {
             "about" => Ok(route::version(shown)),
-            "overview" => overview::answer(shown).await,
+            "overview" => overview::overview(shown).await,
             "forecast" => Ok(json(StatusCode::OK, &*shown.asked.forecast(&shown.operator).await?)),
-            "blocks" => blocks::many(shown, &query).await,
-            "block" => blocks::one(shown, &query).await,
-            "address" => address::answer(shown, &query).await,
+            "blocks" => blocks::many_blocks(shown, &query).await,
+            "block" => blocks::one_block(shown, &query).await,
+            "address" => blocks::one_address(shown, &query).await,
             "search" => search::answer(shown, &query).await,
             "held" => search::held(shown, &query).await,
-            "history" => history::answer(shown, &query).await,
-            "problems" => problems::answer(shown).await,
-            "events" => events::answer(shown, request, &query).await,
+            "history" => events::history(shown, &query).await,
+            "problems" => overview::problems(shown).await,
+            "events" => events::stream(shown, request, &query).await,
             _ => Err(Failure { status: StatusCode::NOT_FOUND, text: "there is no such question".to_owned() }),
         }
     };

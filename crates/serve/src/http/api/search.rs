@@ -10,12 +10,10 @@ use ipnet::IpNet;
 use kv::{Deadline, Revision};
 use serde::Serialize;
 
-use super::super::Shown;
-use super::super::answer::{Answer, Failure};
-use super::super::asked::MOMENT;
-use super::row::Address;
-use super::scan::{Rules, each_block};
+use super::blocks::{Address, Rules, each_block};
 use super::{Query, made};
+use crate::http::Shown;
+use crate::http::answer::{Answer, Failure, MOMENT};
 
 /// The most results of each kind in an answer.
 const MOST: usize = 200;
@@ -77,9 +75,9 @@ async fn search(shown: &Shown, text: &str) -> Result<String, Failure> {
     {
         // An address that nobody has is one that somebody may look for, too.
         let used = if rules.reservations.touches(pool.unit_of(ip)) {
-            super::row::Use::Reserved
+            crate::http::api::blocks::Use::Reserved
         } else {
-            super::row::Use::Free
+            crate::http::api::blocks::Use::Free
         };
         let address = Address { ip, used, holder: None, since: None };
         found.addresses.push(Placed { block: block.to_string(), address });

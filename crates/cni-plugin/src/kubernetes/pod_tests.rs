@@ -1,5 +1,4 @@
 use super::*;
-use crate::kubernetes::pod::Namespace;
 
 const OUR: &str = "cni.projectcalico.org/";
 

@@ -1,0 +1,221 @@
+//! CHECK, STATUS and GC of the IPAM plugin.
+//!
+//! CHECK fails if the store has an address of the container as free or as another's, or has none of it. A runtime
+//! ends a container whose CHECK fails, so a state that cannot be known is success and a line in the log.
+//!
+//! STATUS says whether this configuration and its store can serve an ADD now. A runtime takes a whole node out of service
+//! when STATUS fails, and the node's pods are evicted. So a pool without a free address is no failure.
+//!
+//! GC releases all attachments but those that the runtime reports. The specification makes the runtime's list the authority: an
+//! attachment that is not in it is gone. So an address is released here even if an interface somewhere still has it, such as that of a
+//! container that could not be taken apart. The operator's `margay gc` goes by the evidence of the machine instead.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use agent::{Allocator, Check, Checked, CniError, Code, Collected, Gc, Result};
+use ipam_core::assign::Wanted;
+use ipam_core::attachment::Attachment;
+use ipam_core::vm::VM_INFIX;
+use ipam_core::{CheckResult, Standing};
+
+use crate::bridged::network_of;
+use crate::gojson::Json;
+use crate::identity::{Identity, no_node_error};
+use crate::run::Context;
+use crate::{result, sticky};
+
+impl Context<'_> {
+    pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
+        let (_, identity) = self.identify()?;
+        // A virtual machine holds its address itself; which machine it is, only the Kubernetes API could say.
+        let is_vms = self.may_be_vms(&identity);
+        let check = Check {
+            old_handle: identity.old_handle(),
+            attachment: identity.attachment.clone(),
+            addresses: result::previous_addresses(self.conf.prev_result.as_ref())?,
+        };
+        match allocator.check(&self.store, check)? {
+            Checked::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
+            Checked::Compared(mut comparison) => {
+                if is_vms {
+                    let prefix = format!("{}{VM_INFIX}", identity.attachment.network);
+                    comparison.standings.retain(
+                        |(_, standing)| !matches!(standing, Standing::Another(handle) if handle.starts_with(&prefix)),
+                    );
+                    if comparison.standings.is_empty() {
+                        return Ok(());
+                    }
+                }
+                self.judge(&identity.attachment, &comparison)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&self, who: &Attachment, found: &CheckResult) -> Result<()> {
+        let (mut wrong, mut why) = (Vec::new(), Vec::new());
+        for (ip, standing) in &found.standings {
+            match standing {
+                Standing::Own => {}
+                Standing::Unmarked => tracing::info!(%ip, "the address is recorded without its interface"),
+                Standing::Unknown => tracing::info!(%ip, "the address is in no pool, so nothing is recorded of it"),
+                Standing::Free => {
+                    wrong.push(*ip);
+                    why.push(format!("{ip} is free"));
+                }
+                Standing::Another(handle) => {
+                    wrong.push(*ip);
+                    why.push(format!("{ip} is held by {handle}"));
+                }
+            }
+        }
+        // Without an earlier result, CHECK can find only that no address is held.
+        let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
+        let what = match wrong.as_slice() {
+            [] if nothing => "no address is recorded".to_owned(),
+            [] => return Ok(()),
+            wrong => {
+                let wrong: Vec<_> = wrong.iter().map(IpAddr::to_string).collect();
+                format!("{} is not recorded", wrong.join(", "))
+            }
+        };
+        why.push("the container has to be made anew: its address may be given to another one".to_owned());
+        let text =
+            format!("{what} for container {} interface {} in network {}", who.container, who.interface, who.network);
+        Err(CniError::internal(text).with_details(why.join("; ")))
+    }
+
+    fn asks_for_nothing(&self) -> bool {
+        let settings = self.bridged_settings().ok().flatten();
+        self.counts(&network_of(settings.as_ref()), &[]) == (0, 0)
+    }
+}
+
+/// No container has this id, since ids begin with a letter or a digit.
+const NOBODY: &str = "-status";
+
+/// Sets the one code that STATUS has for every error.
+pub(crate) fn unavailable(error: CniError) -> CniError {
+    error.with_code(Code::Unavailable)
+}
+
+impl Context<'_> {
+    pub(crate) fn status(&self, allocator: &dyn Allocator) -> Result<()> {
+        let settings = self.bridged_settings()?;
+        let network = network_of(settings.as_ref());
+        let attachment = Attachment {
+            network: self.conf.name.clone(),
+            container: NOBODY.to_owned(),
+            interface: "eth0".to_owned(),
+            node: self.host.node(&self.conf),
+            boot: self.host.boot(),
+        };
+        let identity = Identity { attachment, pod: None, namespace: "default".to_owned(), netns: None };
+        identity.check_node()?;
+        sticky::check(&self.conf)?;
+        let assign = self.assignment(identity, network, Vec::new());
+        // Such a network needs no store.
+        if assign.wanted != Wanted::default() {
+            allocator.status(&self.store, assign.into())?;
+        }
+        Ok(())
+    }
+}
+
+/// The configuration's member with the list, and the name that CNI's specification once had for it: libcni writes both.
+const MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+/// The container ids and interfaces that are in use, by the runtime's account.
+///
+/// # Errors
+/// Code 7 if there is no list, or an element is no attachment: then nothing may be released.
+pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)>> {
+    let member = MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(MEMBERS[0]);
+    let Some(Json::Array(elements)) = json.member(member) else {
+        return Err(CniError::config(format!("GC needs a list in {member}, nothing was released"))
+            .with_details("an empty list means that no attachment is in use"));
+    };
+    let attachment = |element: &Json| {
+        let text = |name: &str| element.text_member(name).ok().filter(|text| !text.is_empty()).map(str::to_owned);
+        Some((text("containerID")?, text("ifname")?))
+    };
+    let valid = elements.iter().map(attachment).collect::<Option<BTreeSet<_>>>();
+    valid.ok_or_else(|| {
+        CniError::config(format!("{member} has an element that is no attachment, nothing was released"))
+            .with_details("every element needs the texts containerID and ifname")
+    })
+}
+
+impl Context<'_> {
+    /// Releases the addresses of attachments that the runtime does not know any more.
+    pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<()> {
+        let node = self.host.node(&self.conf);
+        if node.is_empty() {
+            return Err(no_node_error());
+        }
+        let now = self.host.now.unix_timestamp_nanos();
+        let gc = Gc { network: self.conf.name.clone(), node, valid, now };
+        log_collected(&allocator.gc(&self.store, gc)?, &self.conf.name);
+        Ok(())
+    }
+}
+
+/// Logs what was released and what was not.
+fn log_collected(collected: &Collected, network: &str) {
+    let Collected { released, changed, young, undated, unmarked } = collected;
+    tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
+    if *undated > 0 {
+        tracing::warn!(
+            network,
+            undated,
+            "left what has no readable time; margay gc --netns frees it without its network namespace"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<BTreeSet<(String, String)>> {
+        valid_attachments(&Json::parse(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_list_is_read_and_an_empty_one_is_a_list() {
+        let text =
+            r#"{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"a","ifname":"e1"}]}"#;
+        let expected = [("a", "e1"), ("a", "eth0")].map(|(id, name)| (id.to_owned(), name.to_owned()));
+        assert_eq!(read(text).unwrap(), expected.into());
+        assert_eq!(read(r#"{"cni.dev/valid-attachments":[]}"#).unwrap(), BTreeSet::new());
+        let one = BTreeSet::from([("b".to_owned(), "eth0".to_owned())]);
+        let other = r#""cni.dev/attachments":[{"containerID":"b","ifname":"eth0"}]"#;
+        assert_eq!(read(&format!("{{{other}}}")).unwrap(), one);
+        assert_eq!(read(&format!(r#"{{"cni.dev/valid-attachments":null,{other}}}"#)).unwrap(), one);
+        assert_eq!(read(&format!(r#"{{"cni.dev/valid-attachments":[],{other}}}"#)).unwrap(), BTreeSet::new());
+    }
+
+    #[test]
+    fn what_is_no_list_of_attachments_is_refused() {
+        for list in [
+            "{}",
+            "null",
+            "\"a\"",
+            "{\"containerID\":\"a\",\"ifname\":\"b\"}",
+            "[1]",
+            "[{\"containerID\":\"a\"}]",
+            "[{\"containerID\":\"\",\"ifname\":\"b\"}]",
+            "[{\"containerID\":\"a\",\"ifname\":1}]",
+            "[null]",
+        ] {
+            let error = read(&format!(r#"{{"cni.dev/valid-attachments":{list}}}"#)).unwrap_err();
+            assert_eq!(error.code().number(), 7, "{list}");
+            assert!(error.message().contains("nothing was released") && !error.details().is_empty(), "{list}");
+        }
+        let both = r#"{"cni.dev/valid-attachments":"a","cni.dev/attachments":[]}"#;
+        assert_eq!(read(both).unwrap_err().code().number(), 7, "the other list counts only where this one is missing");
+        let error = read(r#"{"cni.dev/attachments":[1]}"#).unwrap_err();
+        assert!(error.message().starts_with("cni.dev/attachments has an element"), "{}", error.message());
+    }
+}
