@@ -1,8 +1,16 @@
-//! Where one member listens.
+//! Where a member listens, and the lookup of members in DNS, as etcd's own client does it.
 
-use kv::Result;
+use std::cmp::Reverse;
 
-use crate::options::refused;
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{NameServerConfig, ResolverConfig};
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::RData;
+use kv::{Error, ErrorKind, Operation, Result};
+
+use crate::error::NAME;
+use crate::options::{Discovery, refused};
 
 /// How a member is talked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +94,7 @@ impl Address {
     }
 
     /// One whose host and port come from DNS.
-    pub(crate) fn of_host(host: &str, port: u16, transport: Transport) -> Result<Self> {
+    fn of_host(host: &str, port: u16, transport: Transport) -> Result<Self> {
         let scheme = if transport == Transport::Tls { "https" } else { "http" };
         Self::host(scheme, &format!("{host}:{port}"), transport)
     }
@@ -115,6 +123,82 @@ impl Address {
 /// The text after an IPv6 address in brackets; all of it if there is none.
 fn after_host(authority: &str) -> &str {
     authority.rsplit(']').next().unwrap_or_default()
+}
+
+/// The members that the SRV records of a domain name: those with TLS if there are any, else, unless TLS is configured,
+/// those without. By priority and weight.
+///
+/// # Errors
+/// `NotSent` if there are none, or nobody answers.
+pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
+    let domain = discovery.domain.trim_end_matches('.');
+    let resolver = resolver(discovery).map_err(|error| lookup_failed("DNS cannot be asked").with_source(error))?;
+    let with_tls = lookup_service(&resolver, "_etcd-client-ssl", domain, Transport::Tls).await;
+    match (with_tls, tls) {
+        (Ok(found), _) if !found.is_empty() => Ok(found),
+        (with_tls, TlsUse::Configured) => {
+            let none = lookup_failed(format!("there is no record _etcd-client-ssl._tcp.{domain}; check the domain"));
+            Err(with_tls.err().unwrap_or(none))
+        }
+        (with_tls, TlsUse::NotConfigured) => {
+            let plain = lookup_service(&resolver, "_etcd-client", domain, Transport::Plain).await;
+            match (plain, with_tls) {
+                // An answer that did not come is no reason to do without TLS.
+                (_, Err(error)) | (Err(error), _) => Err(error),
+                (Ok(found), Ok(_)) if found.is_empty() => Err(lookup_failed(format!(
+                    "there is neither a record _etcd-client-ssl._tcp.{domain} nor _etcd-client._tcp.{domain}; check the domain"
+                ))),
+                (found, _) => found,
+            }
+        }
+    }
+}
+
+fn resolver(discovery: &Discovery) -> Result<TokioResolver, NetError> {
+    match discovery.name_server {
+        None => TokioResolver::builder_tokio()?.build(),
+        Some(address) => {
+            let mut server = NameServerConfig::udp_and_tcp(address.ip());
+            for connection in &mut server.connections {
+                connection.port = address.port();
+            }
+            let config = ResolverConfig::from_name_servers(vec![server]);
+            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).build()
+        }
+    }
+}
+
+/// The members that one kind of records names; none if there are no such records.
+async fn lookup_service(
+    resolver: &TokioResolver,
+    service: &str,
+    domain: &str,
+    transport: Transport,
+) -> Result<Vec<Address>> {
+    let name = format!("{service}._tcp.{domain}.");
+    let answer = match resolver.srv_lookup(name.clone()).await {
+        Ok(answer) => answer,
+        Err(error) if error.is_no_records_found() => return Ok(Vec::new()),
+        Err(error) => return Err(lookup_failed(format!("no answer about {name}")).with_source(error)),
+    };
+    let mut records: Vec<_> = answer
+        .answers()
+        .iter()
+        .filter_map(|record| match &record.data {
+            RData::SRV(record) => Some(record),
+            _ => None,
+        })
+        // The root as a target says that there is no such service.
+        .filter(|record| !record.target.is_root())
+        .collect();
+    records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
+    let address = |host: String, port| Address::of_host(host.trim_end_matches('.'), port, transport);
+    records.into_iter().map(|record| address(record.target.to_utf8(), record.port)).collect()
+}
+
+fn lookup_failed(detail: impl AsRef<str>) -> Error {
+    let detail = format!("failed to discover etcd endpoints through SRV discovery: {}", detail.as_ref());
+    Error::new(ErrorKind::NotSent, Operation::Open, NAME).with_detail(detail)
 }
 
 #[cfg(test)]
