@@ -1,4 +1,4 @@
-//! Where one member listens.
+//! Where a member listens.
 
 use kv::Result;
 

@@ -1,11 +1,13 @@
-//! Calls to a cluster: the choice of the member, the time limit, and the next member after a failure.
+//! Calls to a cluster: the choice of the member, the time limit, the next member after a failure, the newest state seen, and which
+//! servers are new enough.
 //!
 //! All calls go to one member until it fails them; then the next one is it. No member is ever given up: the round goes
-//! on to it again, so its health comes back by itself.
+//! on to it again, so its health comes back by itself. An answer from the cluster's past, or from another cluster, is noticed.
 
 use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{CompactionResponse, GetResponse, ResponseHeader, StatusResponse, TxnResponse};
@@ -13,11 +15,9 @@ use kv::{Auth, Error, ErrorKind, Operation, Outcome, Result, Revision};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::endpoint::{Connection, Endpoint};
 use crate::error::{NAME, advice, is_silent, map, refuses_our_certificate, speaks_otherwise};
-use crate::members::{Known, Members};
-use crate::options::Options;
-use crate::seen::{Freshness, Seen};
+use crate::members::{Connection, Endpoint, Known, Members};
+use crate::options::{Options, refused};
 
 /// How often each member may be asked in one call.
 const ROUNDS: usize = 2;
@@ -152,7 +152,7 @@ impl Cluster {
 
     /// # Errors
     /// `Closed`, after the store was closed.
-    pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
+    fn check_open(&self, operation: Operation) -> Result<()> {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, NAME)) } else { Ok(()) }
     }
 
@@ -329,6 +329,164 @@ where
             Ok(Ok(())) => renewed = true,
             Ok(Err(error)) => return Err(never_sent(reported(error))),
             Err(_) => return Err(never_sent(timeout())),
+        }
+    }
+}
+
+/// The cluster that answers, and the newest revision that any answer named.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    cluster: AtomicU64,
+    revision: AtomicI64,
+}
+
+/// How fresh an answer has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// At least as new as everything that was seen before the call began.
+    SinceCall,
+    /// As the member that answered is: a watch may begin on one that is behind.
+    OfMember,
+}
+
+impl Seen {
+    /// The cluster, once it has answered.
+    pub(crate) fn cluster(&self) -> Option<u64> {
+        Some(self.cluster.load(Ordering::SeqCst)).filter(|cluster| *cluster != 0)
+    }
+
+    /// The newest revision so far.
+    pub(crate) fn revision(&self) -> Revision {
+        Revision::new(self.revision.load(Ordering::SeqCst))
+    }
+
+    /// Something of this revision was seen.
+    pub(crate) fn note(&self, revision: Revision) {
+        self.revision.fetch_max(revision.get(), Ordering::SeqCst);
+    }
+
+    /// Judges an answer to a call that began when `before` was the newest revision, and takes note of it.
+    ///
+    /// # Errors
+    /// The fault of the answer, in words.
+    fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
+        self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
+    }
+
+    fn judge_numbers(
+        &self,
+        cluster: u64,
+        revision: Revision,
+        before: Revision,
+        freshness: Freshness,
+    ) -> Result<(), String> {
+        let known = self.cluster.compare_exchange(0, cluster, Ordering::SeqCst, Ordering::SeqCst);
+        match known {
+            Err(known) if known != cluster => {
+                return Err(format!("cluster {cluster:x} answers where cluster {known:x} did before"));
+            }
+            _ => {}
+        }
+        if freshness == Freshness::SinceCall {
+            if revision < before {
+                return Err(format!("revision {revision} after revision {before} had been seen"));
+            }
+            self.note(revision);
+        }
+        Ok(())
+    }
+}
+
+/// The oldest that has all that is asked of it.
+const OLDEST_VERSION: [u32; 2] = [3, 4];
+
+/// Versions from which on a deletion at the compaction mark is kept in the history; before, a watch can miss it.
+const SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
+
+/// Versions from which on a report of progress is never ahead of an event, as Kubernetes has them, too.
+const HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
+
+/// True if a server's reports of progress can be believed.
+pub(crate) fn reports_progress(version: &str) -> bool {
+    let Some(numbers) = version_numbers(version) else { return false };
+    let honest = HONEST_VERSIONS.iter().find(|honest| numbers[..2] == honest[..2]);
+    honest.map_or(numbers[..2] > HONEST_VERSIONS[1][..2], |honest| numbers >= *honest)
+}
+
+/// Major, minor and patch of a version such as `3.5.21` or `3.6.0-rc.1`.
+fn version_numbers(version: &str) -> Option<[u32; 3]> {
+    let numbers: Vec<u32> = version.split(['.', '-', '+']).map_while(|number| number.parse().ok()).collect();
+    numbers.first_chunk().copied()
+}
+
+/// Judges a server by its version, such as `3.5.21`.
+///
+/// # Errors
+/// `Unsupported` for one that is too old.
+pub(crate) fn judge_version(version: &str) -> Result<()> {
+    let Some([major, minor, patch]) = version_numbers(version) else {
+        return Err(refused(format!("the server says that its version is {version:?}: this is no etcd v3")));
+    };
+    if [major, minor] < OLDEST_VERSION {
+        return Err(refused(format!("the server is etcd {version}: upgrade it, 3.4 or newer is needed")));
+    }
+    if SOUND_VERSIONS.iter().any(|sound| [major, minor] == sound[..2] && [major, minor, patch] < *sound) {
+        tracing::debug!(version, "this etcd can lose a deletion at the compaction mark; 3.4.36 and 3.5.18 mended that");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_past_and_strangers_are_noticed() {
+        let seen = Seen::default();
+        assert_eq!(seen.cluster(), None);
+        let judge = |cluster, revision, freshness| {
+            seen.judge_numbers(cluster, Revision::new(revision), seen.revision(), freshness)
+        };
+        assert_eq!(judge(7, 5, Freshness::SinceCall), Ok(()));
+        assert_eq!(judge(7, 5, Freshness::SinceCall), Ok(()));
+        assert!(judge(7, 4, Freshness::SinceCall).unwrap_err().contains("revision 4"));
+        assert_eq!(judge(7, 4, Freshness::OfMember), Ok(()));
+        assert!(judge(8, 9, Freshness::SinceCall).unwrap_err().contains("cluster 8"));
+        assert!(judge(8, 9, Freshness::OfMember).is_err());
+        assert_eq!(seen.cluster(), Some(7));
+        seen.note(Revision::new(9));
+        assert!(judge(7, 8, Freshness::SinceCall).is_err());
+    }
+
+    #[test]
+    fn calls_that_overlap_may_answer_in_any_order() {
+        let seen = Seen::default();
+        let early = seen.revision();
+        assert_eq!(seen.judge_numbers(7, Revision::new(10), early, Freshness::SinceCall), Ok(()));
+        assert_eq!(seen.judge_numbers(7, Revision::new(9), early, Freshness::SinceCall), Ok(()));
+        assert_eq!(seen.revision(), Revision::new(10));
+    }
+
+    #[test]
+    fn progress_is_believed_where_it_was_mended() {
+        for version in ["3.4.31", "3.4.36", "3.5.13", "3.5.21", "3.6.0", "3.6.0-rc.1", "4.0.0"] {
+            assert!(reports_progress(version), "{version}");
+        }
+        for version in ["3.4.23", "3.4.30", "3.5.0", "3.5.12", "3.3.99", "", "nginx"] {
+            assert!(!reports_progress(version), "{version}");
+        }
+    }
+
+    #[test]
+    fn old_ones_are_refused() {
+        for version in ["3.4.0", "3.4.23", "3.5.18", "3.6.0-rc.1", "3.10.2", "4.0.0"] {
+            assert!(judge_version(version).is_ok(), "{version}");
+        }
+        for version in ["3.3.27", "2.3.8", "3.2.0+git"] {
+            assert!(judge_version(version).unwrap_err().to_string().contains("3.4 or newer"), "{version}");
+        }
+        for version in ["", "nginx", "3.4"] {
+            assert!(judge_version(version).unwrap_err().to_string().contains("no etcd v3"), "{version}");
         }
     }
 }

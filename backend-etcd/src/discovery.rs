@@ -1,38 +1,57 @@
-//! Members that are looked up in DNS, as etcd's own client does it.
+//! The lookup of an etcd's members in DNS, by SRV records, as etcd's own client does it.
+//!
+//! A full resolver library with its cache took 450 KB of the plugin and half a minute of a release build for this one kind of
+//! question, so the messages are `simple-dns`'s, `/etc/resolv.conf` is `resolv-conf`'s, and sending them is done here.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::RandomState;
+use std::future::Future;
+use std::hash::{BuildHasher, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+use std::{fs, io};
 
+use futures::stream::{FuturesUnordered, StreamExt};
 use kv::{Error, ErrorKind, Operation, Result};
+use simple_dns::rdata::RData;
+use simple_dns::{CLASS, Name, Packet, PacketFlag, Question, RCODE, TYPE};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::timeout;
 
 use crate::address::{Address, TlsUse, Transport};
-use crate::dns::Resolver;
 use crate::error::NAME;
 use crate::options::Discovery;
+
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const PORT: u16 = 53;
+/// Largest answer over UDP to a query without EDNS (RFC 1035). Longer ones come over TCP.
+const MAX_UDP_BYTES: usize = 512;
 
 /// The members that the SRV records of a domain name: those with TLS if there are any, else, unless TLS is configured,
 /// those without. By priority and weight.
 ///
 /// # Errors
 /// `NotSent` if there are none, or nobody answers.
-pub(crate) async fn resolve(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
+pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {
         Some(address) => Resolver::of(address),
-        None => Resolver::of_system().map_err(|error| failed("DNS cannot be asked").with_source(error))?,
+        None => Resolver::of_system().map_err(|error| lookup_failed("DNS cannot be asked").with_source(error))?,
     };
-    let with_tls = members(&resolver, "_etcd-client-ssl", domain, Transport::Tls).await;
+    let with_tls = lookup_service(&resolver, "_etcd-client-ssl", domain, Transport::Tls).await;
     match (with_tls, tls) {
         (Ok(found), _) if !found.is_empty() => Ok(found),
         (with_tls, TlsUse::Configured) => {
-            let none = failed(format!("there is no record _etcd-client-ssl._tcp.{domain}; check the domain"));
+            let none = lookup_failed(format!("there is no record _etcd-client-ssl._tcp.{domain}; check the domain"));
             Err(with_tls.err().unwrap_or(none))
         }
         (with_tls, TlsUse::NotConfigured) => {
-            let plain = members(&resolver, "_etcd-client", domain, Transport::Plain).await;
+            let plain = lookup_service(&resolver, "_etcd-client", domain, Transport::Plain).await;
             match (plain, with_tls) {
                 // An answer that did not come is no reason to do without TLS.
                 (_, Err(error)) | (Err(error), _) => Err(error),
-                (Ok(found), Ok(_)) if found.is_empty() => Err(failed(format!(
+                (Ok(found), Ok(_)) if found.is_empty() => Err(lookup_failed(format!(
                     "there is neither a record _etcd-client-ssl._tcp.{domain} nor _etcd-client._tcp.{domain}; check the domain"
                 ))),
                 (found, _) => found,
@@ -42,17 +61,340 @@ pub(crate) async fn resolve(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Ad
 }
 
 /// The members that one kind of records names; none if there are no such records.
-async fn members(resolver: &Resolver, service: &str, domain: &str, transport: Transport) -> Result<Vec<Address>> {
+async fn lookup_service(
+    resolver: &Resolver,
+    service: &str,
+    domain: &str,
+    transport: Transport,
+) -> Result<Vec<Address>> {
     let name = format!("{service}._tcp.{domain}");
     let answer = resolver.srv(&name).await;
-    let mut records = answer.map_err(|error| failed(format!("no answer about {name}")).with_source(error))?;
+    let mut records = answer.map_err(|error| lookup_failed(format!("no answer about {name}")).with_source(error))?;
     // The root as a target says that there is no such service.
     records.retain(|record| !record.target.is_empty());
     records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
     records.into_iter().map(|record| Address::of_host(&record.target, record.port, transport)).collect()
 }
 
-fn failed(detail: impl AsRef<str>) -> Error {
+fn lookup_failed(detail: impl AsRef<str>) -> Error {
     let detail = format!("failed to discover etcd endpoints through SRV discovery: {}", detail.as_ref());
     Error::new(ErrorKind::NotSent, Operation::Open, NAME).with_detail(detail)
+}
+
+/// An SRV record (RFC 2782).
+#[derive(Debug, PartialEq, Eq)]
+struct Srv {
+    priority: u16,
+    weight: u16,
+    port: u16,
+    /// The host's name without the last dot; empty when the service does not exist.
+    target: String,
+}
+
+/// Name servers and how often each of them is asked.
+#[derive(Debug)]
+struct Resolver {
+    name_servers: Vec<SocketAddr>,
+    attempts: u32,
+    /// Of one attempt.
+    timeout: Duration,
+}
+
+impl Resolver {
+    /// Asks only this name server.
+    fn of(name_server: SocketAddr) -> Self {
+        Self { name_servers: vec![name_server], ..Self::parse("") }
+    }
+
+    /// Reads `/etc/resolv.conf`. As in libc, a missing or empty file means a name server on this host.
+    ///
+    /// # Errors
+    /// The file exists and cannot be read.
+    fn of_system() -> io::Result<Self> {
+        match fs::read(RESOLV_CONF) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
+            text => text.map(Self::parse),
+        }
+    }
+
+    fn parse(resolv_conf: impl AsRef<[u8]>) -> Self {
+        // libc ignores lines that it does not understand, too.
+        let (config, _) = resolv_conf::Config::parse_with_errors(resolv_conf.as_ref());
+        let mut name_servers: Vec<_> =
+            config.nameservers.iter().map(|server| SocketAddr::new(server.into(), PORT)).collect();
+        if name_servers.is_empty() {
+            name_servers.push((Ipv4Addr::LOCALHOST, PORT).into());
+        }
+        // The limits of resolv.conf(5).
+        let timeout = Duration::from_secs(config.timeout.clamp(1, 30).into());
+        Self { name_servers, attempts: config.attempts.clamp(1, 5), timeout }
+    }
+
+    /// The SRV records of a full domain name; none if the name does not exist or has no such records. All name servers are
+    /// asked at once, and the first answer counts, as in musl.
+    ///
+    /// # Errors
+    /// No name server has answered, or each has refused to; the last one's error.
+    async fn srv(&self, name: &str) -> io::Result<Vec<Srv>> {
+        let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
+        let mut failed = io::Error::other("no name server is configured");
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(records) => return Ok(records),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    async fn ask(&self, server: SocketAddr, name: &str) -> io::Result<Vec<Srv>> {
+        let mut failed = None;
+        for _ in 0..self.attempts {
+            let query = Query::new(name)?;
+            let answer = match within(self.timeout, query.over_udp(server)).await {
+                Ok(Answer::CutOff) => within(self.timeout, query.over_tcp(server)).await,
+                answer => answer,
+            };
+            match answer {
+                Ok(Answer::Records(records)) => return Ok(records),
+                Ok(Answer::CutOff) => failed = Some(io::Error::other("the answer is cut off, also over TCP")),
+                Err(error) => failed = Some(error),
+            }
+        }
+        let failed = failed.unwrap_or_else(|| io::ErrorKind::TimedOut.into());
+        Err(io::Error::new(failed.kind(), format!("name server {server}: {failed}")))
+    }
+}
+
+async fn within<T>(limit: Duration, call: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", limit.as_secs()));
+    timeout(limit, call).await.unwrap_or_else(|_| Err(late()))
+}
+
+enum Answer {
+    Records(Vec<Srv>),
+    /// The records do not fit into a datagram.
+    CutOff,
+}
+
+/// A question and its message. Another one has another number, and its answer comes to another port.
+struct Query {
+    number: u16,
+    question: Question<'static>,
+    message: Vec<u8>,
+}
+
+impl Query {
+    fn new(name: &str) -> io::Result<Self> {
+        let no_name = || io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a DNS name in ASCII"));
+        let labels = Name::new(name).ok().filter(|_| name.is_ascii()).ok_or_else(no_name)?;
+        let question = Question::new(labels, TYPE::SRV.into(), CLASS::IN.into(), false);
+        let [high, low, ..] = RandomState::new().build_hasher().finish().to_be_bytes();
+        let number = u16::from_be_bytes([high, low]);
+        let mut query = Packet::new_query(number);
+        query.set_flags(PacketFlag::RECURSION_DESIRED);
+        query.questions.push(question.clone());
+        let message = query.build_bytes_vec().map_err(io::Error::other)?;
+        Ok(Self { number, question: question.into_owned(), message })
+    }
+
+    async fn over_udp(&self, server: SocketAddr) -> io::Result<Answer> {
+        let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).await?;
+        // Only datagrams from this address come in.
+        socket.connect(server).await?;
+        socket.send(&self.message).await?;
+        let mut message = vec![0; MAX_UDP_BYTES];
+        loop {
+            let length = socket.recv(&mut message).await?;
+            // A message to another question may be forged or late.
+            if let Some(answer) = self.answer(&message[..length]) {
+                return answer;
+            }
+        }
+    }
+
+    async fn over_tcp(&self, server: SocketAddr) -> io::Result<Answer> {
+        let mut stream = TcpStream::connect(server).await?;
+        let length = u16::try_from(self.message.len()).map_err(io::Error::other)?;
+        stream.write_all(&[&length.to_be_bytes(), &*self.message].concat()).await?;
+        let mut message = vec![0; stream.read_u16().await?.into()];
+        stream.read_exact(&mut message).await?;
+        self.answer(&message).unwrap_or_else(|| Err(io::Error::other("an answer to another question")))
+    }
+
+    /// The records in a message; None if the message does not answer this question.
+    fn answer(&self, message: &[u8]) -> Option<io::Result<Answer>> {
+        let answer = Packet::parse(message).ok()?;
+        if answer.id() != self.number || !answer.has_flags(PacketFlag::RESPONSE) {
+            return None;
+        }
+        // A refusal need not repeat the question.
+        let answers_this = answer.questions.iter().any(|question| question.qname == self.question.qname);
+        match answer.rcode() {
+            RCODE::NoError | RCODE::NameError if !answers_this => None,
+            _ if answer.has_flags(PacketFlag::TRUNCATION) => Some(Ok(Answer::CutOff)),
+            RCODE::NoError | RCODE::NameError => {
+                Some(Ok(Answer::Records(answer.answers.iter().filter_map(|record| srv(&record.rdata)).collect())))
+            }
+            refusal => Some(Err(io::Error::other(format!("it answers {refusal:?}")))),
+        }
+    }
+}
+
+fn srv(record: &RData<'_>) -> Option<Srv> {
+    let RData::SRV(record) = record else { return None };
+    Some(Srv { priority: record.priority, weight: record.weight, port: record.port, target: record.target.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use simple_dns::ResourceRecord;
+    use simple_dns::rdata::SRV;
+    use tokio::net::TcpListener;
+
+    const NAME: &str = "_etcd-client._tcp.example.test";
+
+    fn record(priority: u16, target: &'static str) -> RData<'static> {
+        RData::SRV(SRV { priority, weight: 5, port: 2379, target: Name::new_unchecked(target) })
+    }
+
+    /// An answer to this message, as a name server makes it.
+    fn answer(query: &[u8], change: impl FnOnce(&mut Packet<'_>)) -> Vec<u8> {
+        let query = Packet::parse(query).unwrap();
+        let mut answer = Packet::new_reply(query.id());
+        answer.questions.clone_from(&query.questions);
+        change(&mut answer);
+        answer.build_bytes_vec_compressed().unwrap()
+    }
+
+    fn add(packet: &mut Packet<'_>, record: RData<'static>) {
+        packet.answers.push(ResourceRecord::new(Name::new_unchecked(NAME), CLASS::IN, 30, record));
+    }
+
+    async fn udp_server() -> (UdpSocket, Resolver) {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let resolver = Resolver::of(socket.local_addr().unwrap());
+        (socket, resolver)
+    }
+
+    async fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+        let mut query = vec![0; MAX_UDP_BYTES];
+        let (length, client) = socket.recv_from(&mut query).await.unwrap();
+        query.truncate(length);
+        (query, client)
+    }
+
+    #[test]
+    fn resolv_conf_gives_name_servers_and_limits() {
+        let text = "nameserver 192.0.2.1\nnameserver 2001:db8::1\nwhatever\noptions timeout:3 attempts:9 whatever\n";
+        let resolver = Resolver::parse(text);
+        let servers: [SocketAddr; 2] = ["192.0.2.1:53".parse().unwrap(), "[2001:db8::1]:53".parse().unwrap()];
+        assert_eq!(resolver.name_servers, servers);
+        assert_eq!((resolver.timeout, resolver.attempts), (Duration::from_secs(3), 5));
+        let resolver = Resolver::parse("");
+        assert_eq!(resolver.name_servers, ["127.0.0.1:53".parse::<SocketAddr>().unwrap()]);
+        assert_eq!((resolver.timeout, resolver.attempts), (Duration::from_secs(5), 2));
+    }
+
+    #[tokio::test]
+    async fn answers_to_other_questions_are_ignored() {
+        let (socket, resolver) = udp_server().await;
+        let (found, ()) = tokio::join!(resolver.srv(NAME), async {
+            let (query, client) = receive(&socket).await;
+            let forged = |change: &dyn Fn(&mut Packet<'_>)| {
+                answer(&query, |reply| {
+                    add(reply, record(0, "forged.test"));
+                    change(reply);
+                })
+            };
+            let other_question =
+                Question::new(Name::new_unchecked("other.test"), TYPE::SRV.into(), CLASS::IN.into(), false);
+            for message in [
+                forged(&|reply| reply.set_id(reply.id().wrapping_add(1))),
+                forged(&|reply| reply.remove_flags(PacketFlag::RESPONSE)),
+                forged(&|reply| reply.questions = vec![other_question.clone()]),
+                forged(&|reply| reply.questions.clear()),
+                b"garbage".to_vec(),
+                // A name that points to itself.
+                [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
+                Vec::new(),
+                answer(&query, |reply| add(reply, record(1, "etcd.test"))),
+            ] {
+                socket.send_to(&message, client).await.unwrap();
+            }
+        });
+        assert_eq!(found.unwrap(), [Srv { priority: 1, weight: 5, port: 2379, target: "etcd.test".to_owned() }]);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_cut_off_comes_over_tcp() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = UdpSocket::bind(address).await.unwrap();
+        let resolver = Resolver::of(address);
+        let (found, ()) = tokio::join!(resolver.srv(NAME), async {
+            let (query, client) = receive(&socket).await;
+            let cut_off = answer(&query, |reply| reply.set_flags(PacketFlag::TRUNCATION));
+            socket.send_to(&cut_off, client).await.unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut query = vec![0; stream.read_u16().await.unwrap().into()];
+            stream.read_exact(&mut query).await.unwrap();
+            let whole = answer(&query, |reply| (0..40).for_each(|priority| add(reply, record(priority, "etcd.test"))));
+            assert!(whole.len() > MAX_UDP_BYTES);
+            let length = u16::try_from(whole.len()).unwrap().to_be_bytes();
+            stream.write_all(&[&length, &*whole].concat()).await.unwrap();
+        });
+        assert_eq!(found.unwrap().len(), 40);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_error_and_another_server_answers() {
+        let (refusing, resolver) = udp_server().await;
+        let refuse = async {
+            loop {
+                let (query, client) = receive(&refusing).await;
+                let refusal = answer(&query, |reply| {
+                    *reply.rcode_mut() = RCODE::Refused;
+                    reply.questions.clear();
+                });
+                refusing.send_to(&refusal, client).await.unwrap();
+            }
+        };
+        let both = async {
+            let error = resolver.srv(NAME).await.unwrap_err().to_string();
+            assert!(error.starts_with("name server 127.0.0.1:") && error.ends_with(": it answers Refused"), "{error}");
+            let (working, other) = udp_server().await;
+            let servers = [resolver.name_servers, other.name_servers].concat();
+            let all = Resolver { name_servers: servers, ..Resolver::parse("") };
+            let (found, ()) = tokio::join!(all.srv(NAME), async {
+                let (query, client) = receive(&working).await;
+                working.send_to(&answer(&query, |reply| add(reply, record(0, "."))), client).await.unwrap();
+            });
+            assert_eq!(found.unwrap()[0].target, "");
+        };
+        tokio::select! {
+            () = refuse => {}
+            () = both => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn silence_ends_after_all_attempts() {
+        let (socket, resolver) = udp_server().await;
+        let resolver = Resolver { timeout: Duration::from_millis(50), ..resolver };
+        let error = resolver.srv(NAME).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        let numbers = [receive(&socket).await, receive(&socket).await];
+        // Another attempt comes from another port.
+        assert_ne!(numbers[0].1, numbers[1].1);
+    }
+
+    #[tokio::test]
+    async fn names_that_are_not_ascii_are_refused() {
+        let (_socket, resolver) = udp_server().await;
+        let error = resolver.srv("_etcd-client._tcp.b\u{fc}cher.test").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+    }
 }

@@ -12,22 +12,15 @@
 //!
 //! A key that has a lease is not written: see the private module `txn`.
 
-mod about;
 mod address;
 mod cluster;
 mod discovery;
-mod dns;
 mod driver;
-mod endpoint;
 mod error;
 mod members;
 mod options;
-mod rights;
-mod seen;
 mod tls;
 mod txn;
-mod validity;
-mod version;
 mod watch;
 mod wire;
 
@@ -41,8 +34,8 @@ use kv::{
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Resend};
-use crate::endpoint::Connection;
 use crate::error::NAME;
+use crate::members::Connection;
 use crate::txn::{Outcome as Read, Plan};
 
 pub use self::driver::{DRIVER, EtcdDriver};
@@ -73,7 +66,7 @@ impl EtcdStore {
     pub async fn check(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
-        version::judge(answer.version())
+        cluster::judge_version(answer.version())
     }
 
     /// Ends all use of the store and its clones: calls fail with `Closed` from now on, and watches end with it. Calls
@@ -114,7 +107,7 @@ impl Store for EtcdStore {
         };
         let deadline = self.cluster.deadline();
         let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await;
-        let answer = answer.map_err(|error| rights::with_refused(error, "read", &request.range))?;
+        let answer = answer.map_err(|error| txn::with_refused(error, "read", &request.range))?;
         let revision = revision_of(answer.header());
         Ok(wire::range_response(answer, revision))
     }

@@ -1,18 +1,25 @@
-//! The members of a cluster, and which of them is asked first.
+//! The members of a cluster, which of them is asked first, and the connection to each.
+//!
+//! A member has a connection of its own, made when it is first needed, and the token that it gave us. When the files of
+//! certificates and keys have changed, a new connection is made with their new contents; calls on the old one may go on with it.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
+use etcd_client::{Channel, Client, ConnectOptions, KvClient, WatchClient};
+use hyper_util::client::legacy::connect::HttpConnector;
 use kv::{Error, ErrorKind, Operation, Result};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use crate::address::{Address, TlsUse};
-use crate::discovery::resolve;
-use crate::endpoint::{Endpoint, Manner};
-use crate::error::NAME;
-use crate::options::{Discovery, Options};
-use crate::tls::Tls;
+use crate::address::{Address, TlsUse, Transport};
+use crate::discovery::resolve_members;
+use crate::error::{NAME, says_no_login_needed};
+use crate::options::{Credentials, Discovery, Options};
+use crate::tls::{Loaded, Stamp, Tls};
 
 /// The members of a cluster, as far as they are known.
 pub(crate) struct Members {
@@ -62,7 +69,7 @@ impl Members {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
         let late = || Error::new(ErrorKind::NotSent, operation, NAME).with_detail("no answer from DNS in time");
-        let found = timeout_at(deadline, resolve(discovery, *tls)).await.unwrap_or_else(|_| Err(late()));
+        let found = timeout_at(deadline, resolve_members(discovery, *tls)).await.unwrap_or_else(|_| Err(late()));
         match found {
             Ok(addresses) => Ok(self.replace(addresses)),
             Err(error) if known.endpoints.is_empty() => Err(error),
@@ -122,5 +129,295 @@ impl Known {
         let (place, next) = (place % self.endpoints.len().max(1), (place + 1) % self.endpoints.len().max(1));
         // If that was changed meanwhile, somebody else knows better.
         let _ = self.preferred.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// An answer is complete however large it is; etcd bounds what it sends.
+const MAX_ANSWER_BYTES: usize = usize::MAX;
+/// How often the files of certificates and keys are looked at; after a failure they are at once.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// The clients of one member. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Connection(Arc<Clients>);
+
+struct Clients {
+    client: Client,
+    kv: KvClient,
+    watch: WatchClient,
+}
+
+impl Connection {
+    pub(crate) fn kv(&self) -> KvClient {
+        self.0.kv.clone()
+    }
+
+    pub(crate) fn watch(&self) -> WatchClient {
+        self.0.watch.clone()
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.0.client.clone()
+    }
+}
+
+/// The settings that all members of a cluster share.
+pub(crate) struct Manner {
+    credentials: Option<Credentials>,
+    connect_timeout: Duration,
+    keepalive_interval: Duration,
+    keepalive_timeout: Duration,
+    tls: Option<Tls>,
+    /// The first contents of the files of `tls` at first.
+    loaded: Option<Loaded>,
+}
+
+impl Manner {
+    /// # Errors
+    /// The fault of certificates and keys.
+    pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
+        Ok(Self {
+            credentials: options.credentials.clone(),
+            connect_timeout: options.connect_timeout,
+            keepalive_interval: options.keepalive_interval,
+            keepalive_timeout: options.keepalive_timeout,
+            loaded: tls.as_ref().map(Tls::load).transpose()?,
+            tls,
+        })
+    }
+
+    /// A channel to a member, which connects when it is first used, and again whenever it has lost its connection.
+    fn channel(&self, address: &Address, tls: Option<&Loaded>) -> Result<Channel, etcd_client::Error> {
+        let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
+            .keep_alive_while_idle(true)
+            .http2_keep_alive_interval(self.keepalive_interval)
+            .keep_alive_timeout(self.keepalive_timeout);
+        let endpoint = match tls {
+            Some(tls) if address.transport == Transport::Tls => endpoint.tls_config(tls.options.clone())?,
+            _ => endpoint,
+        };
+        if address.transport == Transport::Unix {
+            return Ok(Channel::Tonic(endpoint.connect_timeout(self.connect_timeout).connect_lazy()));
+        }
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(self.connect_timeout));
+        Ok(Channel::Tonic(endpoint.connect_with_connector_lazy(connector)))
+    }
+}
+
+/// One member.
+pub(crate) struct Endpoint {
+    pub(crate) address: Address,
+    manner: Arc<Manner>,
+    made: RwLock<Option<Made>>,
+    /// Held while a connection is made.
+    making: Mutex<()>,
+    /// True once it has answered anything.
+    answered: AtomicBool,
+    /// True if the files of certificates and keys must be checked before the next call.
+    suspicious: AtomicBool,
+    /// How often the token was renewed; also keeps two calls from renewing it at once.
+    renewals: Mutex<u64>,
+}
+
+/// A connection, and what it was made from.
+#[derive(Clone)]
+struct Made {
+    connection: Connection,
+    tls: Option<Arc<Loaded>>,
+    /// When the files were last looked at.
+    checked: Instant,
+}
+
+impl Made {
+    fn stamp(&self) -> Stamp {
+        self.tls.as_ref().map(|tls| tls.stamp.clone()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.url.fmt(f)
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(address: Address, manner: Arc<Manner>) -> Self {
+        Self {
+            address,
+            manner,
+            made: RwLock::new(None),
+            making: Mutex::new(()),
+            answered: AtomicBool::new(false),
+            suspicious: AtomicBool::new(false),
+            renewals: Mutex::new(0),
+        }
+    }
+
+    /// It has answered.
+    pub(crate) fn note_answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// It has failed us: perhaps because our certificate is too old.
+    pub(crate) fn note_failure(&self) {
+        self.suspicious.store(true, Ordering::Relaxed);
+    }
+
+    /// The likely fault if a connection to it breaks.
+    pub(crate) fn hint(&self) -> Option<Cow<'static, str>> {
+        if self.answered.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(port) = self.port_hint() {
+            return Some(port.into());
+        }
+        let hint = match self.address.transport {
+            Transport::Tls => {
+                "it never answered; it may want a certificate of ours, be without TLS (http://), or be no etcd"
+            }
+            Transport::Plain => "it never answered; it may want TLS (https://), or be no etcd",
+            Transport::Unix => "it never answered; it may be no etcd",
+        };
+        Some(hint.into())
+    }
+
+    /// The advice for an endpoint without a port at which nobody answers.
+    pub(crate) fn port_hint(&self) -> Option<String> {
+        let port = self.address.default_port()?;
+        Some(format!("the endpoint names no port, so it is {port}; etcd's usual one is 2379"))
+    }
+
+    /// Returns why our own certificate is not valid now; `None` if it is, or there is none.
+    pub(crate) fn identity_fault(&self) -> Option<String> {
+        if self.address.transport != Transport::Tls {
+            return None;
+        }
+        match self.made() {
+            Some(made) => made.tls?.identity_fault(),
+            None => self.manner.loaded.as_ref()?.identity_fault(),
+        }
+    }
+
+    /// The likely fault if no answer comes in time: a server that speaks otherwise hangs up.
+    pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
+        if self.answered.load(Ordering::Relaxed) {
+            return None;
+        }
+        let hint = "it never answered; it may hang, be out of reach, or be no etcd";
+        Some(self.port_hint().map_or(hint.into(), Cow::from))
+    }
+
+    /// The clients of the member, and how often its token was renewed.
+    ///
+    /// Nothing that was asked of the store has been sent yet when this fails: it only logs in.
+    pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
+        let connection = match self.current() {
+            Some(connection) => connection,
+            None => self.make().await?,
+        };
+        let renewals = if self.can_renew() { *self.renewals.lock().await } else { 0 };
+        Ok((connection, renewals))
+    }
+
+    fn made(&self) -> Option<Made> {
+        self.made.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn keep(&self, made: Made) {
+        *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
+    }
+
+    /// The connection, unless its files have to be looked at first.
+    fn current(&self) -> Option<Connection> {
+        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        let made = made.as_ref()?;
+        let has_files = made.tls.as_ref().is_some_and(|tls| !tls.stamp.is_empty());
+        let due = has_files && (made.checked.elapsed() >= RECHECK || self.suspicious.load(Ordering::Relaxed));
+        (!due).then(|| made.connection.clone())
+    }
+
+    /// Makes the connection, or makes it anew if its files have changed.
+    async fn make(&self) -> Result<Connection, etcd_client::Error> {
+        let _alone = self.making.lock().await;
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        self.suspicious.store(false, Ordering::Relaxed);
+        let (made, checked) = (self.made(), Instant::now());
+        let tls = match (made, self.manner.loaded.as_ref()) {
+            (Some(made), _) => match self.changed_since(made.stamp()).await {
+                Some(changed) => Some(changed),
+                None => {
+                    self.keep(Made { checked, ..made.clone() });
+                    return Ok(made.connection);
+                }
+            },
+            (None, Some(loaded)) => {
+                Some(self.changed_since(loaded.stamp.clone()).await.unwrap_or_else(|| loaded.clone()))
+            }
+            (None, None) => None,
+        };
+        // Boxed: each call has room for this future, and moves it, though only the first one connects.
+        let connection = Box::pin(self.connect(tls.as_ref())).await?;
+        self.keep(Made { connection: connection.clone(), tls: tls.map(Arc::new), checked });
+        Ok(connection)
+    }
+
+    /// The contents of the files of certificates and keys, if they have changed. Files that cannot be used, perhaps
+    /// because somebody is writing them, are as good as unchanged.
+    async fn changed_since(&self, before: Stamp) -> Option<Loaded> {
+        if before.is_empty() {
+            return None;
+        }
+        let tls = self.manner.tls.clone()?;
+        let url = self.address.url.clone();
+        let stat = move || {
+            (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
+                tracing::warn!(endpoint = url, %error, "changed certificates cannot be used; going on with the old ones");
+                None
+            })
+        };
+        tokio::task::spawn_blocking(stat).await.ok().flatten()
+    }
+
+    async fn connect(&self, tls: Option<&Loaded>) -> Result<Connection, etcd_client::Error> {
+        let options = ConnectOptions::new().with_require_leader(true);
+        let login = self.manner.credentials.as_ref();
+        let with_login = match login {
+            Some(known) => options.clone().with_user(known.user.clone(), known.password.clone()),
+            None => options.clone(),
+        };
+        let channel = self.manner.channel(&self.address, tls)?;
+        let mut client = Client::from_channel(channel.clone(), Some(with_login)).await;
+        if login.is_some() && client.as_ref().is_err_and(says_no_login_needed) {
+            client = Client::from_channel(channel, Some(options)).await;
+        }
+        let client = client?;
+        let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES);
+        let watch = client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES);
+        Ok(Connection(Arc::new(Clients { client, kv, watch })))
+    }
+
+    /// True if there is a login with which a token can be renewed.
+    pub(crate) fn can_renew(&self) -> bool {
+        self.manner.credentials.is_some()
+    }
+
+    /// Gets a new token, unless that was done since `renewals` was counted.
+    pub(crate) async fn renew(&self, connection: &Connection, renewals: u64) -> Result<(), etcd_client::Error> {
+        let mut done = self.renewals.lock().await;
+        if *done != renewals {
+            return Ok(());
+        }
+        if let Some(known) = &self.manner.credentials {
+            // With the login, since the connection has none if nobody asked for it when it was made.
+            let login = (known.user.clone(), known.password.clone());
+            connection.client().update_user(Some(login)).await?;
+            *done += 1;
+        }
+        Ok(())
     }
 }

@@ -28,11 +28,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval};
 
-use crate::cluster::{Answer, Cluster, Resend};
-use crate::endpoint::Connection;
+use crate::cluster::{Answer, Cluster, Freshness, Resend, reports_progress};
 use crate::error::{NAME, watch_ended};
-use crate::seen::Freshness;
-use crate::version::reports_progress;
+use crate::members::Connection;
 use crate::wire::{self, Span};
 
 /// How many bytes of events wait for a watcher that does not read.

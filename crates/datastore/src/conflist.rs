@@ -1,4 +1,5 @@
-//! The stores that the CNI configuration of this host names.
+//! The stores that the CNI configuration of this host names, and the subnets that its container runtimes use, as far as their
+//! configuration says.
 
 use std::fmt;
 use std::fs;
@@ -6,10 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use driver::{ConfigError, Drivers, Location};
+use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use crate::netconf::{NetConfStore, for_netconf};
-use crate::text::text_fault;
+use crate::settings::text_fault;
 
 /// Where container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
@@ -90,7 +92,7 @@ pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<Network>, Vec<String>) {
 
 /// The addresses in a plugin's section: `subnet` and `ranges` as for host-local, `range` and `ipRanges` as for whereabouts, and
 /// pools.
-pub(crate) fn subnets(conf: &Map<String, Value>) -> Vec<String> {
+fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
     let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();
     let ranges = list("ranges").filter_map(Value::as_array).flatten().filter_map(Value::as_object);
@@ -114,7 +116,7 @@ pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> Found {
 
 /// Goes through the plugins of every `.conflist`, `.conf` and `.json` file, in the order of the files' names, and returns
 /// what could not be read.
-pub(crate) fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
+fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
@@ -255,6 +257,33 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
     field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
+/// The folders in which podman keeps its networks.
+const PODMAN: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
+
+/// The subnets of the networks in a folder of CNI configuration, whatever assigns their addresses, and of podman's networks;
+/// and what could not be read, a sentence each. An absent folder is an empty one.
+pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
+    let mut used = Vec::new();
+    let unreadable = each_plugin(conf_dir, |_, plugin| {
+        let texts = plugin.as_object().map(subnets).unwrap_or_default();
+        used.extend(texts.iter().filter_map(|text| text.parse::<IpNet>().ok()).map(|subnet| subnet.trunc()));
+    });
+    used.extend(PODMAN.iter().flat_map(|folder| podmans(Path::new(folder))));
+    (used, unreadable)
+}
+
+/// The subnets of podman's networks, one file each.
+fn podmans(folder: &Path) -> Vec<IpNet> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let documents = files.filter_map(|path| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok());
+    documents
+        .flat_map(|document| {
+            let subnets = document["subnets"].as_array().cloned().unwrap_or_default();
+            subnets.into_iter().filter_map(|subnet| subnet["subnet"].as_str()?.parse().ok())
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,5 +346,45 @@ mod tests {
         });
         assert_eq!(found, expected);
         assert!(unreadable.len() == 2 && unreadable[1].contains("begins with a byte order mark"), "{unreadable:?}");
+    }
+
+    #[test]
+    fn networks_of_any_ipam_plugin_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write(
+            "10-pod.conflist",
+            r#"{"cniVersion":"1.0.0","name":"pod","plugins":[
+                {"type":"bridge","ipam":{"type":"host-local","ranges":[[{"subnet":"10.85.0.0/16"}],[{"subnet":"fd85::/64"}]]}},
+                {"type":"portmap"}]}"#,
+        );
+        write(
+            "20-lab.conf",
+            r#"{"cniVersion":"1.0.0","name":"lab","type":"macvlan","ipam":{"type":"whereabouts","range":"192.168.7.9/24"}}"#,
+        );
+        write("30-auto.conf", r#"{"name":"auto","type":"bridge","ipam":{"type":"margay-ipam","subnet":"auto"}}"#);
+        write("40-broken.conf", "{");
+        let (used, unreadable) = runtime_subnets(folder.path());
+        let texts: Vec<String> = used.iter().map(ToString::to_string).collect();
+        for subnet in ["10.85.0.0/16", "fd85::/64", "192.168.7.0/24"] {
+            assert!(texts.contains(&subnet.to_owned()), "{subnet} {texts:?}");
+        }
+        assert_eq!(unreadable.len(), 1, "{unreadable:?}");
+        assert!(runtime_subnets(Path::new("/no/such/folder")).1.is_empty());
+    }
+
+    #[test]
+    fn podmans_networks_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write(
+            "a.json",
+            r#"{"name":"a","subnets":[{"subnet":"10.89.0.0/24","gateway":"10.89.0.1"},{"subnet":"fd89::/64"}]}"#,
+        );
+        write("b.json", "garbage");
+        write("c.json", r#"{"name":"c","subnets":null}"#);
+        let found: Vec<String> = podmans(folder.path()).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.89.0.0/24", "fd89::/64"]);
+        assert!(podmans(Path::new("/no/such/folder")).is_empty());
     }
 }

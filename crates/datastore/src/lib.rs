@@ -10,30 +10,22 @@
 //! after a store as a whole.
 
 pub mod care;
-mod choice;
-mod config_file;
 mod conflist;
-mod environment;
 pub mod held;
-mod here;
 mod netconf;
 mod open;
 mod operator;
-mod runtimes;
 pub mod served;
-mod text;
+mod settings;
 
-pub use config_file::{ConfigFile, DEFAULT_CONFIG_FILE};
-pub use conflist::{CalicoNetwork, DEFAULT_CONF_DIR, Network, calico_networks, networks};
+pub use conflist::{CalicoNetwork, DEFAULT_CONF_DIR, Network, calico_networks, networks, runtime_subnets};
 pub use driver::{
     About, Access, Candidate, ClusterAddress, ClusterStore, ConfigError, Create, DEFAULT_ENGINE, Driver, Drivers,
     Facts, Identity, Location, Login, OpenOptions, Pem, Place, Scope, Sharing,
 };
-pub use environment::{Environment, process_environment};
 pub use kv::Purpose;
 pub use kv_mvcc::Blocking;
 pub use netconf::{NetConfStore, for_netconf};
 pub use open::{OpenStore, open};
 pub use operator::{Chosen, Source, all_for_operator, for_operator};
-pub use runtimes::runtime_subnets;
-pub use text::{TextFault, text_fault};
+pub use settings::{ConfigFile, DEFAULT_CONFIG_FILE, Environment, TextFault, process_environment, text_fault};

@@ -2,8 +2,7 @@
 
 use driver::{ConfigError, Drivers, EtcdFiles, Location, Orchestrator, Result, Settings};
 
-use crate::choice::{location, means_cluster, names_embedded};
-use crate::environment::{self, Environment, overriding, variable};
+use crate::settings::{self, Environment, location, means_cluster, names_embedded, overriding, variable};
 
 /// The store in a NetConf; absent and empty are the same, but for the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,7 +94,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
 
 /// The NetConf's settings and the environment's, by Calico's precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
-    let outer = environment::settings(env);
+    let outer = settings::environment_settings(env);
     let pick = |name: &str, own: &str, outer: String| {
         if own.is_empty() || overriding(env, name).is_some() { outer } else { own.to_owned() }
     };

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use driver::{Candidate, ConfigError, Drivers, Location, Place, Result};
 
-use crate::choice;
-use crate::config_file::{self, ConfigFile};
 use crate::conflist::{NamedStore, scan};
-use crate::environment::{self, Environment};
+use crate::settings::{self, ConfigFile, Environment};
 
 /// The source of the choice of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +73,7 @@ pub fn for_operator(
     conf_dir: &Path,
 ) -> Result<Chosen> {
     let chosen = |location, source| Chosen { location, source, unreadable: Vec::new() };
-    let settings = environment::settings(env);
+    let settings = settings::environment_settings(env);
     if let Some(url) = url {
         let location = drivers.parse(url)?;
         if *location.place() == Place::Memory {
@@ -84,17 +82,17 @@ pub fn for_operator(
         return Ok(chosen(location.with_access(|_| in_environment(settings.access()))?, Source::Url));
     }
     let mut passed_over = None;
-    if let Some(said) = config_file::read(file)? {
+    if let Some(said) = settings::read_config_file(file)? {
         let (ConfigFile::Given(path) | ConfigFile::IfThere(path)) = file;
         let in_file = |error| ConfigError::InFile { file: path.into(), error: Box::new(error) };
-        match (choice::location(drivers, &said), file) {
+        match (settings::location(drivers, &said), file) {
             (Ok(location), _) => return Ok(chosen(location, Source::File(path.into()))),
             (Err(error @ ConfigError::Kubernetes), ConfigFile::IfThere(_)) => passed_over = Some(in_file(error)),
             (Err(error), _) => return Err(in_file(error)),
         }
     }
-    if choice::names_a_store(&settings) {
-        return Ok(chosen(in_environment(choice::location(drivers, &settings))?, Source::Environment));
+    if settings::names_a_store(&settings) {
+        return Ok(chosen(in_environment(settings::location(drivers, &settings))?, Source::Environment));
     }
     let found = from_configuration(drivers, conf_dir)?;
     if let Some(error) = passed_over.filter(|_| found.source == Source::Default) {
@@ -122,7 +120,7 @@ pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Pat
         };
     }
     let mut unreadable = found.unreadable;
-    let (mut stores, settings) = (Vec::new(), environment::settings(env));
+    let (mut stores, settings) = (Vec::new(), settings::environment_settings(env));
     for candidate in found.candidates {
         let location = candidate.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
         let unreadable = std::mem::take(&mut unreadable);

@@ -1,17 +1,25 @@
 //! A store that a daemon, `margay serve`, keeps open: where its socket is, and the store behind it.
 
-mod or_alone;
-mod store;
-
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use driver::{ClusterAddress, Location, Pem, Place};
-use wire::{Hello, Identity, name};
-
-pub(crate) use or_alone::ServedOrAlone;
-pub use store::{ServedStore, connect};
+use futures::StreamExt;
+use futures::stream::unfold;
+use kv::{
+    Batch, Error, ErrorKind, Operation, Purpose, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
+    TxnResponse, WatchRequest, WatchStream,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::time::{sleep, timeout};
+use wire::keys::{Answer, Asked, Request};
+use wire::{FROZEN_AFTER, Frame, Hello, Identity, Kind, MAX_ANSWER, malformed, name, peer};
 
 /// The socket of the daemon of a store; `None` for a store that no daemon can have.
 pub fn socket(location: &Location) -> Option<PathBuf> {
@@ -77,11 +85,330 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
         }
 }
 
+/// How often a connection is tried again while the backlog of a busy daemon is full.
+const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
+/// So many connections are kept for the next call.
+const MOST_IDLE: usize = 16;
+
+/// A store that a daemon keeps open. Clones share their connections.
+///
+/// A call takes a connection for itself. Dropping a call closes its connection: the daemon begins nothing for it any more.
+#[derive(Clone, Debug)]
+pub struct ServedStore {
+    shared: Arc<Shared>,
+    purpose: Purpose,
+}
+
+#[derive(Debug)]
+struct Shared {
+    location: Location,
+    /// The location as text.
+    name: String,
+    socket: PathBuf,
+    /// How long a call may take, once the daemon has it.
+    within: Duration,
+    /// The store that the daemon had at first.
+    store: Identity,
+    idle: Mutex<Vec<UnixStream>>,
+}
+
+/// Connects to the daemon of a store. `None` if there is none that has this very store: then the caller opens the store
+/// itself. `within` bounds each call.
+pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
+    let socket = socket(location)?;
+    let name = location.to_string();
+    match timeout(FROZEN_AFTER.min(within), dial(location, &socket)).await {
+        Ok(Ok((stream, hello))) => {
+            let (location, store) = (location.clone(), hello.store);
+            let idle = Mutex::new(vec![stream]);
+            let shared = Arc::new(Shared { location, name, socket, within, store, idle });
+            Some(ServedStore { shared, purpose: Purpose::Any })
+        }
+        Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, store = name, "going on without the daemon");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(store = name, "the daemon margay serve does not answer; going on without it");
+            None
+        }
+    }
+}
+
+/// Connects, and waits while the backlog of a busy daemon is full.
+async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(socket).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_INTERVAL).await,
+            connected => return connected,
+        }
+    }
+}
+
+async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hello)> {
+    let mut stream = connect_to(socket).await?;
+    if !is_trusted(location, peer::uid(&stream)?) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the daemon runs as another user"));
+    }
+    let hello: Hello = next(&mut stream).await?.expect(Kind::Hello)?.decode()?;
+    if !is_meant(location, &hello) {
+        return Err(io::Error::other("the daemon has another store, or is of another version"));
+    }
+    Ok((stream, hello))
+}
+
+/// The next frame; the end of the stream is an error here.
+async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
+    Frame::read(stream, MAX_ANSWER).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// True if the other end of a connection is gone.
+fn is_broken_off(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+/// How far a call had come when it failed.
+enum Lost {
+    /// The daemon has not begun.
+    Before(io::Error),
+    /// The daemon has begun.
+    After(io::Error),
+}
+
+impl ServedStore {
+    /// The same store, for writes that release addresses: they may use what a full disk has left for that.
+    #[must_use]
+    pub fn to_release(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
+    }
+
+    /// The store that the daemon had at first.
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.shared.store
+    }
+
+    /// The id of the embedded store that the daemon had at first; empty for a cluster.
+    pub fn id(&self) -> &str {
+        match &self.shared.store {
+            Identity::Embedded { id, .. } => id,
+            Identity::Nothing | Identity::Cluster { .. } => "",
+        }
+    }
+
+    /// The oldest revision that can be read, and its time as far as it is known.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub async fn oldest(&self) -> Result<(Revision, Option<SystemTime>)> {
+        match self.call(Operation::Range, Request::Oldest).await? {
+            Answer::Oldest(revision, time) => Ok((revision, time)),
+            _ => Err(self.odd(Operation::Range)),
+        }
+    }
+
+    /// The name of the engine: what the store itself says in the errors about a request that no store takes.
+    fn engine(&self) -> &'static str {
+        self.shared.location.facts().name
+    }
+
+    fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
+        Error::new(kind, operation, self.shared.name.clone())
+    }
+
+    /// A connection: one that was used before, or a new one.
+    async fn link(&self, operation: Operation) -> Result<UnixStream> {
+        let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        while let Some(stream) = idle() {
+            // The daemon closes connections that nothing comes on.
+            if !peer::is_gone(&stream) {
+                return Ok(stream);
+            }
+        }
+        let Shared { location, socket, store, within, .. } = &*self.shared;
+        let not_sent =
+            || self.error(ErrorKind::NotSent, operation).with_detail("the daemon margay serve has ended or hangs");
+        match timeout(FROZEN_AFTER.min(*within), dial(location, socket)).await {
+            Ok(Ok((stream, hello))) if hello.store == *store => Ok(stream),
+            Ok(Ok(_)) => Err(self.error(ErrorKind::RevisionRegressed, operation)),
+            Ok(Err(error)) => Err(not_sent().with_source(error)),
+            Err(_) => Err(not_sent()),
+        }
+    }
+
+    fn keep(&self, stream: UnixStream) {
+        let mut idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MOST_IDLE {
+            idle.push(stream);
+        }
+    }
+
+    /// Sends a request and waits until the daemon begins with it.
+    async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), Lost> {
+        let begin = async {
+            stream.write_all(&frame.to_bytes()).await.map_err(Lost::Before)?;
+            match Frame::read(stream, MAX_ANSWER).await {
+                Ok(Some(frame)) => frame.expect(Kind::Taken).map(drop).map_err(Lost::Before),
+                Ok(None) => Err(Lost::Before(io::ErrorKind::UnexpectedEof.into())),
+                // A part of the answer has come.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Lost::After(error)),
+                Err(error) => Err(Lost::Before(error)),
+            }
+        };
+        timeout(FROZEN_AFTER, begin).await.unwrap_or_else(|_| Err(Lost::Before(io::ErrorKind::TimedOut.into())))
+    }
+
+    async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<Answer, Lost> {
+        self.begin(stream, frame).await?;
+        // The daemon answers in time: the request says how long there is.
+        match timeout(self.shared.within + FROZEN_AFTER, next(stream)).await {
+            Ok(answer) => answer.and_then(|frame| frame.expect(Kind::Answer)?.decode()).map_err(Lost::After),
+            Err(_) => Err(Lost::After(io::ErrorKind::TimedOut.into())),
+        }
+    }
+
+    fn frame(&self, operation: Operation, request: Request) -> Result<Frame> {
+        let asked = Asked { within: self.shared.within, request };
+        Frame::new(Kind::Keys, &asked).map_err(|error| self.error(ErrorKind::Undecodable, operation).with_source(error))
+    }
+
+    async fn call(&self, operation: Operation, request: Request) -> Result<Answer> {
+        let writes = match &request {
+            Request::Txn(txn, _) => !txn.is_read_only(),
+            Request::Compact(_) => true,
+            _ => false,
+        };
+        let frame = self.frame(operation, request)?;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let mut stream = self.link(operation).await?;
+            match self.attempt(&mut stream, &frame).await {
+                Ok(Answer::Failed(failed)) => {
+                    self.keep(stream);
+                    return Err(failed.into());
+                }
+                Ok(answer) => {
+                    self.keep(stream);
+                    return Ok(answer);
+                }
+                Err(Lost::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(self.error(ErrorKind::Timeout, operation));
+                }
+                // Whether it was carried out is not known, and it must not be carried out twice.
+                Err(Lost::After(error)) if writes || !is_broken_off(&error) => {
+                    let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
+                    return Err(self.error(kind, operation).with_source(error));
+                }
+                // The daemon has closed a connection that it took for idle, has ended, or has been started anew.
+                Err(Lost::Before(_) | Lost::After(_)) if attempts == 1 => {}
+                Err(Lost::Before(error) | Lost::After(error)) => {
+                    return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
+                }
+            }
+        }
+    }
+
+    fn odd(&self, operation: Operation) -> Error {
+        self.error(ErrorKind::Undecodable, operation).with_source(malformed("the answer to another request"))
+    }
+}
+
+#[async_trait]
+impl Store for ServedStore {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        request.check(self.engine())?;
+        match self.call(Operation::Range, Request::Range(request)).await? {
+            Answer::Range(answer) => Ok(answer),
+            _ => Err(self.odd(Operation::Range)),
+        }
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        txn.check(self.engine())?;
+        match self.call(Operation::Txn, Request::Txn(txn, self.purpose)).await? {
+            Answer::Txn(answer) => Ok(answer),
+            _ => Err(self.odd(Operation::Txn)),
+        }
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        request.check(self.engine())?;
+        let frame = self.frame(Operation::Watch, Request::Watch(request.clone()))?;
+        let mut stream = self.link(Operation::Watch).await?;
+        if self.begin(&mut stream, &frame).await.is_err() {
+            stream = self.link(Operation::Watch).await?;
+            let begun = self.begin(&mut stream, &frame).await;
+            begun.map_err(|(Lost::Before(error) | Lost::After(error))| {
+                self.error(ErrorKind::NotSent, Operation::Watch).with_source(error)
+            })?;
+        }
+        let mut watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
+        match watching.item().await {
+            Ok(Answer::Watching) => Ok(unfold(watching, Watching::next).boxed()),
+            Ok(_) => Err(self.odd(Operation::Watch)),
+            // It has not begun.
+            Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
+                Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        revision.check(self.engine())?;
+        match self.call(Operation::Compact, Request::Compact(revision)).await? {
+            Answer::Compacted => Ok(()),
+            _ => Err(self.odd(Operation::Compact)),
+        }
+    }
+}
+
+/// A watch on its way.
+struct Watching {
+    store: ServedStore,
+    /// `None` once it has ended.
+    stream: Option<UnixStream>,
+    /// The revision after the last one that came.
+    resume_from: Revision,
+}
+
+impl Watching {
+    async fn item(&mut self) -> Result<Answer> {
+        let kind = ErrorKind::Disconnected { resume_from: self.resume_from };
+        let lost = self.store.error(kind, Operation::Watch);
+        let Some(stream) = &mut self.stream else { return Err(lost) };
+        match next(stream).await.and_then(|frame| frame.expect(Kind::Answer)?.decode()) {
+            Ok(Answer::Failed(failed)) => Err(failed.into()),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(lost.with_source(error)),
+        }
+    }
+
+    async fn next(mut self) -> Option<(Result<Batch>, Self)> {
+        self.stream.as_ref()?;
+        let item = match self.item().await {
+            Ok(Answer::Happened(batch)) => {
+                self.resume_from = batch.revision.next();
+                Ok(batch)
+            }
+            Ok(_) => Err(self.store.odd(Operation::Watch)),
+            Err(error) => Err(error),
+        };
+        if item.is_err() {
+            self.stream = None;
+        }
+        Some((item, self))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
 
     use driver::{Access, Login};
+    use tokio::net::UnixSocket;
 
     use super::*;
 
@@ -116,5 +443,21 @@ mod tests {
         let Ok(named) = plain.clone().with_access(|access| Ok::<_, Infallible>(Access { login, ..access }));
         assert_ne!(instance(&plain), instance(&named));
         assert!(!instance(&named).unwrap().contains("hidden"));
+    }
+
+    #[tokio::test]
+    async fn a_full_backlog_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("sock");
+        let listener = UnixSocket::new_stream().unwrap();
+        listener.bind(&socket).unwrap();
+        let listener = listener.listen(0).unwrap();
+        let _first = UnixStream::connect(&socket).await.unwrap();
+        assert_eq!(UnixStream::connect(&socket).await.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let second = tokio::spawn(async move { connect_to(&socket).await });
+        sleep(BACKLOG_INTERVAL * 3).await;
+        assert!(!second.is_finished());
+        let _accepted = listener.accept().await.unwrap();
+        second.await.unwrap().unwrap();
     }
 }

@@ -1,14 +1,13 @@
-//! The stores that a program is made with.
+//! The stores that a program is made with, a [`Location`] in the care of one of their drivers, and advice that names these stores.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::contract::{Driver, Scope};
+use crate::contract::{Driver, Facts, Scope};
 use crate::error::{ConfigError, Result};
-use crate::location::Location;
-use crate::place::Place;
-use crate::settings::Settings;
+use crate::place::{Access, ClusterAddress, Place, Settings};
 
 /// The name of the driver whose store is meant when nothing is configured at all.
 pub const DEFAULT_ENGINE: &str = "sled";
@@ -187,5 +186,194 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     match (names.pop(), names.is_empty()) {
         (Some(last), false) => format!("{} or {last}", names.join(", ")),
         (last, _) => last.unwrap_or_default(),
+    }
+}
+
+/// Where a store is: a place, and the driver that opens it. It prints as a store URL; [`Drivers::parse`] reads one.
+#[derive(Clone)]
+pub struct Location {
+    drivers: Drivers,
+    driver: &'static dyn Driver,
+    place: Place,
+}
+
+impl Location {
+    /// A place in the care of a driver, in a program with these drivers.
+    pub(crate) fn new(drivers: Drivers, driver: &'static dyn Driver, place: Place) -> Self {
+        Self { drivers, driver, place }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &'static dyn Driver {
+        self.driver
+    }
+
+    /// All drivers of the program.
+    pub fn drivers(&self) -> &Drivers {
+        &self.drivers
+    }
+
+    /// The facts about the driver's stores.
+    pub fn facts(&self) -> Facts {
+        self.driver.facts()
+    }
+
+    /// The place.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The folder of a store of one machine; `None` for the others.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Folder(path) => Some(path),
+            Place::Memory | Place::Cluster(_) => None,
+        }
+    }
+
+    /// The address of a cluster; `None` for the others.
+    pub fn cluster(&self) -> Option<&ClusterAddress> {
+        match &self.place {
+            Place::Cluster(address) => Some(address),
+            Place::Memory | Place::Folder(_) => None,
+        }
+    }
+
+    /// True if many machines share the store: see [`Scope::Cluster`].
+    pub fn is_shared(&self) -> bool {
+        self.facts().scope == Scope::Cluster
+    }
+
+    /// Another folder in the care of the same driver.
+    #[must_use]
+    pub fn moved_to(&self, path: impl Into<PathBuf>) -> Self {
+        Self { place: Place::Folder(path.into()), ..self.clone() }
+    }
+
+    /// The location with the credentials of its cluster replaced by what `change` makes of them. A location that is no cluster
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// The error of `change`.
+    pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
+        let place = match self.place {
+            Place::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
+                Place::Cluster(ClusterAddress { endpoints, discovery_srv, access: change(access)? })
+            }
+            place => place,
+        };
+        Ok(Self { place, ..self })
+    }
+
+    /// Its address, the same in whatever order the members of a cluster are named: a key for files about the store.
+    pub fn in_order(&self) -> String {
+        match &self.place {
+            Place::Cluster(address) => self.driver.url(&Place::Cluster(address.in_order())),
+            place => self.driver.url(place),
+        }
+    }
+
+    /// True if both are the same store, however it is reached.
+    pub fn is_same_store(&self, other: &Self) -> bool {
+        match (&self.place, &other.place) {
+            (Place::Cluster(one), Place::Cluster(two)) => {
+                let is_same_driver = self.facts().name == other.facts().name;
+                is_same_driver && one.endpoints == two.endpoints && one.discovery_srv == two.discovery_srv
+            }
+            _ => self == other,
+        }
+    }
+}
+
+impl PartialEq for Location {
+    fn eq(&self, other: &Self) -> bool {
+        self.facts().name == other.facts().name && self.place == other.place
+    }
+}
+
+impl Eq for Location {}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple(self.facts().name).field(&self.place).finish()
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.driver.url(&self.place))
+    }
+}
+
+impl Drivers {
+    /// The advice to a user whose configuration leads to no store of these drivers: one or two sentences.
+    pub fn advice(&self, error: &ConfigError) -> String {
+        match error {
+            ConfigError::UnknownType(_) => format!("set datastore_type to {}", self.types()),
+            ConfigError::NoEndpoints => format!(
+                "for an etcd cluster set etcd_endpoints (or ETCD_ENDPOINTS); for a store on this host \
+                                  set \"datastore_type\" to {}",
+                self.local_names("\"", "\"")
+            ),
+            ConfigError::EndpointsAndDiscovery => "remove one of the two".into(),
+            ConfigError::KeyWithoutCertificate => "set etcd_cert_file (or ETCD_CERT_FILE) as well".into(),
+            ConfigError::CertificateWithoutKey => "set etcd_key_file (or ETCD_KEY_FILE) as well".into(),
+            ConfigError::InlineAndFiles => {
+                "give all of them as text (etcdKey, etcdCert, etcdCACert), or all of them as files".into()
+            }
+            ConfigError::HalfInline => {
+                "set both etcdCert and etcdKey; an authority alone has to be a file (etcdCACertFile)".into()
+            }
+            ConfigError::UnreadableConfigFile { .. } => {
+                "name a file that is there with --config, or say --store URL".into()
+            }
+            ConfigError::ConfigFileSyntax { .. }
+            | ConfigError::ConfigFileVersion(_)
+            | ConfigError::ConfigFileKind(_) => {
+                "write it as Calico's calicoctl.cfg, name another file with --config, or say --store URL".into()
+            }
+            ConfigError::Kubernetes => format!(
+                "keep the addresses in etcd (datastore_type etcdv3) or on this host (datastore_type {})",
+                self.local_names("", "")
+            ),
+            ConfigError::Contradiction { .. } => {
+                "remove DATASTORE_TYPE from the environment, or set datastore_type in the network configuration".into()
+            }
+            ConfigError::PathWithoutEmbedded => {
+                format!("set the datastore type to {}, or remove the path", self.local_names("", ""))
+            }
+            ConfigError::RelativePath { .. } => "give a path that begins with /".into(),
+            ConfigError::SecretInAddress => {
+                "remove user and password from the address; an address shows up in logs and process lists".into()
+            }
+            ConfigError::NotAUrl { path: Some(path) } => {
+                format!("did you mean {}?", self.local_names("", &format!("://{path}")))
+            }
+            ConfigError::NotAUrl { path: None } | ConfigError::UnknownScheme(_) => {
+                format!("store URLs are {}", self.url_forms())
+            }
+            ConfigError::UrlPath(scheme) if scheme.ends_with("+unix") => {
+                format!("write it with three slashes: {scheme}:///run/etcd/etcd.sock")
+            }
+            ConfigError::UrlPath(scheme) => {
+                format!("write it with three slashes: {scheme}:///var/lib/margay/ipam.{scheme}")
+            }
+            ConfigError::UrlOptions(_) => "a store URL ends with the path and has no ? or # in it".into(),
+            ConfigError::EtcdUrl => "write it as etcd://host:port[,host:port]".into(),
+            ConfigError::MemoryStore => match self.default_location() {
+                Ok(location) => format!("name a store that stays, such as {location}"),
+                Err(_) => format!("store URLs are {}", self.url_forms()),
+            },
+            ConfigError::SeveralStores(candidates) => match candidates.first() {
+                Some(first) => format!("say which one is meant, such as --store {}", first.store),
+                None => "say which one is meant with --store URL".into(),
+            },
+            ConfigError::UnreadableConfiguration(_) => {
+                "repair the file, or say which store is meant with --store URL".into()
+            }
+            ConfigError::InFile { error, .. } | ConfigError::InEnvironment(error) => {
+                format!("{}; or say which store is meant with --store URL", self.advice(error))
+            }
+        }
     }
 }

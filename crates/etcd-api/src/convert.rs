@@ -1,14 +1,19 @@
-//! Requests and answers in the two spellings: etcd's messages, and this project's types.
+//! Requests, answers and errors in the two spellings: etcd's messages, and this project's types.
+//!
+//! A read's answer also gets the steps that etcd has and a store has not: revision filters, orders, and a limit after both. The one
+//! table of etcd's errors has code and text. Clients in Go compare the texts (`rpctypes`), so they are an interface.
+
+use std::cmp::Ordering;
 
 use etcd_client::proto::{
-    PbCompare, PbDeleteRequest, PbKeyValue, PbPutRequest, PbRangeRequest, PbTargetUnion, PbTxnOpRequest, PbTxnRequest,
-    PbTxnRequestOp,
+    PbCompare, PbDeleteRequest, PbKeyValue, PbPutRequest, PbRangeRequest, PbRangeResponse, PbResponseHeader,
+    PbTargetUnion, PbTxnOpRequest, PbTxnRequest, PbTxnRequestOp,
 };
-use kv::{Compare, CompareOp, Key, Kv, LeaseId, Op, Prev, Range, Revision, Target, Txn, Value};
-use tonic::Status;
-
-use crate::refusals::{Refusal, unsupported};
-use crate::sorting::Shape;
+use kv::{
+    Auth, Compare, CompareOp, Content, Error, ErrorKind, InvalidArgument, Key, Kv, LeaseId, Op, Outcome, Prev, Range,
+    RangeResponse, Revision, Target, Txn, Value,
+};
+use tonic::{Code, Status};
 
 /// The range of a key and an end: no end for the key alone, one zero byte for no upper bound.
 ///
@@ -129,4 +134,220 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
         _ => return Err(unknown()),
     };
     Ok(Compare::new(range(compare.key, compare.range_end)?, *op, target))
+}
+
+/// The order of an answer: `SortOrder` and `SortTarget` of etcd's protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Ascending,
+    Descending,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Key,
+    Version,
+    Create,
+    Mod,
+    Value,
+}
+
+/// How the answer of a read looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    limit: i64,
+    keys_only: bool,
+    count_only: bool,
+    sort: Option<(By, Order)>,
+    mod_revisions: (i64, i64),
+    create_revisions: (i64, i64),
+}
+
+impl Shape {
+    /// The shape that a request wants.
+    pub(crate) fn of(request: &PbRangeRequest) -> Self {
+        let by = match request.sort_target {
+            1 => By::Version,
+            2 => By::Create,
+            3 => By::Mod,
+            4 => By::Value,
+            _ => By::Key,
+        };
+        let sort = match (request.sort_order, by) {
+            // As a store gives them.
+            (0 | 1, By::Key) => None,
+            (2, by) => Some((by, Order::Descending)),
+            // Without an order, another target than the key sorts ascending.
+            (_, by) => Some((by, Order::Ascending)),
+        };
+        Self {
+            limit: request.limit,
+            keys_only: request.keys_only,
+            count_only: request.count_only,
+            sort,
+            mod_revisions: (request.min_mod_revision, request.max_mod_revision),
+            create_revisions: (request.min_create_revision, request.max_create_revision),
+        }
+    }
+
+    /// True if the store's own answer is what is wanted.
+    fn is_plain(&self) -> bool {
+        self.sort.is_none() && self.mod_revisions == (0, 0) && self.create_revisions == (0, 0)
+    }
+
+    /// The limit that the store gets: none if the answer is worked on afterwards.
+    pub(crate) fn limit_of_store(&self) -> i64 {
+        if self.is_plain() { self.limit } else { 0 }
+    }
+
+    /// The content that the store brings of each key.
+    pub(crate) fn content_of_store(&self) -> Content {
+        let sorts_by_value = matches!(self.sort, Some((By::Value, _)));
+        match (self.count_only, self.keys_only) {
+            (true, _) => Content::CountOnly,
+            (_, true) if !sorts_by_value => Content::KeysOnly,
+            _ => Content::Full,
+        }
+    }
+
+    /// The answer as it is sent. `count` is that of the range, whatever was filtered.
+    pub(crate) fn answer(&self, found: RangeResponse, header: Option<PbResponseHeader>) -> PbRangeResponse {
+        let RangeResponse { mut kvs, count, mut more, .. } = found;
+        if !self.is_plain() {
+            kvs.retain(|kv| self.wants(kv));
+            if let Some((by, order)) = self.sort {
+                kvs.sort_by(|one, other| ordered(by, order, one, other));
+            }
+            let limit = usize::try_from(self.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+            more = kvs.len() > limit;
+            kvs.truncate(limit);
+        }
+        let bare = |mut kv: PbKeyValue| {
+            if self.keys_only {
+                kv.value = Vec::new();
+            }
+            kv
+        };
+        PbRangeResponse {
+            header,
+            kvs: kvs.into_iter().map(|kv| bare(key_value(kv))).collect(),
+            more,
+            count: i64::try_from(count).unwrap_or(i64::MAX),
+        }
+    }
+
+    fn wants(&self, kv: &Kv) -> bool {
+        // 0 is no bound.
+        let within =
+            |revision: i64, (from, to): (i64, i64)| (from == 0 || revision >= from) && (to == 0 || revision <= to);
+        within(kv.mod_revision.get(), self.mod_revisions) && within(kv.create_revision.get(), self.create_revisions)
+    }
+}
+
+fn ordered(by: By, order: Order, one: &Kv, other: &Kv) -> Ordering {
+    let ascending = match by {
+        By::Key => one.key.cmp(&other.key),
+        By::Version => one.version.cmp(&other.version),
+        By::Create => one.create_revision.cmp(&other.create_revision),
+        By::Mod => one.mod_revision.cmp(&other.mod_revision),
+        By::Value => one.value.cmp(&other.value),
+    };
+    match order {
+        Order::Ascending => ascending,
+        Order::Descending => ascending.reverse(),
+    }
+}
+
+/// A refusal with etcd's code and text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    EmptyKey,
+    KeyNotFound,
+    ValueProvided,
+    LeaseProvided,
+    TooManyOps,
+    DuplicateKey,
+    Compacted,
+    FutureRevision,
+    NoSpace,
+    RequestTooLarge,
+    TooManyRequests,
+    LeaseNotFound,
+    LeaseExists,
+    LeaseTooLong,
+    NoLeader,
+    Timeout,
+    Stopped,
+    PermissionDenied,
+    NotSupportedHere,
+}
+
+impl Refusal {
+    /// Code and text, as etcd 3.4 has them.
+    pub(crate) const fn parts(self) -> (Code, &'static str) {
+        match self {
+            Self::EmptyKey => (Code::InvalidArgument, "etcdserver: key is not provided"),
+            Self::KeyNotFound => (Code::InvalidArgument, "etcdserver: key not found"),
+            Self::ValueProvided => (Code::InvalidArgument, "etcdserver: value is provided"),
+            Self::LeaseProvided => (Code::InvalidArgument, "etcdserver: lease is provided"),
+            Self::TooManyOps => (Code::InvalidArgument, "etcdserver: too many operations in txn request"),
+            Self::DuplicateKey => (Code::InvalidArgument, "etcdserver: duplicate key given in txn request"),
+            Self::Compacted => (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
+            Self::FutureRevision => (Code::OutOfRange, "etcdserver: mvcc: required revision is a future revision"),
+            Self::NoSpace => (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"),
+            Self::RequestTooLarge => (Code::InvalidArgument, "etcdserver: request is too large"),
+            Self::TooManyRequests => (Code::ResourceExhausted, "etcdserver: too many requests"),
+            Self::LeaseNotFound => (Code::NotFound, "etcdserver: requested lease not found"),
+            Self::LeaseExists => (Code::FailedPrecondition, "etcdserver: lease already exists"),
+            Self::LeaseTooLong => (Code::OutOfRange, "etcdserver: too large lease TTL"),
+            Self::NoLeader => (Code::Unavailable, "etcdserver: no leader"),
+            Self::Timeout => (Code::Unavailable, "etcdserver: request timed out"),
+            Self::Stopped => (Code::Unavailable, "etcdserver: server stopped"),
+            Self::PermissionDenied => (Code::PermissionDenied, "etcdserver: permission denied"),
+            Self::NotSupportedHere => (Code::Unimplemented, "margay serve does not offer this"),
+        }
+    }
+
+    pub(crate) fn status(self) -> Status {
+        let (code, text) = self.parts();
+        Status::new(code, text)
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        refusal.status()
+    }
+}
+
+/// A method that is not offered, and what to do instead.
+pub(crate) fn unsupported(what: &str) -> Status {
+    let (code, text) = Refusal::NotSupportedHere.parts();
+    Status::new(code, format!("{text}: {what}"))
+}
+
+/// The answer to a request over which the store failed. A write whose outcome is unknown gets a code that clients read as
+/// unknown; a definite failure gets none of those that they send again.
+pub(crate) fn status(error: &Error) -> Status {
+    let refusal = match error.kind() {
+        ErrorKind::InvalidArgument(InvalidArgument::EmptyKey) => Refusal::EmptyKey,
+        ErrorKind::InvalidArgument(InvalidArgument::DuplicateKey(_)) => Refusal::DuplicateKey,
+        ErrorKind::InvalidArgument(InvalidArgument::TooManyOps { .. }) => Refusal::TooManyOps,
+        ErrorKind::TooLarge { .. } => Refusal::RequestTooLarge,
+        ErrorKind::Compacted { .. } => Refusal::Compacted,
+        ErrorKind::FutureRevision => Refusal::FutureRevision,
+        ErrorKind::NoSpace => Refusal::NoSpace,
+        ErrorKind::LeaseNotFound => Refusal::LeaseNotFound,
+        ErrorKind::Throttled => Refusal::TooManyRequests,
+        ErrorKind::NoLeader => Refusal::NoLeader,
+        ErrorKind::Auth(Auth::Denied) => Refusal::PermissionDenied,
+        ErrorKind::Timeout | ErrorKind::Disconnected { .. } => Refusal::Timeout,
+        ErrorKind::Closed => Refusal::Stopped,
+        ErrorKind::InvalidArgument(_) => return Status::invalid_argument(error.to_string()),
+        ErrorKind::Unsupported => return unsupported(&error.to_string()),
+        ErrorKind::Locked => return Status::unavailable(error.to_string()),
+        _ if error.outcome() == Outcome::Unknown => return Status::unavailable(error.to_string()),
+        _ => return Status::internal(error.to_string()),
+    };
+    refusal.status()
 }

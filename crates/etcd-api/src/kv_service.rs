@@ -13,9 +13,7 @@ use kv::{Compare, LeaseId, Op, OpResult, RangeRequest, Revision, Txn};
 use tonic::{Request, Response, Status};
 
 use crate::Api;
-use crate::convert::{self, Translated};
-use crate::refusals::{Refusal, status, unsupported};
-use crate::sorting::Shape;
+use crate::convert::{self, Refusal, Shape, Translated, status, unsupported};
 
 /// How often a put that keeps the stored value begins again because another writer was faster.
 const ATTEMPTS: usize = 16;

@@ -7,20 +7,13 @@
 //!
 //! [`Api`] has the services; [`Backing`] is what they need besides [`kv::Store`]. No engine and no IPAM is known here.
 //!
-mod auth;
 mod backing;
 mod cluster;
 mod convert;
 mod kv_service;
 mod lease;
-mod lease_clock;
 mod limits;
-mod maintenance;
-mod refusals;
-mod sorting;
 mod watch;
-mod watch_cursor;
-mod watch_service;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,9 +33,9 @@ use tower::layer::{Layer, layer_fn};
 pub use backing::{Backing, Identity, Place, Sizes};
 pub use limits::{Client, Limited};
 
-use lease_clock::LeaseClock;
+use lease::LeaseClock;
 use limits::{Limits, MAX_REQUEST};
-use watch_service::WatchService;
+use watch::WatchService;
 
 /// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
 /// are never ahead of an event here.
@@ -118,7 +111,7 @@ impl Api {
         .add_service(PbLeaseServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
-        .add_service(auth::Auth(self.clone()))
+        .add_service(cluster::Auth(self.clone()))
         .add_service(health())
     }
 
@@ -146,7 +139,7 @@ impl Api {
     /// The store's revision, by a read that costs no key.
     async fn revision(&self) -> Result<Revision, Status> {
         let nothing = kv::RangeRequest::new(kv::Range::key("\0")).with_content(kv::Content::CountOnly);
-        let found = self.backing.store().range(nothing).await.map_err(|error| refusals::status(&error))?;
+        let found = self.backing.store().range(nothing).await.map_err(|error| convert::status(&error))?;
         Ok(found.revision)
     }
 
@@ -167,7 +160,7 @@ impl Api {
         let known = newest.and_then(|(of, revision)| (of == cluster).then_some(revision));
         known.ok_or_else(|| match read {
             Ok(Err(failed)) => failed,
-            _ => refusals::Refusal::Timeout.status(),
+            _ => convert::Refusal::Timeout.status(),
         })
     }
 }

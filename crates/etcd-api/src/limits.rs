@@ -17,7 +17,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower_service::Service;
 
-use crate::refusals::Refusal;
+use crate::convert::Refusal;
 
 /// A request may have so many bytes, as with etcd: 1.5 MiB and some room for what surrounds keys and values.
 pub(crate) const MAX_REQUEST: usize = 1_572_864 + 512 * 1024;

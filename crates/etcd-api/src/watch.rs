@@ -3,24 +3,35 @@
 //! Therefore no report of progress is ahead of an event: the task reports a revision once every watch of the stream has
 //! delivered all events up to it (k3s-io/kine#731 shows the damage of an early report). Nor is it behind one: the revision is at
 //! least that of the newest event on the stream.
+//!
+//! The service has small buffers: a client may open a stream for each watch, and the usual two buffers of 8 KiB each would be half of
+//! what such a watch takes.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
+use etcd_client::proto::{PbEvent, PbResponseHeader, PbWatchRequest, PbWatchRequestUnion, PbWatchResponse};
 use futures::stream::{AbortHandle, Abortable, BoxStream, SelectAll, unfold};
 use futures::{FutureExt, Stream, StreamExt};
-use kv::{Batch, ErrorKind, InvalidArgument, Prev, Progress, Range, Revision, WatchRequest};
-use tokio::sync::mpsc;
+use http::{Request, Response};
+use kv::{Batch, ErrorKind, Event, EventKind, InvalidArgument, Kv, Prev, Progress, Range, Revision, WatchRequest};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, interval_at};
-use tonic::{Status, Streaming};
+use tonic::body::Body;
+use tonic::codec::{BufferSettings, Codec};
+use tonic::server::{Grpc, NamedService, StreamingService};
+use tonic::{Code, Status, Streaming};
+use tonic_prost::ProstCodec;
+use tower_service::Service;
 
 use crate::Api;
-use crate::convert;
-use crate::refusals::{Refusal, status};
-use crate::watch_cursor::Cursor;
+use crate::convert::{self, Refusal, key_value, status};
+use crate::limits::MAX_REQUEST;
 
 /// The answers of a stream of watches.
 pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
@@ -386,4 +397,170 @@ fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequ
 fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
     let key = if key.is_empty() { vec![0] } else { key };
     convert::range(key, end).ok().filter(|range| !range.is_empty())
+}
+
+/// A message of a watch with fragments carries so many bytes of keys and values at the most, or one event.
+const FRAGMENT: usize = 1_572_864;
+/// `FilterType` and `Event.EventType` of etcd's protocol.
+const NO_PUT: i32 = 0;
+const NO_DELETE: i32 = 1;
+const DELETE: i32 = 1;
+
+/// A watch as its client created it.
+#[derive(Debug)]
+struct Cursor {
+    filters: Vec<i32>,
+    fragments: bool,
+    /// True if the client gets the watch's progress from time to time.
+    pub(crate) reports: bool,
+    /// All events up to this revision were sent.
+    pub(crate) reached: Revision,
+    /// The revision at which a watch of the future begins; unset for any other.
+    pub(crate) begin: Revision,
+    /// Ends the watch.
+    pub(crate) end: AbortHandle,
+    /// The room that it takes among all watches.
+    _place: OwnedSemaphorePermit,
+}
+
+impl Cursor {
+    pub(crate) fn new(
+        filters: Vec<i32>,
+        fragments: bool,
+        reports: bool,
+        start: Revision,
+        end: AbortHandle,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            filters,
+            fragments,
+            reports,
+            reached: Revision::new(start.get() - 1),
+            begin: Revision::UNSET,
+            end,
+            _place: place,
+        }
+    }
+
+    /// The messages for the events of one revision; none if the client filters all of them. `header` is of that revision. Entries
+    /// from before `oldest`, the oldest revision that can be read, are left out, as with etcd.
+    pub(crate) fn messages(
+        &mut self,
+        id: i64,
+        batch: Batch,
+        header: Option<PbResponseHeader>,
+        oldest: Revision,
+    ) -> Vec<PbWatchResponse> {
+        self.reached = batch.revision;
+        let has_prev = batch.revision > oldest;
+        let events = batch.events.into_iter().filter(|event| self.wants(event));
+        let events = events.map(|event| Event { prev: event.prev.filter(|_| has_prev), ..event });
+        let mut messages: Vec<PbWatchResponse> = Vec::new();
+        let mut room = 0;
+        for event in events {
+            let size = event.kv.size() + event.prev.as_ref().map_or(0, Kv::size);
+            match messages.last_mut() {
+                Some(message) if !self.fragments || size <= room => {
+                    message.events.push(translated(event));
+                    room = room.saturating_sub(size);
+                }
+                last => {
+                    if let Some(message) = last {
+                        message.fragment = true;
+                    }
+                    let events = vec![translated(event)];
+                    messages.push(PbWatchResponse { header, watch_id: id, events, ..PbWatchResponse::default() });
+                    room = FRAGMENT.saturating_sub(size);
+                }
+            }
+        }
+        messages
+    }
+
+    fn wants(&self, event: &Event) -> bool {
+        let filter = if event.kind == EventKind::Put { NO_PUT } else { NO_DELETE };
+        !self.filters.contains(&filter)
+    }
+}
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        self.end.abort();
+    }
+}
+
+fn translated(event: Event) -> PbEvent {
+    PbEvent {
+        r#type: if event.kind == EventKind::Delete { DELETE } else { 0 },
+        kv: Some(key_value(event.kv)),
+        prev_kv: event.prev.map(key_value),
+    }
+}
+
+/// How many bytes a buffer has at first.
+const BUFFER: usize = 256;
+/// At how many bytes messages that are there together are sent.
+const SENT: usize = 32 * 1024;
+
+type Prost = ProstCodec<PbWatchResponse, PbWatchRequest>;
+
+/// Protobuf with small buffers.
+#[derive(Debug, Default)]
+struct Small;
+
+impl Codec for Small {
+    type Encode = PbWatchResponse;
+    type Decode = PbWatchRequest;
+    type Encoder = <Prost as Codec>::Encoder;
+    type Decoder = <Prost as Codec>::Decoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        Prost::raw_encoder(BufferSettings::new(BUFFER, SENT))
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        Prost::raw_decoder(BufferSettings::new(BUFFER, SENT))
+    }
+}
+
+/// The service.
+#[derive(Clone, Debug)]
+pub(crate) struct WatchService(pub(crate) Api);
+
+impl NamedService for WatchService {
+    const NAME: &'static str = "etcdserverpb.Watch";
+}
+
+impl Service<Request<Body>> for WatchService {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.uri().path() != "/etcdserverpb.Watch/Watch" {
+            let unknown = Status::new(Code::Unimplemented, "no such method").into_http();
+            return Box::pin(ready(Ok(unknown)));
+        }
+        let watch = Watch(self.0.clone());
+        let mut grpc = Grpc::new(Small).apply_max_message_size_config(Some(MAX_REQUEST), Some(usize::MAX));
+        Box::pin(async move { Ok(grpc.streaming(watch, request).await) })
+    }
+}
+
+/// The method `Watch`.
+struct Watch(Api);
+
+impl StreamingService<PbWatchRequest> for Watch {
+    type Response = PbWatchResponse;
+    type ResponseStream = Answers;
+    type Future = Ready<Result<tonic::Response<Answers>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<PbWatchRequest>>) -> Self::Future {
+        ready(Ok(tonic::Response::new(self.0.watches(request.into_inner()))))
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv::{Error, ErrorKind, Operation, Revision};
 
-use super::holder;
+use super::queue;
 
 /// Which store it is, in errors.
 #[derive(Clone, Debug)]
@@ -99,7 +99,7 @@ impl Place {
 
     /// The lock was not free in time.
     pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
-        let who = match holder::find(queue) {
+        let who = match queue::find_holder(queue) {
             Some(process) => format!("process {process} has it"),
             None => format!("`fuser -v {}` as root shows who has it", queue.display()),
         };

@@ -1,4 +1,6 @@
-//! The file `head`: the newest revision that was ever durable, how the store's files looked when they were left, and how
+//! The files `head` and `journal`.
+//!
+//! The file `head` has the newest revision that was ever durable, how the store's files looked when they were left, and how
 //! much of them is known to be durable.
 //!
 //! An engine that finds the end of its log or its newest header damaged takes that for a write that was cut off, goes
@@ -11,22 +13,25 @@
 //! touched since: a copy, a repair, a process that was killed. Only then it checks all keys again.
 //!
 //! The note about the journal says which of its records, and of the engine's checkpoints, are known to be on the disk;
-//! see [`kv_mvcc::journal`].
+//! see [`kv_mvcc::journal`]. The file `journal` has all its blocks from the beginning: a commit needs no room on the disk as long as
+//! it fits in.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::folder;
 use kv_mvcc::Write;
-use kv_mvcc::journal::Noted;
+use kv_mvcc::journal::{JOURNAL_BYTES, Medium, Noted};
+
+use super::folder;
 
 /// A number and its CRC-32, both big endian. The file has four: the revision, what [`fingerprint`] gave when it was left, and
 /// the numbers of a record and a checkpoint.
-const BYTES: usize = 12;
+const NOTE_BYTES: usize = 12;
 const LEFT_AT: u64 = 12;
 const RECORD_AT: u64 = 24;
 const CHECKPOINT_AT: u64 = 36;
@@ -88,7 +93,7 @@ impl Head {
     }
 
     /// Notes what is durable of the journal.
-    pub(crate) fn note_journal(&self, noted: Noted) {
+    fn note_journal(&self, noted: Noted) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
         // Without it the next opening takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
@@ -124,7 +129,7 @@ pub(crate) fn newest(path: &Path) -> io::Result<u64> {
 
 /// The number that stands there; 0 if there is none.
 fn read(file: &File, at: u64) -> io::Result<u64> {
-    let mut bytes = [0; BYTES];
+    let mut bytes = [0; NOTE_BYTES];
     match file.read_exact_at(&mut bytes, at) {
         Ok(()) => Ok(decode(bytes)),
         // New, or cut off by a power loss.
@@ -133,8 +138,8 @@ fn read(file: &File, at: u64) -> io::Result<u64> {
     }
 }
 
-fn encode(number: u64) -> [u8; BYTES] {
-    let mut bytes = [0; BYTES];
+fn encode(number: u64) -> [u8; NOTE_BYTES] {
+    let mut bytes = [0; NOTE_BYTES];
     let (first, sum) = bytes.split_at_mut(8);
     first.copy_from_slice(&number.to_be_bytes());
     sum.copy_from_slice(&crc32fast::hash(first).to_be_bytes());
@@ -142,10 +147,68 @@ fn encode(number: u64) -> [u8; BYTES] {
 }
 
 /// The number; 0 if the bytes are damaged.
-fn decode(bytes: [u8; BYTES]) -> u64 {
+fn decode(bytes: [u8; NOTE_BYTES]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = bytes;
     let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
     if encode(number) == bytes { number } else { 0 }
+}
+
+/// The open file, and the one beside it in which is noted what is durable.
+#[derive(Debug)]
+pub(crate) struct JournalFile {
+    file: File,
+    head: Arc<Head>,
+}
+
+impl JournalFile {
+    /// Opens the file, or makes it.
+    pub(crate) fn open(path: &Path, head: Arc<Head>) -> io::Result<Self> {
+        let file = folder::open_or_create(path)?;
+        let length = file.metadata()?.len();
+        if length < JOURNAL_BYTES {
+            // Written, not just allocated: a sync of blocks that were never written has to sync the file system's own, too.
+            let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
+            let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
+            if let Err(error) = filled {
+                // A short file is filled the next time.
+                let _ = file.set_len(length);
+                return Err(error);
+            }
+            folder::sync(path.parent().unwrap_or(path))?;
+        }
+        Ok(Self { file, head })
+    }
+}
+
+impl Medium for JournalFile {
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut read = 0;
+        while read < buffer.len() {
+            match self.file.read_at(&mut buffer[read..], offset + read as u64) {
+                Ok(0) => break,
+                Ok(more) => read += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(read)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn noted(&self) -> Noted {
+        self.head.noted()
+    }
+
+    fn note(&self, noted: Noted) {
+        self.head.note_journal(noted);
+    }
 }
 
 #[cfg(test)]
@@ -224,11 +287,11 @@ mod tests {
     fn damage_to_it_is_no_revision() {
         let good = encode(7);
         assert_eq!(decode(good), 7);
-        for bit in 0..BYTES * 8 {
+        for bit in 0..NOTE_BYTES * 8 {
             let mut bytes = good;
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(decode(bytes), 0, "bit {bit}");
         }
-        assert_eq!(decode([0; BYTES]), 0);
+        assert_eq!(decode([0; NOTE_BYTES]), 0);
     }
 }

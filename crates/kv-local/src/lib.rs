@@ -17,26 +17,20 @@
 //! ```
 
 mod ballast;
-mod care;
 mod errors;
-mod filesystem;
 mod folder;
-mod glance;
-mod guarded;
 mod head;
-mod holder;
-mod identity;
-mod journal_file;
+mod maintenance;
 mod open;
 mod queue;
-mod replace;
 mod store_folder;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use care::{Upgraded, could_be_made, create_blocking, shrink_blocking, upgrade_blocking, would_upgrade_blocking};
 pub use errors::store_of;
-pub use glance::{Glance, Holder, Queued, glance, newest, waiting};
-pub use identity::engine_in;
+pub use maintenance::{
+    Glance, Holder, Queued, Replacement, Staging, Upgraded, could_be_made, create_blocking, glance, newest,
+    shrink_blocking, upgrade_blocking, waiting, would_upgrade_blocking,
+};
 pub use open::{Create, Engine, Log, OpenOptions, Room, Sharing, open, open_blocking};
-pub use replace::{Replacement, Staging};
+pub use store_folder::engine_in;

@@ -1,4 +1,5 @@
-//! The queue in front of a store: one process at a time, first come first served.
+//! The queue in front of a store: one process at a time, first come first served; and the lock holder, for the error of a process
+//! that waited in vain.
 //!
 //! The queue is made of nothing but byte locks (open file description locks) on one file that is never unlinked; the
 //! file stays empty. Ticket `n` is a write lock on byte `n`. A process that comes takes the first byte above all locked
@@ -12,7 +13,7 @@
 //!
 //! These locks belong to the open file, not to the process: two opens in one process queue like any other two.
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -160,7 +161,7 @@ fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
 
 fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
     let ours = file.metadata()?;
-    match std::fs::metadata(path) {
+    match fs::metadata(path) {
         Ok(theirs) => Ok((ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
@@ -277,6 +278,67 @@ fn lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// How long to look: a host may run thousands of processes, and the caller has waited enough.
+const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// The process that has the lock in the queue `path`, as `12345 (margay-ipam)`, if it can be found.
+///
+/// The kernel's lock list does not name the owner of such a lock, but each open file's page under /proc shows the
+/// locks that it holds. The holder is the one with the lowest write lock. Other users' processes are only seen by root.
+pub(crate) fn find_holder(path: &Path) -> Option<String> {
+    find_holder_among(Path::new("/proc"), path)
+}
+
+fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
+    let queue = fs::metadata(path).ok()?;
+    let started = Instant::now();
+    let (mut lowest, mut first) = (u64::MAX, Vec::new());
+    for process in fs::read_dir(processes).ok()?.flatten() {
+        if started.elapsed() > HOLDER_NAME_TIMEOUT {
+            // The process found so far may only be waiting, and nobody must end the wrong process.
+            return None;
+        }
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(ticket) = ticket_of(&process.path(), path, &queue) else { continue };
+        if ticket < lowest {
+            (lowest, first) = (ticket, Vec::new());
+        }
+        if ticket == lowest {
+            first.push((pid, process.path()));
+        }
+    }
+    // A process that was just being started shared its parent's open files, and is somebody else by now.
+    first.into_iter().find_map(|(pid, process)| {
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        (ticket_of(&process, path, &queue) == Some(lowest)).then(|| format!("{pid} ({})", name.trim()))
+    })
+}
+
+/// The lowest ticket that a process has in a queue.
+fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
+    let files = fs::read_dir(process.join("fd")).ok()?.flatten();
+    let tickets = files.filter_map(|file| {
+        // The name first: asking for more may hang on a file of a dead network file system.
+        let is_queue = fs::read_link(file.path()).is_ok_and(|link| link.file_name() == path.file_name())
+            && fs::metadata(file.path()).is_ok_and(|file| (file.dev(), file.ino()) == (queue.dev(), queue.ino()));
+        let info = || fs::read_to_string(process.join("fdinfo").join(file.file_name())).ok();
+        if is_queue { parse_ticket(&info()?) } else { None }
+    });
+    tickets.min()
+}
+
+/// The byte on which an open file holds a write lock, from lines such as
+/// `lock: 1: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7`.
+fn parse_ticket(info: &str) -> Option<u64> {
+    info.lines().find_map(|line| {
+        let mut words = line.strip_prefix("lock:")?.split_whitespace();
+        if !words.any(|word| word == "OFDLCK") || !words.any(|word| word == "WRITE") {
+            return None;
+        }
+        words.nth(2)?.parse().ok()
+    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{folder, holder};
+use crate::folder;
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(100);
@@ -373,10 +373,49 @@ fn the_holder_can_be_named() {
     let lock = take(&path, LONG).unwrap();
     let mut waiter = Process::start("hold", &path);
     wait_for_tickets(&path, 2);
-    assert!(holder::find(&path).unwrap().starts_with(&format!("{} (", std::process::id())));
+    assert!(find_holder(&path).unwrap().starts_with(&format!("{} (", std::process::id())));
     drop(lock);
     assert_eq!(waiter.said(), "have");
-    assert!(holder::find(&path).unwrap().starts_with(&format!("{} (", waiter.0.id())));
+    assert!(find_holder(&path).unwrap().starts_with(&format!("{} (", waiter.0.id())));
     waiter.kill();
-    assert_eq!(holder::find(&path), None);
+    assert_eq!(find_holder(&path), None);
+}
+
+#[test]
+fn only_a_write_lock_is_a_ticket() {
+    let info = "pos:\t0\nflags:\t02100002\nlock:\t1: OFDLCK ADVISORY  READ -1 fe:00:131 0 6\n\
+                lock:\t2: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7\n";
+    assert_eq!(parse_ticket(info), Some(7));
+    assert_eq!(parse_ticket("lock:\t1: FLOCK  ADVISORY  WRITE 99 fe:00:131 0 EOF\n"), None);
+    assert_eq!(parse_ticket("pos:\t0\n"), None);
+}
+
+#[test]
+fn a_process_that_has_just_been_started_by_the_holder_is_not_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let queue = folder.path().join("queue");
+    fs::write(&queue, "").unwrap();
+    let process = |pid: &str, byte: u64| {
+        let process = folder.path().join("proc").join(pid);
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::create_dir_all(process.join("fdinfo")).unwrap();
+        std::os::unix::fs::symlink(&queue, process.join("fd/3")).unwrap();
+        let info = format!("lock:\t1: OFDLCK ADVISORY  WRITE -1 fe:00:131 {byte} {byte}\n");
+        fs::write(process.join("fdinfo/3"), info).unwrap();
+        process
+    };
+    let child = process("7", 0);
+    fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
+    // The test waits until it is a program of its own.
+    let name = child.join("comm");
+    nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = File::options().write(true).open(&name).unwrap();
+            fs::remove_file(child.join("fd/3")).unwrap();
+            file.write_all(b"child\n").unwrap();
+        });
+        let found = find_holder_among(&folder.path().join("proc"), &queue);
+        assert_eq!(found, None, "nor one that waits");
+    });
 }

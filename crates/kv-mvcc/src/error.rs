@@ -1,8 +1,10 @@
-//! The errors that this crate itself makes, and the net under the engines.
+//! The errors that this crate itself makes, the meaning of an error of the operating system that an engine meets in its files, and
+//! the net under engines that panic.
 
 use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -97,6 +99,24 @@ impl StdError for Cause {
     }
 }
 
+/// The kind of `error`, which came up in `operation`.
+pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
+        // A file ends before something that it should have, has nonsense in it, or is no file of the engine's.
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
+        _ => unknown_io(operation),
+    }
+}
+
+/// The kind of a failure of which nothing more is known.
+pub fn unknown_io(operation: Operation) -> ErrorKind {
+    match operation {
+        Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,
+        _ => ErrorKind::Io,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,7 +133,7 @@ mod tests {
     fn a_shared_error_keeps_kind_detail_and_source() {
         let error = Error::new(ErrorKind::CommitIo, Operation::Txn, "s")
             .with_detail("disk full?")
-            .with_source(std::io::Error::other("boom"));
+            .with_source(io::Error::other("boom"));
         let shared = Shared::new(error);
         let error = shared.error("s", Operation::Txn, Outcome::NotApplied);
         assert_eq!(error.to_string(), "s: transaction: the commit failed: disk full?: boom");

@@ -8,11 +8,11 @@
 //! [`kv::Store`] of it. The layout of a table is in `codec.rs`; in short, there is a row for each live key, a log of
 //! all changes that are still history, each value once, and one row that says where the store stands.
 //!
-//! - **Reading** (`pinned.rs`) looks at one revision through short views, and undoes for itself what the log says has
+//! - **Reading** (`read.rs`) looks at one revision through short views, and undoes for itself what the log says has
 //!   changed since.
 //! - **Writing** (`writer.rs`, `stage.rs`) goes through one queue; what waits together is committed together.
 //! - **Watching** (`watch.rs`) is a cursor on the log.
-//! - **History** goes a few rows with each commit (`sweep.rs`), since nothing runs in the background.
+//! - **History** goes a few rows with each commit (`writer.rs`), since nothing runs in the background.
 //! - **Leases** (`leases.rs`) are rows as well, in stores of format 2.
 //!
 //! Stores on disk share the crate `kv-local`: the folder, and the queue of the processes that want it. Between them and the
@@ -20,42 +20,29 @@
 //! for tests.
 
 mod codec;
-mod entries;
 mod error;
-mod format;
 #[doc(hidden)]
 pub mod fuzzing;
-mod history;
-mod io_error;
 pub mod journal;
 mod leases;
 mod memory;
-mod merge;
 mod open;
 mod options;
-mod page;
-mod pinned;
-mod reserve;
+mod read;
 mod rows;
 mod stage;
 mod store;
-mod sweep;
 mod table;
-mod tip;
-mod values;
-mod verify;
 mod watch;
 mod writer;
 
 pub use codec::{FORMAT, FORMAT_WITH_LEASES, revision_of};
-pub use error::{ENGINE_GAVE_UP, caught};
-pub use history::{Oldest, Share};
-pub use io_error::{io_kind, unknown_io};
+pub use error::{ENGINE_GAVE_UP, caught, io_kind, unknown_io};
 pub use memory::{MemoryTable, memory};
 pub use options::{Blocking, Clock, Inspection, Options, Reserve, Retention};
-pub use page::Page;
+pub use store::{Oldest, Page, Share};
 
+pub use open::Verified;
 pub use store::{MvccStore, Status};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
-pub use verify::Verified;
 pub use watch::Changes;

@@ -1,16 +1,15 @@
-//! Making a store, and looking at one before it is used.
+//! Making a store, and checking that its rows are whole and fit together: a few when it is opened, all of them on request.
 
 use std::ops::ControlFlow;
 
 use kv::{Error, ErrorKind, Operation, Result};
 use uuid::Uuid;
 
-use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES, Place, State};
+use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES, Place, Pointer, State, fingerprint};
 use crate::error::corrupt;
 use crate::options::{Inspection, Retention};
-use crate::rows::Rows;
+use crate::rows::{Attached, Rows};
 use crate::table::{Table, Write};
-use crate::verify::check_entries;
 
 /// Up to how many live keys all of them are looked at when the store is opened. Engines lose rows without a word after
 /// damage, and this costs a few milliseconds at the most.
@@ -102,5 +101,239 @@ fn check_newest(rows: &Rows<'_>, state: &State, store: &'static str) -> Result<(
     match rows.view().get(&key)? {
         Some(row) => codec::decode::<codec::LogRow>(&key, &row).map(drop).map_err(|damage| damaged(damage.0)),
         None => Err(damaged(format!("the newest revision, {}, is missing from the log", state.revision))),
+    }
+}
+
+/// The result of a complete check.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Verified {
+    /// Live keys.
+    pub live: u64,
+    /// Rows of the log.
+    pub log_rows: u64,
+    /// The bytes of all values, live and superseded.
+    pub value_bytes: u64,
+}
+
+/// Compares the live keys with what the state says of them.
+///
+/// # Errors
+/// `Corrupt` if there are other keys than there should be; those of the table.
+fn check_entries(rows: &Rows<'_>, state: &State, store: &'static str, operation: Operation) -> Result<()> {
+    let (mut live, mut digest) = (0_u64, 0_u64);
+    rows.pointers(&[], None, &mut |key, pointer| {
+        live += 1;
+        digest = digest.wrapping_add(fingerprint(key, pointer.place));
+        ControlFlow::Continue(())
+    })?;
+    check_sums(state, live, digest).map_err(|detail| corrupt(store, operation, detail))
+}
+
+fn check_sums(state: &State, live: u64, digest: u64) -> Result<(), String> {
+    if live != state.live {
+        return Err(format!("it has {live} keys where there should be {}", state.live));
+    }
+    if digest != state.digest {
+        return Err("its keys are not those that were written last".to_owned());
+    }
+    Ok(())
+}
+
+/// How often a check that takes turns with commits begins again, after one of them changed the store.
+const VERIFY_ATTEMPTS: usize = 3;
+/// How many rows are looked at in one view, and how many bytes of values.
+const VERIFY_PAGE_ROWS: usize = 256;
+const VERIFY_PAGE_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Checks every row: that it is whole, that every value is there, and that nothing is left over or missing.
+///
+/// # Errors
+/// `Corrupt`; those of the table.
+pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verified> {
+    for _ in 0..VERIFY_ATTEMPTS {
+        let state = Rows::of(table, store)?.state()?;
+        match (VerifyPass { table, store, state, held: None }).run() {
+            Ok(verified) => return Ok(verified),
+            Err(Stop::Failed(error)) => return Err(error),
+            Err(Stop::Changed) => {}
+        }
+    }
+    // The store is too busy to be looked at in between: now commits wait.
+    let rows = Rows::of(table, store)?;
+    let state = rows.state()?;
+    (VerifyPass { table, store, state, held: Some(rows) }).run().map_err(|stop| match stop {
+        Stop::Failed(error) => error,
+        Stop::Changed => corrupt(store, Operation::Range, "a view of the table changed while it was read"),
+    })
+}
+
+/// Why a pass ended early.
+enum Stop {
+    /// There was a commit in between.
+    Changed,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// One walk over all rows, page by page.
+struct VerifyPass<'t> {
+    table: &'t dyn Table,
+    store: &'static str,
+    /// Where the store stands, and must stand at every page.
+    state: State,
+    /// One view for all pages; without it each page has its own.
+    held: Option<Rows<'t>>,
+}
+
+/// The bytes and rows of the values that were found to be whole.
+#[derive(Default)]
+struct Values {
+    bytes: u64,
+    rows: u64,
+}
+
+impl Values {
+    fn check(&mut self, rows: &Rows<'_>, pointer: &Pointer) -> Result<()> {
+        rows.value(pointer)?;
+        self.bytes += u64::from(pointer.len);
+        self.rows += u64::from(pointer.chunks());
+        Ok(())
+    }
+}
+
+impl VerifyPass<'_> {
+    fn run(&self) -> Result<Verified, Stop> {
+        let mut values = Values::default();
+        let attached = self.entries(&mut values)?;
+        let log_rows = self.log(&mut values)?;
+        self.leases(attached)?;
+        let found = self.value_rows()?;
+        if found != values.rows {
+            let detail = format!("it has {found} rows of values where there should be {}", values.rows);
+            return Err(self.corrupt(detail).into());
+        }
+        Ok(Verified { live: self.state.live, log_rows, value_bytes: values.bytes })
+    }
+
+    fn corrupt(&self, detail: impl std::fmt::Display) -> Error {
+        corrupt(self.store, Operation::Range, detail)
+    }
+
+    fn page<T>(&self, read: impl FnOnce(&Rows<'_>) -> Result<T>) -> Result<T, Stop> {
+        if let Some(rows) = &self.held {
+            return Ok(read(rows)?);
+        }
+        let rows = Rows::of(self.table, self.store)?;
+        if rows.state()? != self.state {
+            return Err(Stop::Changed);
+        }
+        Ok(read(&rows)?)
+    }
+
+    /// The live keys are those that there should be, and their values are whole. Returns how many are attached to a lease.
+    fn entries(&self, values: &mut Values) -> Result<u64, Stop> {
+        let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
+        while let Some(start) = from.take() {
+            from = self.page(|rows| {
+                let (mut found, mut bytes, mut next) = (Vec::new(), 0, None);
+                rows.pointers(&start, None, &mut |key, pointer| {
+                    if found.len() >= VERIFY_PAGE_ROWS || bytes >= VERIFY_PAGE_BYTES {
+                        next = Some(key.to_vec());
+                        return ControlFlow::Break(());
+                    }
+                    bytes += u64::from(pointer.len);
+                    live += 1;
+                    attached += u64::from(pointer.lease.is_some());
+                    digest = digest.wrapping_add(fingerprint(key, pointer.place));
+                    found.push(pointer);
+                    ControlFlow::Continue(())
+                })?;
+                found.iter().try_for_each(|pointer| values.check(rows, pointer))?;
+                Ok(next)
+            })?;
+        }
+        check_sums(&self.state, live, digest).map_err(|detail| self.corrupt(detail))?;
+        Ok(attached)
+    }
+
+    /// Each key that a lease has is attached to it, the lease is there, and no such key is missing.
+    fn leases(&self, attached: u64) -> Result<(), Stop> {
+        let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
+        while let Some(start) = from.take() {
+            from = self.page(|rows| {
+                let Attached { found, next } = rows.attached(&start, VERIFY_PAGE_ROWS)?;
+                for (lease, key) in &found {
+                    let is_there = rows.lease(*lease)?.is_some();
+                    let is_its = rows.pointer(key.as_bytes())?.is_some_and(|pointer| pointer.lease == Some(*lease));
+                    if !is_there || !is_its {
+                        return Err(self.corrupt(format_args!("the key {key} is not attached to its lease {lease}")));
+                    }
+                }
+                count += found.len() as u64;
+                Ok(next)
+            })?;
+        }
+        self.page(|rows| rows.leases().and(rows.retention()).map(drop))?;
+        if count != attached {
+            return Err(self.corrupt(format!("leases have {count} keys where there should be {attached}")).into());
+        }
+        Ok(())
+    }
+
+    /// The log has no gap, its size is what it should be, and the superseded values that it keeps are whole.
+    fn log(&self, values: &mut Values) -> Result<u64, Stop> {
+        let (mut log_rows, mut log_bytes, mut from) = (0, 0, Some(self.state.swept));
+        while let Some(start) = from.take().filter(|start: &Place| start.revision <= self.state.revision) {
+            from = self.page(|rows| {
+                let (mut found, mut bytes, mut next) = (Vec::new(), 0, None);
+                let mut looked = 0;
+                rows.log(start, self.state.revision, &mut |place, row, cost| {
+                    if looked >= VERIFY_PAGE_ROWS || bytes >= VERIFY_PAGE_BYTES {
+                        next = Some(place);
+                        return ControlFlow::Break(());
+                    }
+                    looked += 1;
+                    bytes += cost;
+                    log_rows += 1;
+                    log_bytes += cost;
+                    found.extend(row.prev);
+                    ControlFlow::Continue(())
+                })?;
+                found.iter().try_for_each(|pointer| values.check(rows, pointer))?;
+                Ok(next)
+            })?;
+        }
+        if log_bytes != self.state.log_bytes {
+            let detail = format!("its log has {log_bytes} bytes where there should be {}", self.state.log_bytes);
+            return Err(self.corrupt(detail).into());
+        }
+        Ok(log_rows)
+    }
+
+    /// The number of rows of values, of all keys.
+    fn value_rows(&self) -> Result<u64, Stop> {
+        let (mut count, mut from) = (0, Some(vec![codec::VALUE]));
+        while let Some(start) = from.take() {
+            from = self.page(|rows| {
+                let (mut looked, mut next) = (0, None);
+                rows.view().scan(&start, &codec::end_of(codec::VALUE), &mut |key, _| {
+                    if looked >= VERIFY_PAGE_ROWS {
+                        next = Some(key.to_vec());
+                        return ControlFlow::Break(());
+                    }
+                    looked += 1;
+                    count += 1;
+                    ControlFlow::Continue(())
+                })?;
+                Ok(next)
+            })?;
+        }
+        Ok(count)
     }
 }

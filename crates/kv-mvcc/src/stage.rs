@@ -8,8 +8,8 @@ use kv::{
 };
 
 use crate::codec::{self, Change, LogRow, Place, Pointer, State, fingerprint};
-use crate::entries::{Entries, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
 use crate::error::{corrupt, revision};
+use crate::read::{Entries, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 

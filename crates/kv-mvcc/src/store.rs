@@ -1,28 +1,31 @@
-//! The store: its handle, and what it shares.
+//! The store: its handle and what it shares, the reading of a whole revision in parts, and the history that it keeps.
+//!
+//! A range says how many keys there are beyond its limit, and so looks at all of them each time. A caller that reads a whole store
+//! in parts wants the parts only, and none larger than its memory: see [`Page`].
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use kv::{
-    ErrorKind, Op, OpResult, Operation, Purpose, Range, RangeRequest, RangeResponse, Result, Revision, Store, Txn,
-    TxnRange, TxnResponse, WatchRequest, WatchStream,
+    ErrorKind, Key, Kv, Op, OpResult, Operation, Outcome, Purpose, Range, RangeRequest, RangeResponse, Result,
+    Revision, Store, Txn, TxnRange, TxnResponse, WatchRequest, WatchStream,
 };
 use tokio::sync::RwLock;
 use uuid::Uuid;
 
-use crate::codec::State;
-use crate::entries::{all_hold, read, stamp};
-use crate::error::{closed, guarded, revision};
-use crate::open::{Opened, open_table};
-use crate::options::{Blocking, Clock, Options, Reserve, Retention, time};
-use crate::pinned::{Hold, Pinned};
-use crate::table::Table;
-use crate::tip::Tip;
-use crate::verify::{Verified, verify};
-use crate::watch::watch as watch_log;
+use crate::codec::{self, Kept, Place, State};
+use crate::error::{closed, corrupt, guarded, revision};
+use crate::open::{Opened, Verified, open_table, verify};
+use crate::options::{Blocking, Clock, Options, Reserve, Retention, micros, time};
+use crate::read::{Entries, Hold, Pinned, all_hold, read, stamp, with_values};
+use crate::rows::Rows;
+use crate::table::{Table, Write};
+use crate::watch::{Tip, watch as watch_log};
 use crate::writer::{Job, Queue};
 
 /// How often a read of the latest state begins again, when compaction overtook it, before it stops making way.
@@ -218,7 +221,7 @@ impl Inner {
     }
 
     /// Goes by these bounds on history from now on.
-    pub(crate) fn go_by(&self, retention: Retention) {
+    fn go_by(&self, retention: Retention) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
     }
 
@@ -321,5 +324,203 @@ impl Store for MvccStore {
         revision.check(self.inner.name)?;
         let revision = revision.get().unsigned_abs();
         self.inner.submit(Operation::Compact, |reply| Job::Compact { revision, reply }).await
+    }
+}
+
+/// How many keys a part has at most.
+const MAX_PAGE_KEYS: usize = 4096;
+
+/// A part of a store at one revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Page {
+    /// The revision.
+    pub at: Revision,
+    /// The keys, ascending.
+    pub kvs: Vec<Kv>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<Key>,
+}
+
+impl MvccStore {
+    /// Reads the keys at or after `from` as they were at revision `at` (below 1: the latest), until there are `bytes` of
+    /// keys and values; at least one key if there is one.
+    ///
+    /// # Errors
+    /// `Compacted` and `FutureRevision`, as for any read; those of the table.
+    pub async fn page(&self, from: Key, at: Revision, bytes: usize) -> Result<Page> {
+        self.inner()
+            .blocking(Operation::Range, move |inner, table| {
+                inner.pinned(table, at, &Range::From(from.clone()), |pinned| {
+                    let (mut found, mut size, mut next) = (Vec::new(), 0, None);
+                    pinned.each(from.as_bytes(), None, &mut |key, pointer| {
+                        if size >= bytes || found.len() >= MAX_PAGE_KEYS {
+                            next = Some(Key::from(key));
+                            return ControlFlow::Break(());
+                        }
+                        size += key.len() + pointer.len as usize;
+                        found.push((Key::from(key), pointer));
+                        ControlFlow::Continue(())
+                    })?;
+                    let kvs = with_values(pinned, found)?;
+                    Ok(Page { at: revision(pinned.at()), kvs, next })
+                })
+            })
+            .await
+    }
+}
+
+/// The most groups of keys with a name.
+const MAX_SHARES: usize = 1024;
+
+/// The oldest revision that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Oldest {
+    /// The revision.
+    pub revision: Revision,
+    /// When it was committed; `None` for that of the store without any key.
+    pub time: Option<SystemTime>,
+}
+
+/// The share of a group of keys in the history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// How often its keys were changed.
+    pub changes: u64,
+    /// The bytes of these changes and of the values that they superseded.
+    pub bytes: u64,
+}
+
+impl MvccStore {
+    /// The oldest revision that can be read.
+    ///
+    /// # Errors
+    /// `Corrupt`; those of the table.
+    pub async fn oldest(&self) -> Result<Oldest> {
+        self.inner()
+            .blocking(Operation::Range, |inner, table| {
+                let rows = Rows::of(table, inner.name)?;
+                let state = rows.state()?;
+                let oldest = state.compacted.max(1);
+                let mut written = None;
+                rows.log(Place::first_of(oldest), state.revision, &mut |place, row, _| {
+                    written = (place.revision == oldest).then_some(row.time);
+                    ControlFlow::Break(())
+                })?;
+                Ok(Oldest { revision: revision(oldest), time: written.and_then(time) })
+            })
+            .await
+    }
+
+    /// The share of each group of keys in the history. `group` is the group of a key; once there are 1,024 groups, keys
+    /// of further ones count for the group without a name.
+    ///
+    /// # Errors
+    /// `Corrupt`; those of the table.
+    pub async fn history_shares(
+        &self,
+        group: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
+    ) -> Result<BTreeMap<Vec<u8>, Share>> {
+        self.inner()
+            .blocking(Operation::Range, move |inner, table| {
+                let rows = Rows::of(table, inner.name)?;
+                let state = rows.state()?;
+                let mut shares = BTreeMap::<_, Share>::new();
+                rows.log(state.swept, state.revision, &mut |_, row, cost| {
+                    let mut name = group(&row.key);
+                    if shares.len() >= MAX_SHARES && !shares.contains_key(&name) {
+                        name = Vec::new();
+                    }
+                    let share = shares.entry(name).or_default();
+                    share.changes += 1;
+                    share.bytes += cost;
+                    ControlFlow::Continue(())
+                })?;
+                Ok(shares)
+            })
+            .await
+    }
+
+    /// The bounds on the history that is kept.
+    pub fn retention(&self) -> Retention {
+        self.inner().retention()
+    }
+
+    /// Gives the store bounds on its history, durably: every program that opens it from now on goes by these, whatever its
+    /// [`Options::retention`](crate::Options::retention) says.
+    ///
+    /// # Errors
+    /// `Unsupported` for a store of an older format; those of a commit.
+    pub async fn set_retention(&self, retention: Retention) -> Result<()> {
+        self.check_format_for("bounds of its own")?;
+        self.inner().change(Operation::Txn, move |inner, table| inner.set_retention(table, retention)).await
+    }
+}
+
+impl Inner {
+    fn set_retention(&self, table: &dyn Table, retention: Retention) -> Result<()> {
+        self.ensure_writable(table, Operation::Txn, Purpose::Any)?;
+        let staged = guarded(self.name, Operation::Txn, || {
+            let row = codec::encode(codec::RETENTION_KEY, &Kept::from(retention))
+                .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0))?;
+            Ok((Rows::of(table, self.name)?.state()?, row))
+        });
+        let (old, row) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))?;
+        let new = State { other_changes: old.other_changes + 1, ..old };
+        self.commit(table, Purpose::Any, vec![Write::Put(codec::RETENTION_KEY.to_vec(), row)], &old, new)?;
+        self.go_by(retention);
+        Ok(())
+    }
+}
+
+impl From<Retention> for Kept {
+    fn from(Retention { revisions, age, bytes, min_age }: Retention) -> Self {
+        Self { revisions, age: age.map(micros), bytes, min_age: min_age.map(micros) }
+    }
+}
+
+impl From<Kept> for Retention {
+    fn from(Kept { revisions, age, bytes, min_age }: Kept) -> Self {
+        let duration = Duration::from_micros;
+        Self { revisions, age: age.map(duration), bytes, min_age: min_age.map(duration) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv::{ErrorKind, Store, StoreExt};
+
+    use super::*;
+    use crate::memory;
+
+    async fn all(store: &MvccStore, at: Revision, bytes: usize) -> Result<(Vec<Kv>, usize)> {
+        let (mut from, mut kvs, mut pages) = (Some(Key::from("")), Vec::new(), 0);
+        while let Some(key) = from {
+            let page = store.page(key, at, bytes).await?;
+            assert_eq!(page.at, at);
+            kvs.extend(page.kvs);
+            (from, pages) = (page.next, pages + 1);
+        }
+        Ok((kvs, pages))
+    }
+
+    #[tokio::test]
+    async fn the_parts_are_the_whole_of_one_revision() {
+        let store = memory();
+        for number in 0..100 {
+            store.put(format!("k{number:03}"), vec![7; number]).await.unwrap();
+        }
+        let at = store.range(RangeRequest::new(Range::All)).await.unwrap().revision;
+        let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
+        for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
+            assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
+            // Later changes are not seen.
+            store.put("k050", "other").await.unwrap();
+            store.delete(Range::key("k099")).await.unwrap();
+            store.put(format!("k0{bytes}x"), "new").await.unwrap();
+        }
+        assert_eq!(store.page("k".into(), Revision::UNSET, 1).await.unwrap().kvs.len(), 1);
+        store.compact(at.next()).await.unwrap();
+        assert!(matches!(all(&store, at, 1).await.unwrap_err().kind(), ErrorKind::Compacted { .. }));
     }
 }

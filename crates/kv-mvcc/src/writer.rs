@@ -3,23 +3,30 @@
 //! Callers put a job into the queue and wait for its answer. The first one starts a task that drains the queue and ends
 //! when it is empty. Transactions that wait together are committed together, each at its own revision. A caller that goes
 //! away changes nothing: its job is done or, if nobody has begun it, dropped.
+//!
+//! Each commit also sweeps: it takes away a few rows of the history that has expired.
+//!
+//! An address that comes back is a write, too, and a full disk would refuse it; but it is what a host needs most then.
+//! So a handle for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees room within the
+//! engine's files; and it gives up some of the store's [`Reserve`], again and again until the write goes through or nothing
+//! is left. Every other handle leaves the reserve alone, and writes nothing while a part of it is gone.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kv::{Error, ErrorKind, Operation, Outcome, Purpose, Result, Txn, TxnResponse};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use crate::codec::{self, State};
+use crate::codec::{self, LogRow, Place, State};
 use crate::error::{Shared, caught, closed, compacted, corrupt, guarded};
-use crate::options::Blocking;
+use crate::options::{Blocking, Reserve, Retention, micros};
 use crate::rows::Rows;
 use crate::stage::Stage;
 use crate::store::Inner;
-use crate::sweep::{self, Bounds};
 use crate::table::{Table, Write};
 
 /// The most transactions that share a commit.
@@ -259,8 +266,8 @@ impl Inner {
         writes: &mut Vec<Write>,
     ) -> Result<()> {
         let bounds = Bounds::at(&self.retention(), self.clock.micros(), old.time);
-        let budget = sweep::budget(writes.len());
-        sweep::sweep(rows, old.revision, &bounds, budget, new, writes)
+        let budget = sweep_budget(writes.len());
+        sweep(rows, old.revision, &bounds, budget, new, writes)
     }
 
     /// The next job, if it is a transaction for this purpose whose caller still waits.
@@ -292,7 +299,7 @@ impl Inner {
     }
 
     /// Gives up all states but the newest, and takes away a slice of their rows. False if there were none.
-    pub(crate) fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
+    fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
         Ok(self.sweep_some(table, purpose, |state| state.revision)? != Progress::Nothing)
     }
 
@@ -304,13 +311,13 @@ impl Inner {
             let old = rows.state()?;
             let mut new = State { compacted: old.compacted.max(mark(&old)), ..old };
             let mut writes = Vec::new();
-            sweep::sweep(&rows, old.revision, &Bounds::MARK_ONLY, sweep::MAX_ROWS, &mut new, &mut writes)?;
+            sweep(&rows, old.revision, &Bounds::MARK_ONLY, MAX_SWEPT_ROWS, &mut new, &mut writes)?;
             Ok((old, new, writes))
         })?;
         if writes.is_empty() {
             return Ok(Progress::Nothing);
         }
-        let progress = if writes.len() < sweep::MAX_ROWS { Progress::Done } else { Progress::More };
+        let progress = if writes.len() < MAX_SWEPT_ROWS { Progress::Done } else { Progress::More };
         self.commit(table, purpose, writes, &old, new)?;
         Ok(progress)
     }
@@ -400,4 +407,218 @@ enum Progress {
     Done,
     /// There was nothing.
     Nothing,
+}
+
+/// How many rows a commit takes away at least, if there is something to take.
+const MIN_SWEPT_ROWS: usize = 32;
+/// How many rows it takes away for each one that it writes.
+const SWEPT_ROWS_PER_WRITE: usize = 4;
+/// The most rows that one commit takes away.
+const MAX_SWEPT_ROWS: usize = 1024;
+/// How far the clock may be from the newest revision, and one revision from the next, before ages say nothing.
+const CLOCK_TRUST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How many rows a commit that writes this many takes away.
+fn sweep_budget(writes: usize) -> usize {
+    writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
+}
+
+/// The history that has expired. Only the mark and the rows decide what can be read; the bounds only move the mark.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    revisions: Option<u64>,
+    bytes: Option<u64>,
+    /// Rows from before this time have expired; in microseconds since 1970.
+    expired_before: Option<u64>,
+    /// Rows from this time on do not expire by the number of revisions.
+    counted_before: Option<u64>,
+}
+
+impl Bounds {
+    /// Nothing but what is below the mark already.
+    const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
+
+    /// Those of `retention` at the time `now`, when the newest revision is from `newest`; both in microseconds.
+    pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
+        let trusted = now.abs_diff(newest) <= micros(CLOCK_TRUST);
+        let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
+        let counted_before = retention.min_age.map(|age| now.saturating_sub(micros(age)));
+        Self { revisions: retention.revisions, bytes: retention.bytes, expired_before, counted_before }
+    }
+
+    fn has_expired(&self, state: &State, revision: u64, row: &LogRow) -> bool {
+        self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
+            || self.expired_before.is_some_and(|time| row.time < time)
+            || (revision < self.first_counted(state) && self.counted_before.is_some_and(|time| row.time < time))
+    }
+
+    /// The oldest revision that the bound on their number keeps; the newest one can always be read.
+    fn first_counted(&self, state: &State) -> u64 {
+        self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
+    }
+
+    /// The same without the bound on age, if nothing is known of the age of what has expired by it.
+    ///
+    /// Between two revisions that lie far apart either nobody came, or the clock has jumped. A jump makes everything
+    /// before it look old, so it must not be given up until time has passed beyond the gap: ages count where the oldest
+    /// revision that is kept follows the newest one that is not without such a gap.
+    fn with_known_ages(self, rows: &Rows<'_>, swept: Place, newest: u64) -> Result<Self> {
+        let Some(time) = self.expired_before else { return Ok(self) };
+        let unaged = Self { expired_before: None, ..self };
+        let (mut expired, mut kept) = ((swept.revision, rows.time_of(swept, newest)?), None);
+        if expired.1 >= time {
+            return Ok(unaged);
+        }
+        let mut end = newest + 1;
+        while end - expired.0 > 1 {
+            let middle = expired.0 + (end - expired.0) / 2;
+            let found = rows.time_of(Place::first_of(middle), newest)?;
+            if found < time {
+                expired = (middle, found);
+            } else {
+                (end, kept) = (middle, Some(found));
+            }
+        }
+        // With nothing to keep but the newest, that is within a day of the clock.
+        let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
+        Ok(if gap > micros(CLOCK_TRUST) { unaged } else { self })
+    }
+
+    /// True if the log has to be looked at.
+    fn concern(&self, state: &State) -> bool {
+        state.swept.revision < state.compacted
+            || self.expired_before.is_some()
+            || self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
+            || state.swept.revision < self.first_counted(state)
+    }
+}
+
+/// Moves the mark over what has expired and takes away rows below it, `budget` of them or a few more. `state` is where
+/// the store will stand with this commit; `rows` show it at revision `newest`, which was committed before.
+///
+/// # Errors
+/// Those of reading the log.
+pub(crate) fn sweep(
+    rows: &Rows<'_>,
+    newest: u64,
+    bounds: &Bounds,
+    budget: usize,
+    state: &mut State,
+    writes: &mut Vec<Write>,
+) -> Result<()> {
+    if bounds.counted_before.is_none() {
+        state.compacted = state.compacted.max(bounds.first_counted(state));
+    }
+    if !bounds.concern(state) || state.swept.revision > newest {
+        return Ok(());
+    }
+    let bounds = bounds.with_known_ages(rows, state.swept.max(Place::first_of(2)), newest)?;
+    let end = writes.len() + budget;
+    rows.log(state.swept, newest, &mut |place, row, cost| {
+        if writes.len() >= end {
+            return ControlFlow::Break(());
+        }
+        if place.revision >= state.compacted {
+            // The newest revision stays, so that the log always shows where the store stands.
+            if place.revision >= state.revision || !bounds.has_expired(state, place.revision, &row) {
+                state.swept = place;
+                return ControlFlow::Break(());
+            }
+            state.compacted = place.revision + 1;
+        }
+        writes.push(Write::Delete(codec::log_key(place)));
+        if let Some(prev) = &row.prev {
+            writes.extend((0..prev.chunks()).map(|chunk| Write::Delete(codec::value_key(prev.place, chunk))));
+        }
+        state.log_bytes = state.log_bytes.saturating_sub(cost);
+        state.swept = place.next();
+        ControlFlow::Continue(())
+    })
+}
+
+impl Inner {
+    /// Has a transaction carried out.
+    ///
+    /// # Errors
+    /// Those of the job; `NoSpace` if nothing is left that could be given up.
+    pub(crate) async fn write(self: &Arc<Self>, txn: Txn, purpose: Purpose) -> Result<TxnResponse> {
+        if purpose == Purpose::Any {
+            return self.submit(Operation::Txn, |reply| Job::Txn { txn, purpose, reply }).await;
+        }
+        loop {
+            let again = txn.clone();
+            match self.submit(Operation::Txn, |reply| Job::Txn { txn: again, purpose, reply }).await {
+                Err(error) if is_full(&error) && error.outcome() == Outcome::NotApplied => {
+                    self.submit(Operation::Txn, |reply| Job::MakeRoom { full: error, reply }).await?;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Makes room for a release: by giving up history if that can be written, else by giving up some of the reserve,
+    /// and then history with the room that this made.
+    ///
+    /// # Errors
+    /// `full` if there is nothing left to give up.
+    fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
+        if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
+            tracing::warn!("the disk is full: older states of the store were given up for a release");
+            return Ok(());
+        }
+        if !self.give_up_reserve(&full, Purpose::Release) {
+            return Err(full.with_outcome(Outcome::NotApplied));
+        }
+        // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
+        // may fit in.
+        let _ = self.give_up_history(table, Purpose::Release);
+        Ok(())
+    }
+
+    /// Gives up some of the reserve because of this error, if the write is for a release and there is some left.
+    fn give_up_reserve(&self, full: &Error, purpose: Purpose) -> bool {
+        let given_up =
+            purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.give_up());
+        if given_up {
+            self.spent.store(true, Ordering::Relaxed);
+        }
+        given_up
+    }
+
+    /// Refuses to write for anything but a release while a part of the reserve is gone.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    fn check_reserve(&self, operation: Operation, purpose: Purpose) -> Result<()> {
+        if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.ask_reserve(operation, |reserve| reserve.restore().map_err(|missing| (ErrorKind::NoSpace, missing)))?;
+        self.spent.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Checks that a commit that is no release could be written now.
+    ///
+    /// # Errors
+    /// `NoSpace`; `Io` for a disk that cannot be written to.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.check_reserve(Operation::Txn, Purpose::Any)?;
+        self.ask_reserve(Operation::Txn, |reserve| reserve.check_room())
+    }
+
+    fn ask_reserve(
+        &self,
+        operation: Operation,
+        ask: impl Fn(&dyn Reserve) -> Result<(), (ErrorKind, String)>,
+    ) -> Result<()> {
+        let answer = self.reserve.as_deref().map_or(Ok(()), ask);
+        answer.map_err(|(kind, advice)| {
+            Error::new(kind, operation, self.name).with_detail(advice).with_outcome(Outcome::NotApplied)
+        })
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    *error.kind() == ErrorKind::NoSpace
 }

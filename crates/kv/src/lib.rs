@@ -12,27 +12,20 @@
 //! - **A test or a measurement** puts a wrapper of [`wrap`] around a store.
 
 mod error;
-mod ext;
 mod key;
-mod lease;
-mod pages;
-mod purpose;
 mod request;
-mod response;
 mod store;
 mod transact;
 mod validate;
 pub mod wrap;
 
 pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Result};
-pub use ext::{Conditional, Snapshot, StoreExt};
-pub use key::{Key, Range, Revision, Value};
-pub use lease::{Granted, Lease, LeaseId};
-pub use pages::Pages;
-pub use purpose::Purpose;
-pub use request::{Compare, CompareOp, Content, Op, Prev, Progress, RangeRequest, Target, Txn, TxnRange, WatchRequest};
-pub use response::{Batch, Event, EventKind, Kv, OpResult, RangeResponse, TxnResponse};
-pub use store::{Store, WatchStream};
+pub use key::{Granted, Key, Lease, LeaseId, Range, Revision, Value};
+pub use request::{
+    Batch, Compare, CompareOp, Content, Event, EventKind, Kv, Op, OpResult, Prev, Progress, RangeRequest,
+    RangeResponse, Target, Txn, TxnRange, TxnResponse, WatchRequest,
+};
+pub use store::{Conditional, Pages, Purpose, Snapshot, Store, StoreExt, WatchStream};
 pub use transact::{
     Attempts, Committed, Deadline, MAX_CREATION_GUARDED, MAX_GUARDED_LIST, TransactOptions, Transaction,
 };

@@ -20,17 +20,12 @@
 //!
 //! The kernel keeps the locks: `flock`, POSIX locks and OFD locks all work.
 
+mod changes;
 mod disk;
-mod file;
-mod folder;
-mod image;
-mod luck;
-mod mount;
 mod serve;
 mod trial;
 
-pub use disk::{Disk, Syncs};
-pub use image::Image;
-pub use luck::{Cut, Folders};
-pub use mount::Mounted;
+pub use changes::{Cut, Folders};
+pub use disk::{Disk, Image, Syncs};
+pub use serve::Mounted;
 pub use trial::{Test, main};

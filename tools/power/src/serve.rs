@@ -1,20 +1,21 @@
-//! The requests of the kernel.
+//! A disk that is mounted, and the requests of the kernel to it.
 
 use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyWrite, Request, TimeOrNow, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
+use nix::mount::{MntFlags, umount2};
 
-use crate::disk::{Disk, Kind, Node, State};
-use crate::file::File;
-use crate::folder::Folder;
-use crate::image::About;
+use crate::changes::{File, Folder};
+use crate::disk::{About, Disk, Kind, Node, State};
 
 /// How long the kernel may remember an answer: nobody but the kernel changes anything here.
 const ALWAYS: Duration = Duration::from_secs(3600);
@@ -29,7 +30,7 @@ const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A disk, as the kernel sees it.
 #[derive(Debug)]
-pub(crate) struct Served {
+struct Served {
     disk: Disk,
 }
 
@@ -426,5 +427,33 @@ impl Filesystem for Served {
         reply: ReplyEmpty,
     ) {
         reply_empty(reply, self.allocate(number.0, offset, length, mode));
+    }
+}
+
+/// A disk that is mounted; dropping it unmounts the disk, also if a program still has something open there.
+#[derive(Debug)]
+pub struct Mounted {
+    disk: Disk,
+    at: PathBuf,
+    session: Option<BackgroundSession>,
+}
+
+impl Mounted {
+    pub(crate) fn new(disk: &Disk, at: &Path) -> io::Result<Self> {
+        let mut config = Config::default();
+        let name = MountOption::FSName("margay-power".to_owned());
+        config.mount_options = vec![name, MountOption::DefaultPermissions, MountOption::NoAtime];
+        config.acl = fuser::SessionACL::All;
+        let session = fuser::spawn_mount(Served::new(disk.clone()), at, &config)?;
+        Ok(Self { disk: disk.clone(), at: at.to_owned(), session: Some(session) })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // A process that still has a file open there gets errors instead of waiting.
+        self.disk.cut();
+        let _ = umount2(&self.at, MntFlags::MNT_DETACH);
+        drop(self.session.take());
     }
 }

@@ -10,8 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::geteuid;
 
-use crate::disk::{Disk, Syncs};
-use crate::image::Image;
+use crate::disk::{Disk, Image, Syncs};
 
 /// The device that the kernel offers to file systems in user space.
 const DEVICE: &str = "/dev/fuse";

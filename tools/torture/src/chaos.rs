@@ -1,16 +1,26 @@
-//! The fate of the process that has the store: it is frozen for a while, or killed and started again.
+//! The processes that have the store, real etcd servers and `margay serve`, and their fate: one is frozen for a while, or killed and
+//! started again.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use datastore::Location;
 use fastrand::Rng;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::Failure;
-use crate::etcd::Etcd;
 use crate::ledger::Ledger;
+
+pub(crate) use testkit::server::Etcd;
 
 /// The two troubles that every run has, as the ledger counts them.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
@@ -22,25 +32,25 @@ pub(crate) trait Victim: Send + 'static {
     const NAME: &'static str;
 
     /// Sends it a signal.
-    fn signal(&self, signal: Signal) -> std::io::Result<()>;
+    fn signal(&self, signal: Signal) -> io::Result<()>;
 
     /// Has it let another process have the store for a moment. False if it does not do that.
-    fn hand_over(&self) -> std::io::Result<bool> {
+    fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }
 
     /// Kills it, and starts it again.
-    fn restart(&mut self) -> std::io::Result<()>;
+    fn restart(&mut self) -> io::Result<()>;
 }
 
 impl Victim for Etcd {
     const NAME: &'static str = "etcd";
 
-    fn signal(&self, signal: Signal) -> std::io::Result<()> {
+    fn signal(&self, signal: Signal) -> io::Result<()> {
         Etcd::signal(self, signal)
     }
 
-    fn restart(&mut self) -> std::io::Result<()> {
+    fn restart(&mut self) -> io::Result<()> {
         self.stop();
         self.run()
     }
@@ -50,7 +60,7 @@ impl Victim for Etcd {
 pub(crate) struct Chaos<V> {
     victim: Arc<Mutex<V>>,
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<std::io::Result<()>>,
+    thread: JoinHandle<io::Result<()>>,
 }
 
 impl<V: Victim> Chaos<V> {
@@ -72,7 +82,7 @@ impl<V: Victim> Chaos<V> {
 }
 
 /// A freeze and a kill come first and early, so that a short run has both; then troubles come at random.
-fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> std::io::Result<()> {
+fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
         let (trouble, calm) = match first.next() {
@@ -94,4 +104,98 @@ fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledge
         }
     }
     Ok(())
+}
+
+/// An address on which nobody listens.
+pub(crate) fn free_address() -> io::Result<SocketAddr> {
+    testkit::server::dead_address()
+}
+
+/// An etcd as a long run needs it: history is given up, and there is room.
+pub(crate) fn start_etcd() -> io::Result<Etcd> {
+    let arguments =
+        ["--auto-compaction-mode=revision", "--auto-compaction-retention=5000", "--quota-backend-bytes=8589934592"];
+    Etcd::start_with("http", &arguments.map(str::to_owned))
+}
+
+/// The daemon of a store, with the environment that its systemd unit sets.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    program: PathBuf,
+    location: Location,
+    /// Where it offers etcd's API.
+    api: Option<String>,
+    /// Further arguments of `margay serve`.
+    options: &'static [&'static str],
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts it; it may not listen yet. With a URL it offers etcd's API there.
+    pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
+        Self::start_with(program, location, api, &[])
+    }
+
+    /// Starts it with further arguments of `margay serve`.
+    pub(crate) fn start_with(
+        program: &Path,
+        location: &Location,
+        api: Option<&str>,
+        options: &'static [&'static str],
+    ) -> io::Result<Self> {
+        let child = spawn_daemon(program, location, api, options)?;
+        let api = api.map(str::to_owned);
+        Ok(Self { program: program.to_owned(), location: location.clone(), api, options, child })
+    }
+
+    /// The memory that it has now, in MiB.
+    pub(crate) fn mib(&self) -> io::Result<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = line.ok_or_else(|| io::Error::other("the daemon has ended"))?;
+        let kib: f64 = line.split_whitespace().next().unwrap_or_default().parse().map_err(io::Error::other)?;
+        Ok(kib / 1024.0)
+    }
+}
+
+fn spawn_daemon(program: &Path, location: &Location, api: Option<&str>, options: &[&str]) -> io::Result<Child> {
+    let mut serve = Command::new(program);
+    serve.args(["--store", &location.to_string(), "serve"]);
+    if let Some(url) = api {
+        serve.args(["--listen", url, "--insecure-loopback"]);
+    }
+    serve.args(options);
+    serve.stdin(Stdio::null()).stderr(Stdio::null());
+    serve.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
+    serve.spawn().map_err(|error| io::Error::other(format!("{}: {error}", program.display())))
+}
+
+impl Victim for Daemon {
+    const NAME: &'static str = "margay serve";
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(kill(Pid::from_raw(self.child.id().cast_signed()), signal)?)
+    }
+
+    fn hand_over(&self) -> io::Result<bool> {
+        // This command opens the store's files.
+        let mut status = Command::new(&self.program);
+        status.args(["--store", &self.location.to_string(), "store", "status"]);
+        let done = status.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        Ok(done.success())
+    }
+
+    fn restart(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.child = spawn_daemon(&self.program, &self.location, self.api.as_deref(), self.options)?;
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.signal(Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
 }

@@ -1,15 +1,18 @@
-//! Follows the store and looks at every revision.
+//! Follows the store and looks at every revision: the documents are read and replayed here, without any code of `ipam_core::model`.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use futures::StreamExt;
-use kv::{ErrorKind, Range, Revision, Store, StoreExt, WatchRequest};
+use ipnet::IpNet;
+use kv::{ErrorKind, Event, EventKind, Kv, Range, Revision, Store, StoreExt, WatchRequest};
+use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::Failure;
-use crate::ledger::Ledger;
-use crate::replay::{Replay, changed};
+use crate::ledger::{Change, Ledger};
 
 /// Follows a store.
 pub(crate) struct Checker {
@@ -151,5 +154,421 @@ impl Following {
         let _kept = worked?;
         checker.end(&self.store).await?;
         Ok(checker.replay.revision - self.first)
+    }
+}
+
+const BLOCKS: &str = "/calico/ipam/v2/assignment/";
+const HANDLES: &str = "/calico/ipam/v2/handle/";
+const AFFINITIES: &str = "/calico/ipam/v2/host/";
+/// A key that the modelled Calico writes along with what it does.
+pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
+
+/// A block, as it is stored.
+#[derive(Clone, Debug, Deserialize)]
+struct Block {
+    cidr: String,
+    affinity: Option<String>,
+    allocations: Vec<Option<usize>>,
+    unallocated: Vec<usize>,
+    attributes: Option<Vec<Attribute>>,
+    #[serde(rename = "sequenceNumber")]
+    sequence_number: u64,
+    deleted: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Attribute {
+    handle_id: String,
+    secondary: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Handle {
+    block: BTreeMap<String, i64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Affinity {
+    state: String,
+}
+
+type Counts = BTreeMap<String, BTreeMap<String, i64>>;
+
+/// The state of the store at a revision.
+#[derive(Debug, Default)]
+pub(crate) struct Replay {
+    /// The revision.
+    pub(crate) revision: i64,
+    blocks: BTreeMap<String, Block>,
+    /// The counts in handles, by handle and block.
+    counted: Counts,
+    /// The addresses in blocks, by handle and block.
+    held: Counts,
+    /// Owner and block, by what the affinities say.
+    affine: BTreeSet<(String, String)>,
+    /// Those among them whose blocks the modelled Calico took away.
+    abandoned: BTreeSet<(String, String)>,
+}
+
+/// The documents that one revision touched, for a comparison when all of it is known.
+#[derive(Default)]
+struct Touched {
+    handles: BTreeSet<String>,
+    blocks: BTreeSet<String>,
+    affinities: BTreeSet<(String, String)>,
+    changes: Vec<Change>,
+    /// Blocks that were not there before.
+    made: BTreeSet<String>,
+    /// Whether the modelled Calico wrote this revision.
+    by_calico: bool,
+}
+
+impl Replay {
+    /// Begins with what is stored at a revision.
+    ///
+    /// # Errors
+    /// The fault.
+    pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
+        let mut replay = Self { revision, ..Self::default() };
+        let mut touched = Touched::default();
+        for kv in kvs {
+            replay.apply(&kv.key.to_string(), Some(kv.value.as_bytes()), &mut touched)?;
+        }
+        replay.compare(&touched)?;
+        Ok(replay)
+    }
+
+    /// Goes on by one revision, and says who got and lost what.
+    ///
+    /// # Errors
+    /// The contradiction after it, with the keys that it changed.
+    fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
+        let mut touched = Touched::default();
+        let done = self.advance_all(revision, events, &mut touched);
+        done.map_err(|what| format!("revision {revision}: {what}{}", changed(events)))?;
+        Ok(touched.changes)
+    }
+
+    fn advance_all(&mut self, revision: i64, events: &[Event], touched: &mut Touched) -> Result<(), String> {
+        if revision != self.revision + 1 {
+            return Err(format!("it came after revision {}", self.revision));
+        }
+        self.revision = revision;
+        touched.by_calico = events.iter().any(|event| event.kv.key.to_string() == CALICO_WAS_HERE);
+        for event in events {
+            let value = (event.kind == EventKind::Put).then(|| event.kv.value.as_bytes());
+            self.apply(&event.kv.key.to_string(), value, touched)?;
+        }
+        self.compare(touched)
+    }
+
+    /// The addresses of a container.
+    fn held_by(&self, container: &str) -> Vec<IpAddr> {
+        let handle = handle_of(container);
+        let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
+        blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
+    }
+
+    /// The remaining blocks, handles and affinities.
+    pub(crate) fn left(&self) -> Vec<String> {
+        let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
+        let handles = self.counted.keys().map(|id| format!("handle {id}"));
+        let affinities = self.affine.iter().map(|(owner, cidr)| format!("affinity of {owner} to {cidr}"));
+        blocks.chain(handles).chain(affinities).collect()
+    }
+
+    /// Changes one key.
+    fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
+        if let Some(rest) = key.strip_prefix(BLOCKS) {
+            let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
+            let new = value.map(|value| parse::<Block>(key, value)).transpose()?;
+            self.change_block(cidr, new, touched)
+        } else if let Some(id) = key.strip_prefix(HANDLES) {
+            touched.handles.insert(id.to_owned());
+            match value.map(|value| parse::<Handle>(key, value)).transpose()? {
+                Some(handle) => drop(self.counted.insert(id.to_owned(), handle.block)),
+                None => drop(self.counted.remove(id)),
+            }
+            Ok(())
+        } else if let Some(rest) = key.strip_prefix(AFFINITIES) {
+            let (owner, cidr) = rest
+                .split_once('/')
+                .zip(rest.rsplit('/').next())
+                .map(|((owner, _), cidr)| (owner, cidr))
+                .ok_or("an odd key")?;
+            let pair = (format!("host:{owner}"), cidr.replace('-', "/"));
+            touched.affinities.insert(pair.clone());
+            match value.map(|value| parse::<Affinity>(key, value)).transpose()? {
+                Some(affinity) if affinity.state == "confirmed" => drop(self.affine.insert(pair)),
+                Some(affinity) => return Err(format!("{key} is {}", affinity.state)),
+                None => {
+                    self.affine.remove(&pair);
+                    self.abandoned.remove(&pair);
+                }
+            }
+            Ok(())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn change_block(&mut self, cidr: String, new: Option<Block>, touched: &mut Touched) -> Result<(), String> {
+        if let Some(new) = &new {
+            new.check(&cidr)?;
+        }
+        let old = match new.clone() {
+            Some(new) => self.blocks.insert(cidr.clone(), new),
+            None => self.blocks.remove(&cidr),
+        };
+        if let (Some(old), Some(new)) = (&old, &new)
+            && new.sequence_number != old.sequence_number + 1
+        {
+            return Err(format!("{cidr} went from sequence number {} to {}", old.sequence_number, new.sequence_number));
+        }
+        match (&old, &new) {
+            (None, Some(_)) => drop(touched.made.insert(cidr.clone())),
+            (Some(Block { affinity: Some(owner), .. }), None) if touched.by_calico => {
+                self.abandoned.insert((owner.clone(), cidr.clone()));
+            }
+            _ => {}
+        }
+        let before = old.as_ref().map(Block::holders).unwrap_or_default();
+        let after = new.as_ref().map(Block::holders).unwrap_or_default();
+        for (ip, handle) in &before {
+            if after.get(ip) != Some(handle) {
+                touched.changes.push(Change::Taken(*ip, container_of(handle)));
+            }
+        }
+        for (ip, handle) in &after {
+            if before.get(ip) != Some(handle) {
+                touched.changes.push(Change::Given(*ip, container_of(handle)));
+            }
+        }
+        for handle in before.values().chain(after.values()) {
+            touched.handles.insert(handle.clone());
+            let count = i64::try_from(after.values().filter(|other| *other == handle).count()).unwrap_or(i64::MAX);
+            let blocks = self.held.entry(handle.clone()).or_default();
+            if count > 0 {
+                blocks.insert(cidr.clone(), count);
+            } else {
+                blocks.remove(&cidr);
+            }
+            if blocks.is_empty() {
+                self.held.remove(handle);
+            }
+        }
+        for block in old.iter().chain(&new) {
+            if let Some(owner) = &block.affinity {
+                touched.affinities.insert((owner.clone(), cidr.clone()));
+            }
+        }
+        touched.blocks.insert(cidr);
+        Ok(())
+    }
+
+    /// That what was touched agrees.
+    fn compare(&self, touched: &Touched) -> Result<(), String> {
+        for handle in &touched.handles {
+            let (held, counted) = (self.held.get(handle), self.counted.get(handle));
+            if held != counted {
+                return Err(format!("blocks hold {held:?} of handle {handle}, which counts {counted:?}"));
+            }
+        }
+        for pair in &touched.affinities {
+            let (owner, cidr) = pair;
+            let owned = self.blocks.get(cidr).and_then(|block| block.affinity.as_ref()) == Some(owner);
+            if owned != self.affine.contains(pair) && !self.abandoned.contains(pair) {
+                let what = if owned { "has no affinity to" } else { "has an affinity to, and not," };
+                return Err(format!("{owner} {what} the block {cidr}"));
+            }
+        }
+        for cidr in &touched.made {
+            let made: IpNet = cidr.parse().map_err(|error| format!("{cidr}: {error}"))?;
+            let others = self.blocks.keys().filter(|other| *other != cidr).filter_map(|other| other.parse().ok());
+            if let Some(other) = others.into_iter().find(|other: &IpNet| other.contains(&made) || made.contains(other))
+            {
+                return Err(format!("block {cidr} was made over block {other}"));
+            }
+        }
+        for cidr in &touched.blocks {
+            if let Some(block) = self.blocks.get(cidr)
+                && block.affinity.is_none()
+                && block.holders().is_empty()
+            {
+                return Err(format!("{cidr} is empty and nobody's"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Block {
+    /// That its lists agree.
+    fn check(&self, cidr: &str) -> Result<(), String> {
+        let attributes = self.attributes.as_deref().unwrap_or_default();
+        let allocated: BTreeSet<usize> =
+            (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();
+        let free: BTreeSet<usize> = self.unallocated.iter().copied().collect();
+        let used: BTreeSet<usize> = self.allocations.iter().flatten().copied().collect();
+        let everybody_named = attributes.iter().all(|entry| entry.secondary.contains_key("node"));
+        let holds = [
+            (self.cidr == cidr, "it says that it is another block"),
+            (!self.deleted, "it says that it is deleted"),
+            (Some(self.allocations.len()) == size_of(cidr), "it has not the addresses of its network"),
+            (free.len() == self.unallocated.len(), "an ordinal is free twice"),
+            (free.is_disjoint(&allocated), "an ordinal is free and allocated"),
+            (free.len() + allocated.len() == self.allocations.len(), "an ordinal is neither free nor allocated"),
+            (used == (0..attributes.len()).collect(), "attributes and allocations do not match"),
+            (everybody_named, "an attribute names no node"),
+        ];
+        match holds.into_iter().find(|(holds, _)| !holds) {
+            Some((_, what)) => Err(format!("{cidr}: {what}: {self:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The holders of addresses.
+    fn holders(&self) -> BTreeMap<IpAddr, String> {
+        let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
+        let slots = self.allocations.iter().enumerate();
+        slots
+            .filter_map(|(ordinal, index)| Some((self.address(ordinal)?, entry((*index)?)?.handle_id.clone())))
+            .collect()
+    }
+
+    fn addresses_of(&self, handle: &str) -> Vec<IpAddr> {
+        self.holders().into_iter().filter(|(_, holder)| holder == handle).map(|(ip, _)| ip).collect()
+    }
+
+    fn address(&self, ordinal: usize) -> Option<IpAddr> {
+        let first = self.cidr.split_once('/')?.0.parse().ok()?;
+        Some(match first {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + u32::try_from(ordinal).ok()?).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + ordinal as u128).into(),
+        })
+    }
+}
+
+/// The number of addresses of a small network.
+fn size_of(cidr: &str) -> Option<usize> {
+    let net: IpNet = cidr.parse().ok()?;
+    1_usize.checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
+}
+
+/// The keys that a revision changed, for a message.
+pub(crate) fn changed(events: &[Event]) -> String {
+    let key = |event: &Event| match event.kind {
+        EventKind::Put if event.kv.version == 1 => format!("new {}", event.kv.key),
+        EventKind::Put => format!("written {}", event.kv.key),
+        EventKind::Delete => format!("deleted {}", event.kv.key),
+    };
+    format!("\n  changed: {}", events.iter().map(key).collect::<Vec<_>>().join(", "))
+}
+
+/// The handle of a container.
+fn handle_of(container: &str) -> String {
+    format!("net.{container}")
+}
+
+fn container_of(handle: &str) -> String {
+    handle.strip_prefix("net.").unwrap_or(handle).to_owned()
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(key: &str, value: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(value).map_err(|error| format!("{key}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use kv::Revision;
+
+    use super::*;
+
+    const BLOCK: &str = "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-29";
+    const HANDLE: &str = "/calico/ipam/v2/handle/net.c";
+    const AFFINITY: &str = "/calico/ipam/v2/host/n/ipv4/block/10.0.0.0-29";
+
+    /// A block of which `c` holds the third address.
+    const HELD: &str = r#"{"cidr":"10.0.0.0/29","affinity":"host:n","allocations":[null,null,0,null,null,null,null,null],
+        "unallocated":[3,4,5,6,7,0,1],"attributes":[{"handle_id":"net.c","secondary":{"node":"n"}}],
+        "sequenceNumber":8,"deleted":false}"#;
+    const COUNTED: &str = r#"{"block":{"10.0.0.0/29":1},"deleted":false}"#;
+    const CONFIRMED: &str = r#"{"state":"confirmed","deleted":false}"#;
+
+    fn event(key: &str, value: Option<&str>) -> Event {
+        let kv = Kv {
+            key: key.into(),
+            value: value.unwrap_or_default().into(),
+            create_revision: Revision::new(2),
+            mod_revision: Revision::new(2),
+            version: 1,
+            lease: None,
+        };
+        Event { kind: if value.is_some() { EventKind::Put } else { EventKind::Delete }, kv, prev: None }
+    }
+
+    /// The store after one revision with everything as it should be.
+    fn held() -> Replay {
+        let mut replay = Replay::begin(&[], 1).unwrap();
+        let all = [event(BLOCK, Some(HELD)), event(HANDLE, Some(COUNTED)), event(AFFINITY, Some(CONFIRMED))];
+        let changes = replay.advance(2, &all).unwrap();
+        assert_eq!(changes, [Change::Given("10.0.0.2".parse().unwrap(), "c".into())]);
+        assert_eq!(replay.held_by("c").len(), 1);
+        replay
+    }
+
+    /// The verdict on a further revision.
+    fn said(events: &[(&str, Option<&str>)]) -> String {
+        let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
+        // The keys are there already.
+        events.iter_mut().for_each(|event| event.kv.version = 2);
+        held().advance(3, &events).unwrap_err()
+    }
+
+    #[test]
+    fn all_of_it_may_go_together() {
+        let mut replay = held();
+        let changes = replay.advance(3, &[event(BLOCK, None), event(HANDLE, None), event(AFFINITY, None)]).unwrap();
+        assert_eq!(changes, [Change::Taken("10.0.0.2".parse().unwrap(), "c".into())]);
+        assert!(replay.left().is_empty());
+    }
+
+    #[test]
+    fn one_without_the_others_is_seen() {
+        assert!(said(&[(HANDLE, None)]).contains("blocks hold"));
+        assert!(said(&[(HANDLE, Some(&COUNTED.replace('1', "2")))]).contains("blocks hold"));
+        assert!(said(&[(AFFINITY, None)]).contains("host:n has no affinity to"));
+        assert!(said(&[(AFFINITY, Some(&CONFIRMED.replace("confirmed", "pending")))]).contains("is pending"));
+        let other = AFFINITY.replace("/n/", "/m/");
+        assert!(said(&[(&other, Some(CONFIRMED))]).contains("host:m has an affinity to, and not,"));
+        assert!(said(&[(BLOCK, None)]).contains("blocks hold None"));
+        assert!(said(&[(BLOCK, None), (HANDLE, None)]).contains("and not,"));
+        let released = HELD.replace("null,null,0,", "null,null,null,").replace("[3,4", "[2,3,4").replace(":8", ":9");
+        let released = released.replace(r#"[{"handle_id":"net.c","secondary":{"node":"n"}}]"#, "[]");
+        assert!(said(&[(BLOCK, Some(&released))]).contains("blocks hold None"));
+        let nobodys = released.replace(r#""host:n""#, "null");
+        let said = said(&[(BLOCK, Some(&nobodys)), (HANDLE, None), (AFFINITY, None)]);
+        assert!(said.contains("is empty and nobody's") && said.contains("changed: written "), "{said}");
+    }
+
+    #[test]
+    fn a_block_that_contradicts_itself_is_seen() {
+        let block = |from: &str, to: &str| said(&[(BLOCK, Some(&HELD.replace(":8", ":9").replace(from, to)))]);
+        assert!(block("[3,4", "[3,3,4").contains("free twice"));
+        assert!(block("[3,4", "[2,3,4").contains("free and allocated"));
+        assert!(block("[3,4", "[4").contains("neither free nor allocated"));
+        assert!(
+            block("\"attributes\":[", "\"attributes\":[{\"handle_id\":\"x\",\"secondary\":{\"node\":\"n\"}},")
+                .contains("match")
+        );
+        assert!(block("{\"node\":\"n\"}", "{}").contains("names no node"));
+        assert!(block("10.0.0.0/29", "10.0.0.8/29").contains("another block"));
+        assert!(block(":9", ":10").contains("sequence number 8 to 10"));
+        assert!(block("{", "").contains("expected"));
+    }
+
+    #[test]
+    fn a_revision_that_is_left_out_is_seen() {
+        assert!(held().advance(4, &[]).unwrap_err().contains("it came after revision 2"));
     }
 }

@@ -11,16 +11,14 @@ use kv::Store;
 use kv::wrap::Faulty;
 use tokio::sync::watch;
 
-use crate::access::{self, Access, open_etcd};
-use crate::chaos::Chaos;
+use crate::Failure;
+use crate::chaos::{self, Chaos};
 use crate::checker::Checker;
-use crate::faults::{Late, Newest, Observed, injected};
+use crate::command::{Plan, Report};
+use crate::faults::{Broken, Late, Newest, NoIntents, Observed, Sabotage, injected};
 use crate::ledger::Ledger;
-use crate::plan::Plan;
-use crate::report::Report;
-use crate::sabotage::{Broken, NoIntents, Sabotage};
+use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
-use crate::{Failure, etcd, scene};
 
 /// How far the workers may be ahead of the checker, in revisions: less than any store here keeps of its history.
 const LEAD: i64 = 1_000;
@@ -30,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A store, and what makes trouble on it.
 struct Place {
     store: Arc<dyn Store>,
-    chaos: Option<Chaos<etcd::Etcd>>,
+    chaos: Option<Chaos<chaos::Etcd>>,
 }
 
 async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place, Failure> {
@@ -38,13 +36,13 @@ async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place,
         Scope::Process => plan.in_memory(),
         Scope::Machine => plan.in_folder(&folder.join("store")),
         Scope::Cluster => {
-            let server = etcd::start()?;
+            let server = chaos::start_etcd()?;
             let store = open_etcd(&server.url())?;
             let chaos = Chaos::begin(server, plan.seed, Arc::clone(ledger));
             return Ok(Place { store, chaos: Some(chaos) });
         }
     };
-    let store = access::open(&location, Create::IfMissing).await?.store();
+    let store = scene::open(&location, Create::IfMissing).await?.store();
     Ok(Place { store, chaos: None })
 }
 
@@ -108,7 +106,7 @@ async fn work(
     for task in tasks {
         let done = task.await.map_err(|error| Failure(error.to_string())).flatten();
         if let Err(failure) = &done {
-            crate::witness::Witness::failed(&**ledger, failure.0.clone());
+            crate::ledger::Witness::failed(&**ledger, failure.0.clone());
         }
         outcome = outcome.and(done);
     }

@@ -1,10 +1,8 @@
-//! The reports of workers, compared with the store's revisions.
+//! The reports of workers, compared with the store's revisions. A [`Witness`] sees each act of a worker, before and after it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use crate::witness::Witness;
 
 /// How many lines of an address's history are kept.
 const REMEMBERED: usize = 24;
@@ -245,6 +243,22 @@ impl Witness for Ledger {
     fn failed(&self, what: String) {
         self.books().violate(what, &[]);
     }
+}
+
+/// A witness of the workers' acts. Revisions are the newest that the worker knows of.
+pub(crate) trait Witness: Send + Sync {
+    /// An ADD is about to be sent.
+    fn adding(&self, container: &str, node: &str);
+    /// It was acknowledged, with these addresses.
+    fn added(&self, container: &str, addresses: &[IpAddr], revision: i64);
+    /// A DEL is about to be sent.
+    fn deleting(&self, container: &str, revision: i64);
+    /// It was acknowledged.
+    fn deleted(&self, container: &str, revision: i64);
+    /// An operation is over, and came out like this.
+    fn counted(&self, what: &'static str);
+    /// Something happened that must not.
+    fn failed(&self, what: String);
 }
 
 #[cfg(test)]

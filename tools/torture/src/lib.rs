@@ -11,40 +11,29 @@
 //! - after its DEL a container has nothing and gets nothing any more;
 //! - after the DEL of everything nothing is left.
 //!
-//! The checker reads the documents by itself: the module `replay` shares no code with `ipam_core::model`. Two ways of
+//! The checker reads the documents by itself: the module `checker` shares no code with `ipam_core::model`. Two ways of
 //! running: [in one process](Mode::InProcess), where a death is a dropped future and faults are injected; and
 //! [in several](Mode::Processes), where workers are processes of this program that SIGKILL ends. On etcd the server is
 //! killed, stopped and started again, too.
 //!
 //! The acts of each worker follow from the seed. Its encounters do not: they depend on the quicker one.
 
-mod access;
 mod chaos;
 mod checker;
 mod command;
-mod daemon;
-mod etcd;
 mod faults;
 mod in_process;
 mod ledger;
-mod plan;
 mod press;
 mod processes;
-mod replay;
-mod report;
-mod sabotage;
 mod scene;
 mod soak;
-mod soak_clients;
-mod witness;
 mod worker;
 
-pub use command::main;
-pub use plan::{Mode, Plan, Reach};
+pub use command::{Mode, Plan, Reach, Report, main};
+pub use faults::Sabotage;
 pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
-pub use report::Report;
-pub use sabotage::Sabotage;
 pub use soak::{SoakPlan, SoakReport, soak};
 
 /// A fault that the torture found, or the reason why it could not go on.

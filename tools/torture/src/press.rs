@@ -16,9 +16,8 @@ use kv::{Range, RangeRequest, Store, StoreExt};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 
-use crate::access::open_etcd;
-use crate::daemon::Daemon;
-use crate::etcd;
+use crate::chaos::{self, Daemon};
+use crate::scene::open_etcd;
 
 /// Number of clients that watch everything and read nothing.
 const DEAF: usize = 60;
@@ -133,7 +132,7 @@ pub async fn press(plan: &PressPlan) -> Result<PressReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-press").tempdir().map_err(text)?;
     let location = plan.drivers.of_engine(&plan.engine, folder.path().join("store")).map_err(text)?;
     take(&plan.margay, &location, &["store", "create", "--format", "2"])?;
-    let api = format!("http://{}", etcd::free_address().map_err(text)?);
+    let api = format!("http://{}", chaos::free_address().map_err(text)?);
     let daemon = Daemon::start_with(&plan.margay, &location, Some(&api), &HISTORY).map_err(text)?;
     let private = reach(&location).await?;
     let press = Press {

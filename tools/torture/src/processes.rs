@@ -22,17 +22,14 @@ use kv::{Range, RangeRequest, Store, StoreExt};
 use kv_mvcc::FORMAT_WITH_LEASES;
 use tokio::sync::watch;
 
-use crate::access::{Access, open, open_etcd, open_options};
-use crate::chaos::{Chaos, FROZEN, KILLED, Victim};
+use crate::Failure;
+use crate::chaos::{self, Chaos, Daemon, FROZEN, KILLED, Victim};
 use crate::checker::Checker;
-use crate::daemon::Daemon;
+use crate::command::{Plan, Reach, Report};
 use crate::faults::{Newest, Observed};
-use crate::ledger::Ledger;
-use crate::plan::{Plan, Reach};
-use crate::report::Report;
-use crate::witness::Witness;
+use crate::ledger::{Ledger, Witness};
+use crate::scene::{self, Access, open, open_etcd, open_options};
 use crate::worker::{Deaths, Worker, attachment};
-use crate::{Failure, etcd, scene};
 
 /// The name of the store in intents.
 const STORE: &str = "torture";
@@ -241,7 +238,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
     };
     let revisions = match (plan.scope(), plan.way) {
         (Scope::Cluster, _) => {
-            let server = etcd::start()?;
+            let server = chaos::start_etcd()?;
             let url = server.url();
             run.on_a_server(server, url).await?
         }
@@ -322,7 +319,7 @@ impl Run<'_> {
         let options = open_options(Create::IfMissing).with_format(FORMAT_WITH_LEASES);
         let location = self.plan.in_folder(folder);
         datastore::open(&location, &options).await?.close().await?;
-        let url = format!("{HTTP}{}", etcd::free_address()?);
+        let url = format!("{HTTP}{}", chaos::free_address()?);
         let daemon = Daemon::start(&self.margay(), &location, Some(&url))?;
         let begun = Instant::now();
         while let Err(error) = open_etcd(&url)?.range(RangeRequest::new(Range::key("k"))).await {

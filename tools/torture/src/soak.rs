@@ -1,5 +1,7 @@
 //! A long run of the daemon: churn, watches, compaction, hand-overs. Memory and files must stay bounded, no address may be
 //! assigned twice, and the store must hold exactly the acknowledged addresses in the end.
+//!
+//! Clients of etcd's API take part: they hold leases, renew them, let them end, and compact.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,17 +16,17 @@ use std::time::{Duration, Instant};
 use agent::{Answer, Asked, Del, Verb};
 use datastore::served::{ServedStore, connect, is_trusted, socket};
 use datastore::{Create, Drivers, Location};
+use etcd_client::{Client, LeaseGrantOptions, PutOptions};
 use futures::StreamExt;
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::{ErrorKind, Range, Store, StoreExt, WatchRequest};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use wire::{Connection, Kind};
 
-use crate::access::open_etcd;
-use crate::daemon::Daemon;
-use crate::etcd;
-use crate::soak_clients::{compact, hold_leases};
+use crate::chaos::{self, Daemon};
+use crate::scene::open_etcd;
 
 /// How many callers there are, and how many containers each has at the most.
 const CALLERS: usize = 8;
@@ -116,7 +118,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     let location = plan.drivers.of_engine(&plan.engine, &path).map_err(text)?;
     margay(plan, &location, &["store", "create", "--format", "2"])?;
     margay(plan, &location, &["pool", "create", "soak", "10.96.0.0/16"])?;
-    let api = format!("http://{}", etcd::free_address().map_err(text)?);
+    let api = format!("http://{}", chaos::free_address().map_err(text)?);
     let daemon = Daemon::start(&plan.margay, &location, Some(&api)).map_err(text)?;
     let store = reach(&location).await?;
     let shared = Arc::new(Shared {
@@ -180,7 +182,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
         if let Some(store) = connect(location, PATIENCE).await {
             return Ok(store);
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(Duration::from_millis(10)).await;
     }
     Err("the daemon does not come up".to_owned())
 }
@@ -286,7 +288,7 @@ async fn measure(
     let begun = Instant::now();
     let mut samples = Vec::new();
     while begun.elapsed() < plan.time {
-        tokio::time::sleep(MEASURE.min(plan.time.saturating_sub(begun.elapsed()))).await;
+        sleep(MEASURE.min(plan.time.saturating_sub(begun.elapsed()))).await;
         let answer = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?;
         let sample = Sample {
             at: begun.elapsed(),
@@ -344,4 +346,59 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
         return Err(format!("the files grew from {half:.1} MiB in the first half to {end:.1} MiB in the second"));
     }
     Ok(())
+}
+
+/// The time to live of a lease, in seconds: the shortest that there is.
+const LEASE_TTL_SECONDS: i64 = 2;
+/// A lease that is not renewed is gone after this at the latest: the daemon may hand the store over meanwhile.
+const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
+/// A renewed lease is renewed so often, and so many times.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
+const RENEWALS: u32 = 10;
+
+/// Holds one lease after the other until `over`, and counts those that ended as they should.
+///
+/// # Errors
+/// A key that went while its lease was renewed, or stayed when it was not; an error of the API.
+async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &AtomicU64) -> Result<(), String> {
+    let mut client = Client::connect([url], None).await.map_err(text)?;
+    let key = format!("/soak/lease/{number}");
+    while !over.load(Ordering::SeqCst) {
+        let lease = client.lease_grant(LEASE_TTL_SECONDS, None::<LeaseGrantOptions>).await.map_err(text)?.id();
+        client.put(key.clone(), "held", Some(PutOptions::new().with_lease(lease))).await.map_err(text)?;
+        let (mut keeper, mut answers) = client.lease_keep_alive(lease).await.map_err(text)?;
+        for _ in 0..RENEWALS {
+            let begun = Instant::now();
+            keeper.keep_alive().await.map_err(text)?;
+            let answer = answers.message().await.map_err(text)?.ok_or("the stream of renewals ended")?;
+            if answer.ttl() != LEASE_TTL_SECONDS {
+                return Err(format!("a renewal of a lease came to {} s", answer.ttl()));
+            }
+            if client.get(key.clone(), None).await.map_err(text)?.kvs().is_empty() {
+                return Err(format!("{key} is gone although its lease was renewed {:?} ago", begun.elapsed()));
+            }
+            sleep(RENEWAL_INTERVAL).await;
+        }
+        let last = Instant::now();
+        while !client.get(key.clone(), None).await.map_err(text)?.kvs().is_empty() {
+            if last.elapsed() > LEASE_GONE_TIMEOUT {
+                return Err(format!("{key} is there {:?} after the last renewal of its lease", last.elapsed()));
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        ended.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Compacts all but the newest revisions, as a client of the API does.
+///
+/// # Errors
+/// An error of the API, but for a revision that another client has compacted.
+pub(crate) async fn compact(url: &str, revision: i64) -> Result<(), String> {
+    let mut client = Client::connect([url], None).await.map_err(text)?;
+    match client.compact(revision, None).await {
+        Err(error) if !error.to_string().contains("has been compacted") => Err(text(error)),
+        _ => Ok(()),
+    }
 }

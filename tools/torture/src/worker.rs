@@ -17,10 +17,9 @@ use kv::{Compare, Op, Range, Store, StoreExt, Txn};
 use time::OffsetDateTime;
 
 use crate::Failure;
-use crate::access::Access;
-use crate::replay::CALICO_WAS_HERE;
-use crate::scene::{POOL_V4, POOL_V6, deadline};
-use crate::witness::Witness;
+use crate::checker::CALICO_WAS_HERE;
+use crate::ledger::Witness;
+use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
 
 /// How many containers a worker has at the most. All workers together want more than there is.
 const MOST_CONTAINERS: usize = 12;

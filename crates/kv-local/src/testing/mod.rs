@@ -23,14 +23,20 @@
 #![allow(clippy::unwrap_used, reason = "a trial that cannot go on fails")]
 
 mod opening;
-mod steps;
-mod table;
 
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
+use kv::{Op, Range, Result, Store, StoreExt, Txn};
+use kv_mvcc::{MAX_ROW_BYTES, MvccStore, Table, View, Write};
 use libtest_mimic::{Arguments, Trial};
+use tempfile::TempDir;
 
-use crate::{Engine, Log};
+use crate::{Create, Engine, Log, OpenOptions, open_blocking};
 
 /// A duty: it panics if the engine breaks it.
 type Duty = fn(&dyn Engine);
@@ -43,7 +49,217 @@ pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
             Ok(())
         })
     };
-    let mut trials: Vec<Trial> = table::DUTIES.iter().chain(opening::DUTIES).map(trial).collect();
+    let mut trials: Vec<Trial> = TABLE_DUTIES.iter().chain(opening::DUTIES).map(trial).collect();
     trials.push(trial(&opening::OF_A_JOURNAL).with_ignored_flag(engine.log() != Log::Journal));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+type Row = (Vec<u8>, Vec<u8>);
+
+/// All of them, by name.
+const TABLE_DUTIES: &[(&str, Duty)] = &[
+    ("a_new_table_is_empty", a_new_table_is_empty),
+    ("rows_are_ordered_by_unsigned_bytes", rows_are_ordered_by_unsigned_bytes),
+    ("a_scan_stops_when_it_is_told_to", a_scan_stops_when_it_is_told_to),
+    ("a_commit_puts_replaces_and_deletes", a_commit_puts_replaces_and_deletes),
+    ("large_rows_and_large_commits_come_back", large_rows_and_large_commits_come_back),
+    ("a_view_is_a_snapshot", a_view_is_a_snapshot),
+    ("recovering_reopens_the_table", recovering_reopens_the_table),
+];
+
+/// An engine's table in a folder of its own.
+struct Fixture<'a> {
+    engine: &'a dyn Engine,
+    folder: TempDir,
+}
+
+impl<'a> Fixture<'a> {
+    fn new(engine: &'a dyn Engine) -> Self {
+        Self { engine, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn open(&self) -> Box<dyn Table> {
+        self.engine.open(&self.folder.path().join(self.engine.entry()), "test").unwrap()
+    }
+}
+
+fn put(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Write {
+    Write::Put(key.as_ref().to_vec(), value.as_ref().to_vec())
+}
+
+fn delete(key: impl AsRef<[u8]>) -> Write {
+    Write::Delete(key.as_ref().to_vec())
+}
+
+fn scan(view: &dyn View, from: &[u8], to: &[u8]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    view.scan(from, to, &mut |key, value| {
+        rows.push((key.to_vec(), value.to_vec()));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    rows
+}
+
+fn keys(table: &dyn Table, from: &[u8], to: &[u8]) -> Vec<Vec<u8>> {
+    scan(&*table.view().unwrap(), from, to).into_iter().map(|(key, _)| key).collect()
+}
+
+fn a_new_table_is_empty(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let view = table.view().unwrap();
+    assert_eq!(view.get(b"a").unwrap(), None);
+    assert_eq!(scan(&*view, b"", b"\xff"), []);
+    drop(view);
+    table.commit(&[]).unwrap();
+    table.commit(&[delete("a")]).unwrap();
+    assert_eq!(table.view().unwrap().get(b"a").unwrap(), None);
+}
+
+fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let ordered: [&[u8]; 8] = [b"\0", b"\0\0", b"a", b"a\0", b"aa", b"b", b"\x7f", b"\x80\xff"];
+    let writes: Vec<Write> = ordered.iter().rev().map(|key| put(key, "v")).collect();
+    table.commit(&writes).unwrap();
+    assert_eq!(keys(&*table, b"", b"\xff"), ordered);
+    assert_eq!(keys(&*table, b"a", b"b"), [&b"a"[..], b"a\0", b"aa"], "from is in, to is out");
+    assert_eq!(keys(&*table, b"a\0", b"a\0\0"), [b"a\0"]);
+    assert_eq!(keys(&*table, b"b", b"a"), [b""; 0], "an inverted range is empty");
+    assert_eq!(keys(&*table, b"a", b"a"), [b""; 0]);
+}
+
+fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    table.commit(&[put("a", "1"), put("b", "2"), put("c", "3")]).unwrap();
+    let mut seen = 0;
+    let view = table.view().unwrap();
+    view.scan(b"a", b"z", &mut |_, _| {
+        seen += 1;
+        if seen == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+    .unwrap();
+    assert_eq!(seen, 2);
+}
+
+fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    table.commit(&[put("a", "1"), put("b", "2"), put("empty", "")]).unwrap();
+    table.commit(&[put("a", "one"), delete("b"), put("c", "3"), delete("nothing")]).unwrap();
+    let expected: [Row; 3] = [("a".into(), "one".into()), ("c".into(), "3".into()), ("empty".into(), Vec::new())];
+    assert_eq!(scan(&*table.view().unwrap(), b"", b"\xff"), expected);
+    drop(table);
+    assert_eq!(scan(&*fixture.open().view().unwrap(), b"", b"\xff"), expected, "after opening it again");
+}
+
+fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let value = |n: u32| vec![n.to_le_bytes()[0]; MAX_ROW_BYTES];
+    let key = |n: u32| [vec![b'k'; 4096], n.to_be_bytes().to_vec()].concat();
+    let writes: Vec<Write> = (0..1000).map(|n| put(key(n), value(n))).collect();
+    table.commit(&writes).unwrap();
+    drop(table);
+    let table = fixture.open();
+    let view = table.view().unwrap();
+    for n in 0..1000 {
+        assert!(view.get(&key(n)).unwrap() == Some(value(n)), "row {n}");
+    }
+    assert_eq!(scan(&*view, b"k", b"l").len(), 1000);
+}
+
+/// Readers beside a writer see all of a commit or nothing of it, within one view.
+fn a_view_is_a_snapshot(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    let many: Vec<String> = (0..40).map(|n| format!("row{n:02}")).collect();
+    let commit = |n: u32| {
+        let writes: Vec<Write> = many.iter().map(|key| put(key, n.to_be_bytes())).collect();
+        table.commit(&writes).unwrap();
+    };
+    commit(0);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut last = 0;
+                while !done.load(Ordering::Acquire) {
+                    let view = table.view().unwrap();
+                    let rows = scan(&*view, b"row", b"rox");
+                    assert_eq!(rows.len(), many.len());
+                    let value = &rows[0].1;
+                    assert!(rows.iter().all(|(_, other)| other == value), "half a commit: {rows:?}");
+                    assert_eq!(view.get(b"row39").unwrap().as_ref(), Some(value));
+                    let now = u32::from_be_bytes(value.as_slice().try_into().unwrap());
+                    assert!(now >= last, "a view went back");
+                    last = now;
+                    drop(view);
+                    thread::yield_now();
+                }
+            });
+        }
+        for n in 1..200 {
+            commit(n);
+        }
+        done.store(true, Ordering::Release);
+    });
+}
+
+fn recovering_reopens_the_table(engine: &dyn Engine) {
+    let fixture = Fixture::new(engine);
+    let table = fixture.open();
+    for n in 0..20_u32 {
+        table.commit(&[put("n", n.to_be_bytes())]).unwrap();
+        table.recover().unwrap();
+        assert_eq!(table.view().unwrap().get(b"n").unwrap(), Some(n.to_be_bytes().to_vec()));
+    }
+}
+
+/// Runs a future to its end.
+pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Opens the store, or makes it.
+pub(crate) fn create(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
+    open_blocking(engine, path, &OpenOptions::default().with_create(Create::IfMissing))
+}
+
+/// Opens the store if it is there.
+pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
+    open_blocking(engine, path, &OpenOptions::default())
+}
+
+/// How many keys one [`step`] writes.
+const WIDTH: usize = 5;
+
+/// The value that step `n` gives to all its keys: some short, some longer than a row.
+fn value(n: u64) -> Vec<u8> {
+    let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
+    n.to_be_bytes().into_iter().cycle().take(length).collect()
+}
+
+/// One transaction that writes `WIDTH` keys.
+pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
+    let ops: Vec<Op> = (0..WIDTH).map(|i| Op::put(format!("k/{i}/{}", n % 20), value(n))).collect();
+    store.txn(Txn::new().with_success(ops)).await.map(drop)
+}
+
+/// The contents of the store after the steps before `n`, or their fault.
+async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
+    let response = store.list(Range::All).await?;
+    let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)
+        .flat_map(|n| (0..WIDTH).map(move |i| (format!("k/{i}/{}", n % 20).into_bytes(), value(n))))
+        .collect();
+    expected.sort();
+    let found: Vec<(Vec<u8>, Vec<u8>)> =
+        response.kvs.iter().map(|kv| (kv.key.as_bytes().to_vec(), kv.value.as_bytes().to_vec())).collect();
+    if found == expected {
+        return Ok(Ok(()));
+    }
+    let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+    Ok(Err(format!("{} keys, not {}, of which {wrong} differ", found.len(), expected.len())))
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use kv::{Error, ErrorKind};
 use tempfile::TempDir;
 
-use super::Duty;
-use super::steps::{check, create, open, run, step};
+use super::open;
+use super::{Duty, check, create, run, step};
 use crate::{Create, Engine, OpenOptions, open_blocking};
 
 /// All duties, by name.

@@ -256,7 +256,7 @@ fn what_was_acknowledged_or_seen_is_there_after_kills_and_power_cuts() {
 fn how_long_a_record_is_is_known_before() {
     let mut writes = Vec::new();
     for n in 0..20 {
-        assert_eq!(record::encoded_bytes(&writes), record::encode(7, &writes).len() as u64);
+        assert_eq!(encoded_bytes(&writes), encode_record(7, &writes).len() as u64);
         writes.extend([Write::Put(vec![1; n], vec![2; 3 * n]), Write::Delete(vec![3; n])]);
     }
 }

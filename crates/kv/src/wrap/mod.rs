@@ -1,14 +1,25 @@
-//! Stores around a store. Tests, metrics and benchmarks are built on these rather than on hooks inside the code.
+//! Stores around a store, which count calls and bytes, fail as networks and servers do, log every call, or only rehearse writes.
+//! Tests, metrics and benchmarks are built on these rather than on hooks inside the code.
 
-mod counting;
-mod faults;
 mod rehearsal;
-mod traced;
 
-pub use counting::{Counting, Counts};
-pub use faults::{Fault, Faults, Faulty};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures::StreamExt;
+
+use self::tracing_targets::STORE;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::key::Revision;
+use crate::request::{Kv, OpResult, RangeRequest, RangeResponse, Txn, TxnResponse, WatchRequest};
+use crate::store::{Store, WatchStream};
+
 pub use rehearsal::Rehearsal;
-pub use traced::Traced;
 
 /// The targets of what this crate logs.
 pub mod tracing_targets {
@@ -16,4 +27,303 @@ pub mod tracing_targets {
     pub const STORE: &str = "margay::store";
     /// Transactions.
     pub const TRANSACT: &str = "margay::transact";
+}
+
+/// The calls that went through a [`Counting`] store so far. A call is a round trip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Calls of [`Store::range`].
+    pub ranges: u64,
+    /// Calls of [`Store::txn`].
+    pub txns: u64,
+    /// Calls of [`Store::watch`].
+    pub watches: u64,
+    /// Calls of [`Store::compact`].
+    pub compactions: u64,
+    /// Bytes of transactions, as [`Txn::size`] counts them.
+    pub bytes_sent: u64,
+    /// Bytes of keys and values in answers.
+    pub bytes_received: u64,
+}
+
+impl Counts {
+    /// Round trips of reads and transactions together.
+    pub fn round_trips(&self) -> u64 {
+        self.ranges + self.txns
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    ranges: AtomicU64,
+    txns: AtomicU64,
+    watches: AtomicU64,
+    compactions: AtomicU64,
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
+}
+
+/// A store that counts what goes through it. Clones count together.
+#[derive(Clone, Debug)]
+pub struct Counting<S> {
+    inner: S,
+    counters: Arc<Counters>,
+}
+
+impl<S: Store> Counting<S> {
+    /// Counts around this store, from zero.
+    pub fn new(inner: S) -> Self {
+        Self { inner, counters: Arc::default() }
+    }
+
+    /// The counts since the last call; they start again from zero.
+    pub fn take(&self) -> Counts {
+        let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
+        Counts {
+            ranges: take(&self.counters.ranges),
+            txns: take(&self.counters.txns),
+            watches: take(&self.counters.watches),
+            compactions: take(&self.counters.compactions),
+            bytes_sent: take(&self.counters.bytes_sent),
+            bytes_received: take(&self.counters.bytes_received),
+        }
+    }
+
+    fn received(&self, kvs: &[Kv]) {
+        let bytes: usize = kvs.iter().map(Kv::size).sum();
+        self.counters.bytes_received.fetch_add(bytes as u64, Relaxed);
+    }
+}
+
+#[async_trait]
+impl<S: Store> Store for Counting<S> {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        self.counters.ranges.fetch_add(1, Relaxed);
+        let answer = self.inner.range(request).await?;
+        self.received(&answer.kvs);
+        Ok(answer)
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        self.counters.txns.fetch_add(1, Relaxed);
+        self.counters.bytes_sent.fetch_add(txn.size() as u64, Relaxed);
+        let answer = self.inner.txn(txn).await?;
+        for result in &answer.results {
+            match result {
+                OpResult::Put { prev } => self.received(prev.as_slice()),
+                OpResult::Delete { prevs, .. } => self.received(prevs),
+                OpResult::Range(found) => self.received(&found.kvs),
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        self.counters.watches.fetch_add(1, Relaxed);
+        self.inner.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.counters.compactions.fetch_add(1, Relaxed);
+        self.inner.compact(revision).await
+    }
+}
+
+/// Something that goes wrong with one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The request never left: `NotSent`.
+    NotSent,
+    /// The request got lost on the way: it is not carried out, and the caller sees a `Timeout`.
+    RequestLost,
+    /// The request was carried out, and the reply got lost: `Disconnected`.
+    ReplyLost,
+    /// The caller sees a `Timeout`, and a transaction is carried out only when [`Faulty::deliver_held`] is called.
+    Held,
+    /// It takes this much longer.
+    Delay(Duration),
+    /// A watch ends with `Disconnected` after its first batch; any other call with `NotSent`.
+    Disconnect,
+}
+
+/// Decides which calls go wrong. Called once for each call, in the order in which they begin.
+pub trait Faults: Send + Sync + 'static {
+    /// The fault of this call, if it has one.
+    fn next(&self, operation: Operation) -> Option<Fault>;
+}
+
+impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
+    fn next(&self, operation: Operation) -> Option<Fault> {
+        self(operation)
+    }
+}
+
+/// A store that fails as [`Faults`] say. Clones share everything.
+#[derive(Clone)]
+pub struct Faulty<S> {
+    inner: S,
+    faults: Arc<dyn Faults>,
+    held: Arc<Mutex<VecDeque<Txn>>>,
+}
+
+impl<S: Store> Faulty<S> {
+    /// Faults around this store.
+    pub fn new(inner: S, faults: impl Faults) -> Self {
+        Self { inner, faults: Arc::new(faults), held: Arc::default() }
+    }
+
+    /// Faults around this store: each given transaction fails as listed, in order, and everything after works.
+    pub fn script(inner: S, faults: impl IntoIterator<Item = Option<Fault>>) -> Self {
+        let script: Mutex<VecDeque<Option<Fault>>> = Mutex::new(faults.into_iter().collect());
+        Self::new(inner, move |operation| match operation {
+            Operation::Txn => script.lock().unwrap_or_else(PoisonError::into_inner).pop_front().flatten(),
+            _ => None,
+        })
+    }
+
+    /// Carries out the transactions that were held back, in order, as a thawed server would.
+    ///
+    /// # Errors
+    /// Those of the store, for the first that fails.
+    pub async fn deliver_held(&self) -> Result<Vec<TxnResponse>> {
+        let mut answers = Vec::new();
+        while let Some(txn) = self.pop_held() {
+            answers.push(self.inner.txn(txn).await?);
+        }
+        Ok(answers)
+    }
+
+    fn pop_held(&self) -> Option<Txn> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Applies the faults that come before the call: `Ok` with the fault that follows it.
+    async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
+        let fault = self.faults.next(operation);
+        match fault {
+            Some(Fault::NotSent) => Err(self.error(ErrorKind::NotSent, operation)),
+            Some(Fault::Disconnect) if operation != Operation::Watch => Err(self.error(ErrorKind::NotSent, operation)),
+            Some(Fault::RequestLost) => Err(self.error(ErrorKind::Timeout, operation)),
+            Some(Fault::Held) if operation != Operation::Txn => Err(self.error(ErrorKind::Timeout, operation)),
+            Some(Fault::Delay(time)) => {
+                tokio::time::sleep(time).await;
+                Ok(None)
+            }
+            fault => Ok(fault),
+        }
+    }
+
+    /// Lets an answer get lost on the way back.
+    fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
+        match fault {
+            Some(Fault::ReplyLost) => {
+                Err(self.error(ErrorKind::Disconnected { resume_from: Revision::UNSET }, operation))
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, operation: Operation) -> Error {
+        Error::new(kind, operation, "faulty").with_detail("injected")
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Faulty<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Faulty").field(&self.inner).finish()
+    }
+}
+
+#[async_trait]
+impl<S: Store> Store for Faulty<S> {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        let fault = self.request(Operation::Range).await?;
+        let answer = self.inner.range(request).await?;
+        self.reply(fault, Operation::Range, answer)
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let fault = self.request(Operation::Txn).await?;
+        if fault == Some(Fault::Held) {
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).push_back(txn);
+            return Err(self.error(ErrorKind::Timeout, Operation::Txn));
+        }
+        let answer = self.inner.txn(txn).await?;
+        self.reply(fault, Operation::Txn, answer)
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        let fault = self.request(Operation::Watch).await?;
+        let stream = self.inner.watch(request).await?;
+        if fault != Some(Fault::Disconnect) {
+            return self.reply(fault, Operation::Watch, stream);
+        }
+        let this = self.error(ErrorKind::Closed, Operation::Watch);
+        let store = this.store().to_owned();
+        let cut = stream.take(1).flat_map(move |batch| {
+            let resume_from = batch.as_ref().map_or(Revision::UNSET, |batch| batch.revision.next());
+            let end = Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, store.clone());
+            futures::stream::iter([batch, Err(end)])
+        });
+        Ok(cut.boxed())
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        let fault = self.request(Operation::Compact).await?;
+        self.inner.compact(revision).await?;
+        self.reply(fault, Operation::Compact, ())
+    }
+}
+
+/// A store that logs each call at debug level: what was asked, how long it took, what came of it. Never a value.
+#[derive(Clone, Debug)]
+pub struct Traced<S>(S);
+
+impl<S: Store> Traced<S> {
+    /// Logs around this store.
+    pub fn new(inner: S) -> Self {
+        Self(inner)
+    }
+}
+
+#[async_trait]
+impl<S: Store> Store for Traced<S> {
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
+        let range = request.range.to_string();
+        let start = Instant::now();
+        let answer = self.0.range(request).await;
+        let elapsed = start.elapsed();
+        match &answer {
+            Ok(found) => {
+                tracing::debug!(target: STORE, %range, ?elapsed, revision = %found.revision, count = found.count, "range");
+            }
+            Err(error) => tracing::debug!(target: STORE, %range, ?elapsed, %error, "range failed"),
+        }
+        answer
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+        let (compares, ops, bytes) = (txn.compares.len(), txn.success.len(), txn.size());
+        let start = Instant::now();
+        let answer = self.0.txn(txn).await;
+        let elapsed = start.elapsed();
+        match &answer {
+            Ok(done) => {
+                let (revision, succeeded) = (done.revision, done.succeeded);
+                tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %revision, succeeded, "txn");
+            }
+            Err(error) => tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %error, "txn failed"),
+        }
+        answer
+    }
+
+    async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
+        tracing::debug!(target: STORE, range = %request.range, start = %request.start, "watch");
+        self.0.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        tracing::debug!(target: STORE, %revision, "compact");
+        self.0.compact(revision).await
+    }
 }

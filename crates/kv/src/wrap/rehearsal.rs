@@ -6,12 +6,11 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::ext::StoreExt;
-use crate::key::{Key, Range, Revision, Value};
-use crate::lease::LeaseId;
-use crate::request::{Compare, Content, Op, Prev, RangeRequest, Txn, TxnRange, WatchRequest};
-use crate::response::{Kv, OpResult, RangeResponse, TxnResponse};
-use crate::store::{Store, WatchStream};
+use crate::key::{Key, LeaseId, Range, Revision, Value};
+use crate::request::{
+    Compare, Content, Kv, Op, OpResult, Prev, RangeRequest, RangeResponse, Txn, TxnRange, TxnResponse, WatchRequest,
+};
+use crate::store::{Store, StoreExt, WatchStream};
 
 const NAME: &str = "rehearsal";
 

@@ -1,15 +1,56 @@
-//! The file in which Calico's operators say where the datastore is: YAML or JSON, `calicoctl.cfg`.
+//! The settings that say where the datastore is, and the rules that lead from them to a store.
+//!
+//! Settings come from environment variables, looked up as Calico does, and from the file of Calico's operators, `calicoctl.cfg`, in
+//! YAML or JSON.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
 
-use driver::{ConfigError, EtcdFiles, Orchestrator, Result, Settings};
+use driver::{ConfigError, Driver, Drivers, EtcdFiles, Location, Orchestrator, Result, Scope, Settings};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use crate::choice::{KUBERNETES, names_a_store};
-use crate::text::text_fault;
+/// A lookup of one environment variable by its exact name; `None` if it is not set.
+pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// The environment of this process. Bytes that are not UTF-8 become replacement characters.
+pub fn process_environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// The variable with the prefix `CALICO_`, which beats everything else. Set but empty counts as set.
+pub(crate) fn overriding(env: &Environment<'_>, name: &str) -> Option<String> {
+    env(&format!("CALICO_{name}"))
+}
+
+/// A variable, with the prefix first; empty if neither is set.
+pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
+    overriding(env, name).or_else(|| env(name)).unwrap_or_default()
+}
+
+/// The settings in the environment. Only signs that are about the datastore count: everybody who works with Kubernetes has a
+/// `KUBECONFIG`, so the caller adds that one where it matters.
+pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
+    let get = |name| variable(env, name);
+    Settings {
+        datastore_type: get("DATASTORE_TYPE"),
+        path: get("DATASTORE_PATH"),
+        etcd_endpoints: get("ETCD_ENDPOINTS"),
+        etcd_discovery_srv: get("ETCD_DISCOVERY_SRV"),
+        etcd_files: EtcdFiles {
+            key: get("ETCD_KEY_FILE"),
+            certificate: get("ETCD_CERT_FILE"),
+            authority: get("ETCD_CA_CERT_FILE"),
+        },
+        etcd_inline: EtcdFiles::default(),
+        etcd_username: get("ETCD_USERNAME"),
+        etcd_password: get("ETCD_PASSWORD"),
+        orchestrator: Orchestrator::Absent,
+        path_setting: "DATASTORE_PATH",
+    }
+}
 
 /// Where that file is if nobody says otherwise.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
@@ -103,7 +144,7 @@ fn text<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<String, D::E
 ///
 /// # Errors
 /// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error repeats a value.
-pub(crate) fn read(file: ConfigFile<'_>) -> Result<Option<Settings>> {
+pub(crate) fn read_config_file(file: ConfigFile<'_>) -> Result<Option<Settings>> {
     let (path, may_be_absent) = match file {
         ConfigFile::Given(path) => (path, false),
         ConfigFile::IfThere(path) => (path, true),
@@ -122,10 +163,10 @@ pub(crate) fn read(file: ConfigFile<'_>) -> Result<Option<Settings>> {
     if document.kind != "CalicoAPIConfig" {
         return Err(ConfigError::ConfigFileKind(document.kind));
     }
-    Ok(Some(settings(document.spec.unwrap_or_default())))
+    Ok(Some(settings_of(document.spec.unwrap_or_default())))
 }
 
-fn settings(spec: Spec) -> Settings {
+fn settings_of(spec: Spec) -> Settings {
     let mut settings = Settings {
         datastore_type: spec.datastore_type,
         path: String::new(),
@@ -158,22 +199,110 @@ fn reason(error: &serde_saphyr::Error) -> String {
     }
 }
 
+/// Calico's `datastore_type` of a cluster's etcd, which is meant wherever an endpoint is set and no type.
+const ETCD: &str = "etcdv3";
+/// Calico's `datastore_type` of the Kubernetes API.
+const KUBERNETES: &str = "kubernetes";
+
+/// True if something here says which store is meant.
+pub(crate) fn names_a_store(settings: &Settings) -> bool {
+    !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
+}
+
+/// True if there is any etcd or Kubernetes setting, the type included.
+pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
+    let is_calicos = matches!(settings.datastore_type.as_str(), ETCD | KUBERNETES);
+    settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
+}
+
+/// True if the type is one of a store in a folder.
+pub(crate) fn names_embedded(drivers: &Drivers, settings: &Settings) -> bool {
+    scope_of(drivers, settings) == Some(Scope::Machine)
+}
+
+fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
+    drivers.of_type(&settings.datastore_type).map(|driver| driver.facts().scope)
+}
+
+/// The location. Without a type it is an embedded store only if nothing points to a cluster.
+pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> Result<Location> {
+    drivers.of_settings(driver_of(drivers, settings)?, settings)
+}
+
+fn driver_of(drivers: &Drivers, settings: &Settings) -> Result<&'static dyn Driver> {
+    let named = match settings.datastore_type.as_str() {
+        KUBERNETES => return Err(ConfigError::Kubernetes),
+        "" if settings.has_cluster_setting() => ETCD,
+        "" => return drivers.default_driver(),
+        named => named,
+    };
+    drivers.of_type(named).ok_or_else(|| ConfigError::UnknownType(named.to_owned()))
+}
+
+/// The fault of a file that should be a text. Its `Display` is a sentence about the file: `it is empty`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TextFault {
+    /// It has nothing but white space.
+    Empty,
+    /// It has nothing but zero bytes, as after a power cut.
+    ZeroBytes,
+    /// It begins with the byte order mark of UTF-8 or of UTF-16.
+    ByteOrderMark,
+    /// It is compressed.
+    Gzip,
+    /// It is not UTF-8.
+    NotUtf8,
+}
+
+impl fmt::Display for TextFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "it is empty",
+            Self::ZeroBytes => "it holds nothing but zero bytes",
+            Self::ByteOrderMark => "it begins with a byte order mark",
+            Self::Gzip => "it is compressed with gzip",
+            Self::NotUtf8 => "it is not UTF-8",
+        })
+    }
+}
+
+/// Returns the fault of the bytes of a file; `None` for a text in UTF-8. For a file that a parser refuses: the
+/// parser's own error would be about the first byte.
+pub fn text_fault(content: &[u8]) -> Option<TextFault> {
+    const BYTE_ORDER_MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
+    const GZIP: &[u8] = b"\x1f\x8b";
+    if content.trim_ascii().is_empty() {
+        Some(TextFault::Empty)
+    } else if content.iter().all(|byte| *byte == 0) {
+        Some(TextFault::ZeroBytes)
+    } else if BYTE_ORDER_MARKS.iter().any(|mark| content.starts_with(mark)) {
+        Some(TextFault::ByteOrderMark)
+    } else if content.starts_with(GZIP) {
+        Some(TextFault::Gzip)
+    } else if str::from_utf8(content).is_err() {
+        Some(TextFault::NotUtf8)
+    } else {
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::choice;
     use driver::{Access, Identity, Location, Login, Pem};
+
+    use super::*;
 
     const HEAD: &str = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\n";
 
     fn read_text(text: &str) -> Result<Settings> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        read(ConfigFile::Given(file.path())).map(Option::unwrap)
+        read_config_file(ConfigFile::Given(file.path())).map(Option::unwrap)
     }
 
     fn located(text: &str) -> Result<Location> {
-        choice::location(&stores::drivers(), &read_text(text)?)
+        super::location(&stores::drivers(), &read_text(text)?)
     }
 
     fn location(spec: &str) -> Result<Location> {
@@ -262,8 +391,25 @@ mod tests {
     #[test]
     fn only_the_usual_file_may_be_absent() {
         let nowhere = Path::new("/nowhere/calicoctl.cfg");
-        assert!(read(ConfigFile::IfThere(nowhere)).unwrap().is_none());
-        let error = read(ConfigFile::Given(nowhere)).map(drop).unwrap_err();
+        assert!(read_config_file(ConfigFile::IfThere(nowhere)).unwrap().is_none());
+        let error = read_config_file(ConfigFile::Given(nowhere)).map(drop).unwrap_err();
         assert!(error.to_string().starts_with("cannot read /nowhere/calicoctl.cfg: No such file"), "{error}");
+    }
+
+    #[test]
+    fn a_text_has_no_fault() {
+        for (content, fault) in [
+            (&b""[..], TextFault::Empty),
+            (b" \r\n", TextFault::Empty),
+            (b"\0\0\0", TextFault::ZeroBytes),
+            (b"\xef\xbb\xbf{}", TextFault::ByteOrderMark),
+            (b"\xff\xfe{\0}\0", TextFault::ByteOrderMark),
+            (b"\xfe\xff\0{\0}", TextFault::ByteOrderMark),
+            (b"\x1f\x8b\x08\x00", TextFault::Gzip),
+            (b"{\"\xff\"}", TextFault::NotUtf8),
+        ] {
+            assert_eq!(text_fault(content), Some(fault), "{content:?}");
+        }
+        assert_eq!(text_fault("{\"\u{e9}\":\"\u{feff}\"}".as_bytes()), None);
     }
 }
