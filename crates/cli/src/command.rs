@@ -429,9 +429,9 @@ async fn follow_pool_changes(
     deadline: Deadline,
     work: impl Future<Output = Result<Answer>>,
 ) -> Result<Answer> {
-    let before = Networks::read(operator, deadline).await;
+    let before = PoolNetworks::read(operator, deadline).await;
     let answer = work.await?;
-    let after = Networks::read(operator, deadline).await;
+    let after = PoolNetworks::read(operator, deadline).await;
     let (Some(before), Some(after)) = (before, after) else { return Ok(answer) };
     if before == after || (before.masqueraded.is_empty() && after.masqueraded.is_empty()) {
         return Ok(answer);
@@ -447,12 +447,12 @@ async fn follow_pool_changes(
 
 /// The networks of the pools of a store.
 #[derive(Debug, PartialEq, Eq)]
-struct Networks {
+struct PoolNetworks {
     masqueraded: Vec<IpNet>,
     all: Vec<IpNet>,
 }
 
-impl Networks {
+impl PoolNetworks {
     /// Reads them; `None` if the store cannot be read, which the work reports by itself.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;

@@ -31,7 +31,7 @@ use crate::interrupt::Interrupt;
 use crate::output::whole_file;
 
 /// The waits before a failed attempt is repeated: they double up to the second one.
-const WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// The pause between two glances at a running program, or at signals.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -75,7 +75,7 @@ impl Hook {
     /// # Errors
     /// There is no such program.
     pub(crate) fn program(path: &Path, timeout: Duration) -> Result<Self> {
-        Ok(Self { receiver: Receiver::Program(Program::new(path, timeout)?), first_wait: WAITS[0] })
+        Ok(Self { receiver: Receiver::Program(Program::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
 
     /// A URL, and the file of the secret with which requests are signed.
@@ -83,7 +83,10 @@ impl Hook {
     /// # Errors
     /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
     pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
-        Ok(Self { receiver: Receiver::Webhook(Box::new(Webhook::new(url, secret, timeout)?)), first_wait: WAITS[0] })
+        Ok(Self {
+            receiver: Receiver::Webhook(Box::new(Webhook::new(url, secret, timeout)?)),
+            first_wait: RETRY_WAITS[0],
+        })
     }
 
     /// Gives the receiver the event until an attempt succeeds, and begins none after `until`. `failed` is called after each
@@ -116,13 +119,13 @@ impl Hook {
             while Instant::now() < next && !interrupt.came() {
                 std::thread::sleep(GLANCE);
             }
-            wait = (wait * 2).min(WAITS[1]);
+            wait = (wait * 2).min(RETRY_WAITS[1]);
         }
     }
 }
 
 /// The time between two writes that only record that nothing has happened.
-const PAUSE: Duration = Duration::from_secs(10);
+const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A file with the last revision whose events were all handled.
 #[derive(Debug)]
@@ -200,7 +203,7 @@ impl Cursor {
     /// The file cannot be written.
     pub(crate) fn reach(&mut self, revision: Revision) -> Result<()> {
         self.reached = self.reached.max(revision);
-        if self.written.elapsed() < PAUSE { Ok(()) } else { self.finish() }
+        if self.written.elapsed() < CURSOR_INTERVAL { Ok(()) } else { self.finish() }
     }
 
     /// Writes what was reached.
@@ -233,7 +236,7 @@ impl Cursor {
 }
 
 /// The time that a run has after SIGTERM until SIGKILL.
-const GRACE: Duration = Duration::from_secs(1);
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 
 /// The program.
 #[derive(Debug)]
@@ -268,7 +271,7 @@ impl Program {
         match written {
             // A program need not read all of it.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-                end(&mut child);
+                end_program(&mut child);
                 return Err(error.to_string());
             }
             _ => {}
@@ -277,9 +280,9 @@ impl Program {
         loop {
             match child.try_wait().map_err(|error| error.to_string())? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(reason(status)),
+                Some(status) => return Err(exit_reason(status)),
                 None if interrupt.came() || Instant::now() >= until => {
-                    end(&mut child);
+                    end_program(&mut child);
                     return Err(format!("it ran for more than {} s, and was killed", self.timeout.as_secs()));
                 }
                 None => std::thread::sleep(GLANCE),
@@ -288,16 +291,16 @@ impl Program {
     }
 }
 
-fn reason(status: ExitStatus) -> String {
+fn exit_reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
 /// Ends a run and all processes of its group: with SIGTERM, and after a while with SIGKILL. Returns when its first process
 /// has ended.
-fn end(child: &mut Child) {
+fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);
-    let until = Instant::now() + GRACE;
+    let until = Instant::now() + EXIT_GRACE;
     loop {
         // The group has its first process until that was waited for.
         _ = child.try_wait();
@@ -315,10 +318,10 @@ fn end(child: &mut Child) {
 }
 
 /// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
-const SIGNATURE: &str = "Margay-Signature";
+const SIGNATURE_HEADER: &str = "Margay-Signature";
 
 /// The advice for a secret that is none.
-const MAKE_ONE: &str = "make one with: openssl rand -hex 32";
+const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
 
 /// The URL.
 #[derive(Debug)]
@@ -343,9 +346,9 @@ impl Webhook {
             .http_status_as_error(false)
             .user_agent(concat!("margay/", env!("CARGO_PKG_VERSION")));
         if is_https {
-            config = config.tls_config(tls()?);
+            config = config.tls_config(tls_config()?);
         }
-        Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(key).transpose()? })
+        Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(read_key).transpose()? })
     }
 
     /// The URL without a login and without what is behind the `?`: both may be secret.
@@ -361,7 +364,7 @@ impl Webhook {
     fn post(&self, json: &str) -> std::result::Result<(), String> {
         let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
         if let Some(key) = &self.key {
-            request = request.header(SIGNATURE, format!("sha256={}", hex(hmac::sign(key, json.as_bytes()))));
+            request = request.header(SIGNATURE_HEADER, format!("sha256={}", hex(hmac::sign(key, json.as_bytes()))));
         }
         match request.send(json) {
             Ok(answer) if answer.status().is_success() => Ok(()),
@@ -374,15 +377,15 @@ impl Webhook {
 }
 
 /// The key from a file; white space at the end does not count.
-fn key(path: &Path) -> Result<Key> {
+fn read_key(path: &Path) -> Result<Key> {
     let failed = |why: String| Failure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let secret = secret.trim_ascii_end();
     // A secret of random bytes may begin like UTF-16.
     let is_text = str::from_utf8(secret).is_ok();
     match text_fault(secret) {
-        Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_ONE)),
-        Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_ONE)),
+        Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_SECRET_HINT)),
+        Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_SECRET_HINT)),
         Some(fault @ TextFault::ByteOrderMark) if is_text => {
             return Err(failed(format!("would not be the receiver's: {fault}")).hint("write it without the mark"));
         }
@@ -392,7 +395,7 @@ fn key(path: &Path) -> Result<Key> {
 }
 
 /// The certificates that the system trusts, or those of `SSL_CERT_FILE`.
-fn tls() -> Result<TlsConfig> {
+fn tls_config() -> Result<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         return Err(Failure::new("this system has no trusted certificates for https")
@@ -531,13 +534,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         fs::write(&path, "Jefe\n").unwrap();
-        let code = hmac::sign(&key(&path).unwrap(), b"what do ya want for nothing?");
+        let code = hmac::sign(&read_key(&path).unwrap(), b"what do ya want for nothing?");
         assert_eq!(code.as_ref()[..4], [0x5b, 0xdc, 0xc1, 0x46]);
         for wrong in [&b" \n"[..], b"\0\0\0\0", b"\xef\xbb\xbfJefe"] {
             fs::write(&path, wrong).unwrap();
-            assert!(key(&path).is_err(), "{wrong:?}");
+            assert!(read_key(&path).is_err(), "{wrong:?}");
         }
         fs::write(&path, b"\xff\xfe\x01").unwrap();
-        assert!(key(&path).is_ok(), "random bytes");
+        assert!(read_key(&path).is_ok(), "random bytes");
     }
 }

@@ -192,18 +192,18 @@ const USES: [(AddressUse, char, &str, &str); 5] = [
     (AddressUse::Reserved, 'r', "reserved", "#707070"),
 ];
 
-fn row(wanted: AddressUse) -> (char, &'static str) {
+fn use_row(wanted: AddressUse) -> (char, &'static str) {
     USES.iter().find(|(found, ..)| *found == wanted).map_or((' ', ""), |(_, sign, _, colour)| (*sign, colour))
 }
 
 /// The sign of an address.
 fn sign(wanted: AddressUse) -> char {
-    row(wanted).0
+    use_row(wanted).0
 }
 
 /// The colour of an address in a picture.
 fn colour(wanted: AddressUse) -> &'static str {
-    row(wanted).1
+    use_row(wanted).1
 }
 
 /// The colour of a block of which so many tenths cannot be assigned.
@@ -410,26 +410,26 @@ fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &
 }
 
 /// Sizes in pixels.
-const WIDTH: usize = 1000;
-const MARGIN: usize = 20;
-const LINE: usize = 18;
-const LABEL: usize = 330;
-const CELL: usize = 12;
+const SVG_WIDTH: usize = 1000;
+const SVG_MARGIN: usize = 20;
+const SVG_LINE: usize = 18;
+const SVG_LABEL: usize = 330;
+const SVG_CELL: usize = 12;
 
 /// A picture of all pools.
 pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
     let mut body = String::new();
-    let mut y = MARGIN;
+    let mut y = SVG_MARGIN;
     for section in sections {
-        y += LINE;
-        _ = writeln!(body, r#"<text x="{MARGIN}" y="{y}" class="h">{}</text>"#, escaped(&section.heading()));
-        y += LINE / 2;
+        y += SVG_LINE;
+        _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{y}" class="h">{}</text>"#, escape_xml(&section.heading()));
+        y += SVG_LINE / 2;
         y = if section.in_detail(detail) {
             svg_addresses(&section.blocks, y, &mut body)
         } else {
             svg_blocks(section, y, &mut body)
         };
-        y += LINE;
+        y += SVG_LINE;
     }
     y = svg_legend(y, &mut body);
     format!(
@@ -440,20 +440,20 @@ pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
             r##"<rect width="100%" height="100%" fill="#ffffff"/>"##,
             "\n{body}</svg>\n"
         ),
-        width = WIDTH,
-        height = y + MARGIN,
+        width = SVG_WIDTH,
+        height = y + SVG_MARGIN,
         body = body
     )
 }
 
 /// The picture in a page of its own, with a text about it, and lines below it.
 pub(crate) fn html(sections: &[Section], detail: Detail, about: &str, below: &[String]) -> String {
-    let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escaped(line))).collect();
+    let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escape_xml(line))).collect();
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Addresses</title>\n\
          <style>body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}</style>\n</head>\n<body>\n\
          <p>{}</p>\n{}{below}</body>\n</html>\n",
-        escaped(about),
+        escape_xml(about),
         svg(sections, detail)
     )
 }
@@ -461,30 +461,30 @@ pub(crate) fn html(sections: &[Section], detail: Detail, about: &str, below: &[S
 /// Draws a line for each block; neighbouring addresses of the same use share a rectangle.
 fn svg_addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
     let mut y = top;
-    let room = WIDTH - LABEL - 2 * MARGIN;
+    let room = SVG_WIDTH - SVG_LABEL - 2 * SVG_MARGIN;
     for block in blocks {
-        let text = y + LINE - 5;
-        _ = writeln!(body, r#"<g><title>{}</title>"#, escaped(&block.reported()));
+        let text = y + SVG_LINE - 5;
+        _ = writeln!(body, r#"<g><title>{}</title>"#, escape_xml(&block.reported()));
         let owner = if block.owner.is_empty() { "-" } else { &block.owner };
         let label = clipped(&format!("{}  {owner}", block.cidr));
-        _ = writeln!(body, r#"<text x="{MARGIN}" y="{text}">{}</text>"#, escaped(&label));
+        _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{text}">{}</text>"#, escape_xml(&label));
         let all = block.uses.len().max(1);
         let mut begun = 0;
         while let Some(first) = block.uses.get(begun) {
             let alike = block.uses.iter().skip(begun).take_while(|found| *found == first).count();
             let (x, width) = (room * begun / all, room * (begun + alike) / all - room * begun / all);
-            let (x, fill) = (MARGIN + LABEL + x, colour(*first));
+            let (x, fill) = (SVG_MARGIN + SVG_LABEL + x, colour(*first));
             _ = writeln!(
                 body,
                 r#"<rect x="{x}" y="{}" width="{}" height="{}" fill="{fill}" stroke="white" stroke-width="0.5"/>"#,
                 y + 2,
                 width.max(1),
-                LINE - 4
+                SVG_LINE - 4
             );
             begun += alike;
         }
         body.push_str("</g>\n");
-        y += LINE;
+        y += SVG_LINE;
     }
     y
 }
@@ -495,39 +495,39 @@ fn svg_blocks(section: &Section, top: usize, body: &mut String) -> usize {
     let mut y = top;
     for line in section.blocks.chunks(each) {
         if let Some(first) = line.first() {
-            let text = y + CELL - 2;
-            _ = writeln!(body, r#"<text x="{MARGIN}" y="{text}">{}</text>"#, escaped(&first.cidr));
+            let text = y + SVG_CELL - 2;
+            _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{text}">{}</text>"#, escape_xml(&first.cidr));
         }
         for (place, block) in line.iter().enumerate() {
-            let (x, size) = (MARGIN + 180 + place * CELL, CELL - 1);
+            let (x, size) = (SVG_MARGIN + 180 + place * SVG_CELL, SVG_CELL - 1);
             _ = writeln!(
                 body,
                 r#"<rect x="{x}" y="{y}" width="{size}" height="{size}" fill="{}"><title>{}</title></rect>"#,
                 colour_of_tenths(block.tenths()),
-                escaped(&block.reported())
+                escape_xml(&block.reported())
             );
         }
-        y += CELL;
+        y += SVG_CELL;
     }
     y
 }
 
 fn svg_legend(top: usize, body: &mut String) -> usize {
-    let mut x = MARGIN;
-    let y = top + LINE;
+    let mut x = SVG_MARGIN;
+    let y = top + SVG_LINE;
     for (_, _, name, fill) in USES {
         _ = writeln!(body, r#"<rect x="{x}" y="{}" width="10" height="10" fill="{fill}"/>"#, y - 9);
         _ = writeln!(body, r#"<text x="{}" y="{y}">{name}</text>"#, x + 15);
         x += 40 + name.len() * 8;
     }
-    let y = y + LINE;
-    _ = writeln!(body, r#"<text x="{MARGIN}" y="{y}">a block: all free</text>"#);
+    let y = y + SVG_LINE;
+    _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{y}">a block: all free</text>"#);
     for tenths in 0..=10 {
-        let x = MARGIN + 130 + tenths * CELL;
+        let x = SVG_MARGIN + 130 + tenths * SVG_CELL;
         let fill = colour_of_tenths(tenths);
         _ = writeln!(body, r#"<rect x="{x}" y="{}" width="11" height="11" fill="{fill}"/>"#, y - 10);
     }
-    _ = writeln!(body, r#"<text x="{}" y="{y}">none free</text>"#, MARGIN + 140 + 11 * CELL);
+    _ = writeln!(body, r#"<text x="{}" y="{y}">none free</text>"#, SVG_MARGIN + 140 + 11 * SVG_CELL);
     y
 }
 
@@ -538,7 +538,7 @@ fn clipped(label: &str) -> String {
 }
 
 /// A text, escaped for XML.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -565,7 +565,7 @@ mod tests {
 
     #[test]
     fn text_is_escaped() {
-        assert_eq!(escaped(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
+        assert_eq!(escape_xml(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
         assert_eq!(clipped(&"x".repeat(50)).chars().count(), 44);
     }
 }

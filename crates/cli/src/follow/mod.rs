@@ -287,7 +287,7 @@ impl<'l> Embedded<'l> {
                 Err(error) => self.given_up(&error).ok_or_else(|| self.at.explain(error))?,
                 Ok(part) => part,
             };
-            bytes += size(&part);
+            bytes += part_size(&part);
             let listed = if let Part::Listed(at, _) = part { Some(at) } else { None };
             let mut is_all = matches!(part, Part::Reached(_));
             parts.push(part);
@@ -363,7 +363,7 @@ impl<'l> Embedded<'l> {
 }
 
 /// The approximate size of a part in memory, in bytes.
-fn size(part: &Part) -> usize {
+fn part_size(part: &Part) -> usize {
     let of_batch = |batch: &Batch| -> usize {
         batch.events.iter().map(|event| event.kv.size() + event.prev.as_ref().map_or(0, Kv::size)).sum()
     };

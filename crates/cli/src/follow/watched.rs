@@ -367,7 +367,7 @@ async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
 }
 
 /// The quiet times before a look: they double up to the second one, since a look lists the keys twice.
-const WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
+const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
 /// A quiet time.
 struct Idle {
@@ -382,7 +382,7 @@ struct Idle {
 impl Idle {
     /// It begins now.
     fn new() -> Self {
-        Self { wait: WAITS[0], next: Instant::now() + WAITS[0], look: JoinSet::new(), candidate: None }
+        Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], look: JoinSet::new(), candidate: None }
     }
 
     /// It begins anew, since the watch has reported something.
@@ -402,7 +402,7 @@ impl Idle {
             self.candidate = seen.ok().flatten();
             self.next = Instant::now() + self.wait;
         } else if self.look.is_empty() && Instant::now() >= self.next {
-            self.wait = (self.wait * 2).min(WAITS[1]);
+            self.wait = (self.wait * 2).min(IDLE_WAITS[1]);
             let store = Arc::clone(store);
             self.look.spawn(async move { unchanged(&*store, at).await.ok().flatten() });
         }
@@ -455,7 +455,7 @@ mod tests {
         let location = stores::of_engine("redb", folder.path().join("store")).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let open = datastore::open(&location, &Create::IfMissing.with_wait(WAITS[1])).await.unwrap();
+            let open = datastore::open(&location, &Create::IfMissing.with_wait(IDLE_WAITS[1])).await.unwrap();
             let store = open.store();
             let put = async |key: Key| store.put(key, "x").await.unwrap();
             let block = keys::block("10.0.0.0/26".parse().unwrap());

@@ -17,7 +17,7 @@ use crate::error::{Failure, Result};
 use crate::output::printable;
 
 /// A size that no list exceeds.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// A list as it was read.
 struct List {
@@ -37,14 +37,14 @@ impl List {
     fn read(path: &Path) -> Result<Self> {
         let now = SystemTime::now();
         if path.as_os_str() == "-" {
-            let text = text(io::stdin().lock()).map_err(|error| cannot_read("standard input", &error))?;
+            let text = read_text(io::stdin().lock()).map_err(|error| cannot_read("standard input", &error))?;
             return Ok(Self { name: "the list on standard input".to_owned(), text, made: now });
         }
         let read = || {
             let file = File::open(path)?;
             // A time in the future counts as now.
             let made = file.metadata()?.modified()?.min(now);
-            Ok((text(file)?, made))
+            Ok((read_text(file)?, made))
         };
         let (text, made) = read().map_err(|error| cannot_read(&path.display().to_string(), &error))?;
         Ok(Self { name: printable(&path.display().to_string()), text, made })
@@ -79,7 +79,7 @@ fn folder(path: &Path) -> Result<Vec<List>> {
     paths.sort();
     let mut files = Vec::new();
     for path in paths {
-        match File::open(&path).and_then(text) {
+        match File::open(&path).and_then(read_text) {
             Ok(text) => {
                 files.push(List { name: printable(&path.display().to_string()), text, made: SystemTime::now() });
             }
@@ -94,10 +94,10 @@ fn cannot_read(name: &str, error: &io::Error) -> Failure {
     Failure::new(format!("nothing was freed: cannot read {}: {error}", printable(name)))
 }
 
-fn text(from: impl Read) -> io::Result<String> {
+fn read_text(from: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
-    from.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_BYTES {
+    from.take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_LIST_BYTES {
         return Err(io::Error::other("it is longer than any list"));
     }
     // An empty list has a message of its own. With a mark the first name in it would be another one, and that container's
@@ -113,7 +113,7 @@ const CNI: &str = "cni.dev/valid-attachments";
 /// The name that CNI's specification once had for it: libcni writes both.
 const CNI_BEFORE: &str = "cni.dev/attachments";
 /// libcni's name for its record of an attachment.
-const CACHED: &str = "cniCacheV1";
+const CNI_CACHED: &str = "cniCacheV1";
 /// The accepted forms.
 const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
@@ -154,7 +154,7 @@ fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
     let files = folder(path)?;
     let attachment = |file: &List| {
         let value = serde_json::from_str(&file.text).map_err(|error| format!("it is no JSON: {error}"));
-        let listed = value.and_then(|value| cached(&value));
+        let listed = value.and_then(|value| parse_cached(&value));
         listed.map_err(|what| {
             file.wrong(&what, "every file in the folder has to be one that libcni keeps of an attachment")
         })
@@ -167,38 +167,38 @@ fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
 
 fn parse_attachments(text: &str) -> Result<Parsed, String> {
     match text.trim_start().chars().next() {
-        Some('{' | '[') => json(text),
-        _ => Ok(Parsed { network: None, listed: lines(text)? }),
+        Some('{' | '[') => parse_json(text),
+        _ => Ok(Parsed { network: None, listed: parse_lines(text)? }),
     }
 }
 
-fn lines(text: &str) -> Result<Vec<Listed>, String> {
+fn parse_lines(text: &str) -> Result<Vec<Listed>, String> {
     let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty());
-    lines.map(|(number, line)| container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
+    lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
 /// A container of which only the id is known.
-fn container(id: &str) -> Result<Listed, String> {
+fn parse_container(id: &str) -> Result<Listed, String> {
     match is_cni_name(id) {
         true => Ok(Listed { container: id.to_owned(), ..Listed::default() }),
         false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
     }
 }
 
-fn json(text: &str) -> Result<Parsed, String> {
+fn parse_json(text: &str) -> Result<Parsed, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
     if let Some(elements) = value.as_array() {
-        return Ok(Parsed { network: None, listed: each(elements, element)? });
+        return Ok(Parsed { network: None, listed: each(elements, parse_element)? });
     }
     let named =
         [CNI, CNI_BEFORE].into_iter().find_map(|name| Some((name, value.get(name).filter(|one| !one.is_null())?)));
     if let Some((name, listed)) = named {
         let elements = listed.as_array().ok_or_else(|| format!("{name} is no array"))?;
         let network = value.get("name").and_then(Value::as_str).map(str::to_owned);
-        return Ok(Parsed { network, listed: each(elements, attachment)? });
+        return Ok(Parsed { network, listed: each(elements, parse_attachment)? });
     }
     if let Some(pods) = value.get("items").and_then(Value::as_array) {
-        let pod = |pod: &Value| container(text_of(pod, "id")?);
+        let pod = |pod: &Value| parse_container(text_of(pod, "id")?);
         return Ok(Parsed { network: None, listed: each(pods, pod)? });
     }
     match value.get("containers") {
@@ -213,27 +213,27 @@ fn each(elements: &[Value], read: impl Fn(&Value) -> Result<Listed, String>) -> 
 }
 
 /// An element of an array: CNI's, or podman's.
-fn element(value: &Value) -> Result<Listed, String> {
+fn parse_element(value: &Value) -> Result<Listed, String> {
     match value.get("Id") {
-        Some(_) => container(text_of(value, "Id")?),
-        None => attachment(value),
+        Some(_) => parse_container(text_of(value, "Id")?),
+        None => parse_attachment(value),
     }
 }
 
-fn attachment(value: &Value) -> Result<Listed, String> {
+fn parse_attachment(value: &Value) -> Result<Listed, String> {
     let network = match value.get("network") {
         Some(_) => Some(text_of(value, "network")?.to_owned()),
         None => None,
     };
-    let named = container(text_of(value, "containerID")?)?;
+    let named = parse_container(text_of(value, "containerID")?)?;
     Ok(Listed { interface: Some(text_of(value, "ifname")?.to_owned()), network, ..named })
 }
 
-fn cached(value: &Value) -> Result<Listed, String> {
-    if value.get("kind").and_then(Value::as_str) != Some(CACHED) {
-        return Err(format!("its kind is not {CACHED}"));
+fn parse_cached(value: &Value) -> Result<Listed, String> {
+    if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHED) {
+        return Err(format!("its kind is not {CNI_CACHED}"));
     }
-    let named = container(text_of(value, "containerId")?)?;
+    let named = parse_container(text_of(value, "containerId")?)?;
     let [interface, network] = ["ifName", "networkName"].map(|name| text_of(value, name).map(str::to_owned));
     Ok(Listed { interface: Some(interface?), network: Some(network?), ..named })
 }
@@ -340,7 +340,7 @@ mod tests {
             assert!(error.contains(words), "{text}: {error}");
         }
         let result = r#"{"cniVersion":"1.0.0","ips":[]}"#;
-        assert!(cached(&serde_json::from_str(result).unwrap()).unwrap_err().contains("cniCacheV1"));
+        assert!(parse_cached(&serde_json::from_str(result).unwrap()).unwrap_err().contains("cniCacheV1"));
     }
 
     #[test]
@@ -349,7 +349,7 @@ mod tests {
             r#"{{"kind":"cniCacheV1","containerId":"{ID}","config":"e30=","ifName":"eth0","networkName":"lab","result":{{}}}}"#
         );
         let value = serde_json::from_str(&text).unwrap();
-        assert_eq!(cached(&value), Ok(one(ID, Some("eth0"), Some("lab"))));
+        assert_eq!(parse_cached(&value), Ok(one(ID, Some("eth0"), Some("lab"))));
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) const APART: Duration = Duration::from_secs(60);
 /// The form of the file.
 const FORMAT: u32 = 1;
 /// A size that the file of a whole machine does not reach.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
 /// One assignment of an address; a later assignment of the same address is another one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -83,7 +83,8 @@ impl Scans {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
         let path = folder.join(format!("looks-{:016x}.json", hasher.finish()));
-        let stored = read(&path).filter(|it| it.format == FORMAT && it.boot_id == boot_id && it.store == store);
+        let stored =
+            read_stored_scan(&path).filter(|it| it.format == FORMAT && it.boot_id == boot_id && it.store == store);
         let looks = stored.into_iter().flat_map(|stored| stored.looks);
         let since = looks.map(|scan| (scan.seen, Duration::from_millis(scan.since))).filter(|(_, since)| *since <= now);
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
@@ -133,23 +134,27 @@ impl Scans {
 }
 
 /// The contents of a file, if it is ours and no other user has access to it.
-fn read(path: &Path) -> Option<Stored> {
+fn read_stored_scan(path: &Path) -> Option<Stored> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let about = file.metadata().ok()?;
-    if !about.is_file() || about.uid() != geteuid().as_raw() || about.mode() & 0o077 != 0 || about.len() > MAX_BYTES {
+    if !about.is_file()
+        || about.uid() != geteuid().as_raw()
+        || about.mode() & 0o077 != 0
+        || about.len() > MAX_SCAN_FILE_BYTES
+    {
         tracing::warn!(path = %path.display(), "these scans are not surely ours, so they do not count");
         return None;
     }
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    file.take(MAX_SCAN_FILE_BYTES).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
 /// The time after which all blocks are scanned again.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The next scan of all blocks is later by up to this time, so that the nodes of a cluster do not all scan at once.
-const SPREAD: Duration = Duration::from_secs(60 * 60);
+const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// The most blocks of a cluster that are all scanned at the first scan of a boot.
 const FEW: u64 = 64;
 /// In a larger cluster the first scan of all blocks is later by up to this time for each block, a day at most. So a
@@ -194,12 +199,12 @@ impl Memory {
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
     pub(super) async fn plan(self, operator: &Operator, all: bool) -> Result<Plan> {
         let now = host::uptime().unwrap_or_default().as_secs();
-        let next = now + DAY.as_secs() + fastrand::u64(..SPREAD.as_secs());
+        let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
             // A time that is too far ahead was not written here.
-            Some(found) if (now..=next + SPREAD.as_secs()).contains(&found.due) => (false, found.due),
+            Some(found) if (now..=next + FULL_SCAN_SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
-            None => first(operator, now, next).await?,
+            None => time_first_full_scan(operator, now, next).await?,
         };
         let mut reach = self.reach();
         if is_due || all {
@@ -211,13 +216,13 @@ impl Memory {
 }
 
 /// Whether the first scan of a boot reads all blocks, and the time of the next scan that does.
-async fn first(operator: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
+async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = operator.ipam().store().range(all).await?.count;
     if blocks <= FEW {
         return Ok((true, next));
     }
-    let longest = blocks.saturating_mul(PER_BLOCK.as_secs()).min(DAY.as_secs());
+    let longest = blocks.saturating_mul(PER_BLOCK.as_secs()).min(FULL_SCAN_INTERVAL.as_secs());
     Ok((false, now + fastrand::u64(..longest)))
 }
 

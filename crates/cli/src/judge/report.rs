@@ -106,7 +106,7 @@ fn reason(verdict: &Verdict) -> Option<String> {
 }
 
 /// The width of lists of names.
-const WIDTH: usize = 80;
+const TABLE_WIDTH: usize = 80;
 
 struct Table {
     /// The width of the column of names.
@@ -139,10 +139,10 @@ impl Reporter for Table {
     }
 
     fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, _: &mut dyn Write) -> Result<()> {
-        ignored(reports, out)?;
+        print_ignored(reports, out)?;
         for report in reports {
             if let Verdict::Failed(failure) = &report.verdict {
-                failed(report.name, failure, out)?;
+                print_failure(report.name, failure, out)?;
             }
         }
         writeln!(out, "\n{summary}")?;
@@ -151,7 +151,7 @@ impl Reporter for Table {
 }
 
 /// Lists the cases that did not run, by reason.
-fn ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
+fn print_ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for report in reports {
         let Verdict::Ignored(reason) = report.verdict else { continue };
@@ -165,7 +165,7 @@ fn ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
         writeln!(out, "\nignored, since {reason}:")?;
         let mut line = String::new();
         for number in numbers {
-            if line.len() + 1 + number.len() > WIDTH - 1 {
+            if line.len() + 1 + number.len() > TABLE_WIDTH - 1 {
                 writeln!(out, " {line}")?;
                 line.clear();
             }
@@ -176,7 +176,7 @@ fn ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn failed(name: &str, failure: &conformance::Failure, out: &mut dyn Write) -> Result<()> {
+fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write) -> Result<()> {
     let rule = failure.rule();
     let words = rules().into_iter().find(|known| known.id == rule).map(|known| known.text).unwrap_or_default();
     writeln!(out, "\n{name} failed")?;
@@ -230,7 +230,7 @@ struct Junit;
 impl Reporter for Junit {
     fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
         let mut suite = TestSuite::new("conformance");
-        suite.add_test_cases(reports.iter().map(case)).set_time(summary.took);
+        suite.add_test_cases(reports.iter().map(junit_case)).set_time(summary.took);
         let mut run = quick_junit::Report::new("margay conformance");
         run.add_test_suite(suite).set_time(summary.took);
         let xml = run.to_string().map_err(|error| Failure::new(format!("JUnit: {error}")))?;
@@ -241,7 +241,7 @@ impl Reporter for Junit {
     }
 }
 
-fn case(report: &Report) -> TestCase {
+fn junit_case(report: &Report) -> TestCase {
     let status = match &report.verdict {
         Verdict::Passed => TestCaseStatus::success(),
         Verdict::Failed(failure) => {

@@ -46,14 +46,14 @@ pub(crate) fn printable(text: &str) -> String {
     })
 }
 
-const LINE: LineStyle = LineStyle::new('+', '-', '+', '+');
-const CONTENT: ContentLineStyle = ContentLineStyle::new('|', '|', '|');
-const STYLE: TableStyle = TableStyle::new()
-    .top_border(LINE)
-    .header_lines(CONTENT)
-    .header_separator(LINE)
-    .content_lines(CONTENT)
-    .bottom_border(LINE);
+const TABLE_LINE: LineStyle = LineStyle::new('+', '-', '+', '+');
+const TABLE_CONTENT: ContentLineStyle = ContentLineStyle::new('|', '|', '|');
+const TABLE_STYLE: TableStyle = TableStyle::new()
+    .top_border(TABLE_LINE)
+    .header_lines(TABLE_CONTENT)
+    .header_separator(TABLE_LINE)
+    .content_lines(TABLE_CONTENT)
+    .bottom_border(TABLE_LINE);
 
 /// The heading of a column and the alignment of its cells.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ pub(crate) enum Column {
 /// the terminal.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_style(STYLE);
+    table.load_style(TABLE_STYLE);
     table.set_header(columns.iter().map(|column| {
         let (Column::Text(title) | Column::Number(title)) = column;
         Cell::new(title).set_alignment(CellAlignment::Left)
@@ -99,8 +99,8 @@ pub(crate) fn table<R: Row>(rows: &[R]) -> String {
 }
 
 /// The least width of a column, and the gap between two cells.
-const LEAST: usize = 5;
-const GAP: usize = 3;
+const MIN_COLUMN_WIDTH: usize = 5;
+const COLUMN_GAP: usize = 3;
 
 /// Rows with aligned cells, with blanks after the last cell too, and an empty line at the end. The first row has the
 /// headings.
@@ -108,7 +108,7 @@ pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let widest = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-        (widest.unwrap_or(0) + GAP).max(LEAST)
+        (widest.unwrap_or(0) + COLUMN_GAP).max(MIN_COLUMN_WIDTH)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
@@ -181,7 +181,7 @@ pub(crate) fn whole_file(path: &Path, text: &str) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));
     let aside = PathBuf::from(aside);
-    let written = write(&aside, text).and_then(|()| fs::rename(&aside, path));
+    let written = write_file(&aside, text).and_then(|()| fs::rename(&aside, path));
     written.map_err(|error| {
         _ = fs::remove_file(&aside);
         Failure::new(format!("cannot write {}: {error}", path.display()))
@@ -189,7 +189,7 @@ pub(crate) fn whole_file(path: &Path, text: &str) -> Result<()> {
     })
 }
 
-fn write(path: &Path, text: &str) -> io::Result<()> {
+fn write_file(path: &Path, text: &str) -> io::Result<()> {
     let mut file = File::create_new(path)?;
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())?;
@@ -197,7 +197,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// The width of an answer that goes to a file.
-const USUAL_WIDTH: usize = 100;
+const DEFAULT_SCREEN_WIDTH: usize = 100;
 
 /// The facts about standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,14 +215,14 @@ impl Screen {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
-            width: columns.ok().filter(|columns| *columns > 0).unwrap_or(USUAL_WIDTH),
+            width: columns.ok().filter(|columns| *columns > 0).unwrap_or(DEFAULT_SCREEN_WIDTH),
             colours: stdout().is_terminal() && !plain && !dumb,
         }
     }
 }
 
 /// The time after which a person sees that the command goes on.
-const SILENCE: Duration = Duration::from_secs(1);
+const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
 /// A bar on stderr that appears after a second; nothing is shown if stderr is not a terminal.
 #[derive(Debug)]
@@ -249,7 +249,7 @@ impl Progress {
 
     /// Shows the number of keys that are done.
     pub(crate) fn at(&self, keys: u64) {
-        if self.hidden.get() && self.began.elapsed() >= SILENCE {
+        if self.hidden.get() && self.began.elapsed() >= PROGRESS_DELAY {
             self.hidden.set(false);
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
             self.bar.enable_steady_tick(Duration::from_millis(200));
@@ -270,10 +270,10 @@ pub(crate) async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T
         return work.await;
     }
     let mut work = std::pin::pin!(work);
-    if let Ok(done) = tokio::time::timeout(SILENCE, &mut work).await {
+    if let Ok(done) = tokio::time::timeout(PROGRESS_DELAY, &mut work).await {
         return done;
     }
-    let spinner = ProgressBar::new_spinner().with_message(what.to_owned()).with_elapsed(SILENCE);
+    let spinner = ProgressBar::new_spinner().with_message(what.to_owned()).with_elapsed(PROGRESS_DELAY);
     if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
         spinner.set_style(style);
     }

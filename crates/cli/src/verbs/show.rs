@@ -128,7 +128,7 @@ async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Re
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let prefix = pool.filter(|pool| pool.prefix_length().is_some()).map(|pool| pool.unit_of(ip));
-    let status = status(operator.ipam().holding(ip, deadline).await?);
+    let status = status_of(operator.ipam().holding(ip, deadline).await?);
     let reserved_by = reservations
         .iter()
         .filter(|reservation| {
@@ -141,7 +141,7 @@ async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Re
     AddressReport { ip, prefix, pool, reserved_by, quarantined, status }.answer()
 }
 
-fn status(holding: Holding) -> Status {
+fn status_of(holding: Holding) -> Status {
     match holding {
         Holding::Free => Status::Free,
         Holding::InCooldown(entry) => Status::CoolingDown { released_at: entry.released_at().map(rfc3339) },
@@ -326,7 +326,7 @@ fn borrowed_answer(borrowed: &Borrowed) -> Result<Answer> {
 }
 
 /// A longer time is not shown as a number.
-const LONG: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
+const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// When each pool will be full.
 pub(crate) struct ShowForecast;
@@ -365,18 +365,18 @@ impl Row for PoolForecast {
             (Column::Text("POOL"), |pool| pool.name.clone()),
             (Column::Text("CIDR"), |pool| pool.cidr.to_string()),
             (Column::Number("IPS FREE"), |pool| five_digits(pool.free.to_f64())),
-            (Column::Number("MORE PER DAY"), |pool| words(pool.ahead).0),
-            (Column::Text("FULL IN"), |pool| words(pool.ahead).1),
+            (Column::Number("MORE PER DAY"), |pool| forecast_words(pool.ahead).0),
+            (Column::Text("FULL IN"), |pool| forecast_words(pool.ahead).1),
         ]
     }
 }
 
 /// The growth and the time until a pool is full.
-fn words(ahead: Ahead) -> (String, String) {
+fn forecast_words(ahead: Ahead) -> (String, String) {
     match ahead {
         Ahead::Full => (String::new(), "full".to_owned()),
         Ahead::Filling { days, per_day } => {
-            let time = Duration::try_from_secs_f64(days * 86_400.0).ok().filter(|time| *time < LONG);
+            let time = Duration::try_from_secs_f64(days * 86_400.0).ok().filter(|time| *time < MAX_FORECAST);
             let full_in = time.map_or_else(|| "over 10 years".to_owned(), |time| span(time.as_secs()));
             (format!("{per_day:.1}"), full_in)
         }
@@ -565,7 +565,7 @@ mod tests {
     #[test]
     fn each_future_has_its_words() {
         let words = |ahead| {
-            let (per_day, full_in) = words(ahead);
+            let (per_day, full_in) = forecast_words(ahead);
             format!("{per_day}|{full_in}")
         };
         assert_eq!(words(Ahead::Filling { days: 3.5, per_day: 20.04 }), "20.0|3 days");

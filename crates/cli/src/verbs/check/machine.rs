@@ -19,10 +19,10 @@ use crate::error::Result;
 use crate::store::StoreAt;
 
 /// The longest time to read the pools of another store.
-const PATIENCE: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Addresses that are assigned from a store.
-struct Place {
+struct AssignedRange {
     store: String,
     net: IpNet,
     /// The pool or the network's configuration that has them.
@@ -33,9 +33,12 @@ struct Place {
 /// only the configuration is read, unless it is the checked store.
 pub(super) async fn find_overlapping_networks(at: StoreAt<'_>, inspection: &Inspection) -> (Vec<Finding>, Vec<String>) {
     let (networks, mut notes) = datastore::networks(at.location.drivers(), at.conf_dir);
-    let of_store = |store: &str, pools: &[(String, IpNet)]| -> Vec<Place> {
-        let place =
-            |(name, net): &(String, IpNet)| Place { store: store.to_owned(), net: *net, by: format!("pool {name}") };
+    let of_store = |store: &str, pools: &[(String, IpNet)]| -> Vec<AssignedRange> {
+        let place = |(name, net): &(String, IpNet)| AssignedRange {
+            store: store.to_owned(),
+            net: *net,
+            by: format!("pool {name}"),
+        };
         pools.iter().map(place).collect()
     };
     let own = at.to_string();
@@ -43,36 +46,40 @@ pub(super) async fn find_overlapping_networks(at: StoreAt<'_>, inspection: &Insp
     let mut seen = BTreeSet::from([own]);
     for network in &networks {
         let store = network.store.to_string();
-        places.extend(configured(network, &store));
+        places.extend(configured_ranges(network, &store));
         if network.store.path().is_some() && seen.insert(store.clone()) {
-            match pools(at.other(&network.store).with_wait(PATIENCE)).await {
+            match read_pools(at.other(&network.store).with_wait(READ_TIMEOUT)).await {
                 Ok(pools) => places.extend(of_store(&store, &pools)),
                 Err(failure) => notes.push(format!("the pools of {store} could not be read: {}", failure.message())),
             }
         }
     }
-    (compare(&places), notes)
+    (compare_ranges(&places), notes)
 }
 
 /// The addresses in a network's configuration.
-fn configured<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = Place> {
+fn configured_ranges<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = AssignedRange> {
     let nets = network.subnets.iter().filter_map(|text| text.parse::<IpNet>().ok());
-    nets.map(move |net| Place { store: store.to_owned(), net: net.trunc(), by: format!("network {}", network.name) })
+    nets.map(move |net| AssignedRange {
+        store: store.to_owned(),
+        net: net.trunc(),
+        by: format!("network {}", network.name),
+    })
 }
 
 /// The pools of a store; empty if there is no store.
-async fn pools(at: StoreAt<'_>) -> Result<Vec<(String, IpNet)>> {
+async fn read_pools(at: StoreAt<'_>) -> Result<Vec<(String, IpNet)>> {
     let Some(open) = at.open_if_there().await? else { return Ok(Vec::new()) };
     let store = open.store();
     at.on_ipam_of(open, store, async |operator| {
-        let pools = operator.ipam().inventory(Deadline::after(PATIENCE)).await?.pools;
+        let pools = operator.ipam().inventory(Deadline::after(READ_TIMEOUT)).await?.pools;
         Ok(pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect())
     })
     .await
 }
 
 /// Finds the networks that overlap, each pair once, even if several sources have it.
-fn compare(places: &[Place]) -> Vec<Finding> {
+fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     let mut found = BTreeMap::new();
     for (index, one) in places.iter().enumerate() {
         for other in places.iter().take(index) {
@@ -95,9 +102,9 @@ fn compare(places: &[Place]) -> Vec<Finding> {
 }
 
 /// How the names of interfaces begin that other programs make.
-const FOREIGN: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg", "tun", "tailscale", "ppp"];
+const FOREIGN_DEVICES: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg", "tun", "tailscale", "ppp"];
 /// How the names of Calico's interfaces begin.
-const CALICOS: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
+const CALICO_DEVICES: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
 /// The findings: for each pool the routes that are not its own. `lengths` has the lengths of prefixes, by pool. `is_bridge`
 /// says of an interface whether it is a bridge.
@@ -131,9 +138,9 @@ fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bo
     }
     // Calico's routes to the blocks of other nodes lead through a gateway. Most blocks have 64 addresses.
     let is_block = route.has_gateway && route.net.prefix_len() + 6 >= length;
-    let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICOS);
+    let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICO_DEVICES);
     let is_interface = route.net == pool || is_bridge(&route.device);
-    is_small || (is_interface && !route.has_gateway && !begins(&FOREIGN))
+    is_small || (is_interface && !route.has_gateway && !begins(&FOREIGN_DEVICES))
 }
 
 /// True if an interface of this machine is a bridge.

@@ -146,13 +146,13 @@ impl OnStore for Check {
         let answer = render_answer(self, at.location, &inspected.inspection, &repairs)?.notes(notes);
         Ok(match inspected.inspection.problems() {
             0 => answer,
-            problems => answer.incomplete(found(problems, &inspected.inspection, self)),
+            problems => answer.incomplete(problems_failure(problems, &inspected.inspection, self)),
         })
     }
 }
 
 /// The meaning of an exit code of 1, and the next step.
-fn found(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
+fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
     let failure = Failure::new(match problems {
         1 => "1 problem was found".to_owned(),
         _ => format!("{problems} problems were found"),
@@ -178,10 +178,10 @@ pub(in crate::verbs) struct Inspected {
 
 /// Reads and inspects a store.
 pub(in crate::verbs) async fn inspect(at: StoreAt<'_>, keep: Keep) -> Result<Inspected> {
-    at_one_revision(at, async || attempt(at, keep).await).await
+    at_one_revision(at, async || inspect_once(at, keep).await).await
 }
 
-async fn attempt(at: StoreAt<'_>, keep: Keep) -> Result<Inspected, Stop> {
+async fn inspect_once(at: StoreAt<'_>, keep: Keep) -> Result<Inspected, Stop> {
     let mut snapshot = Snapshot::of(at, Inspector::ranges());
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
@@ -336,22 +336,22 @@ async fn mend(at: StoreAt<'_>, inspection: &Inspection, findings: &[Finding]) ->
 }
 
 /// The most findings of one code in a table; JSON has them all.
-const SHOWN: usize = 50;
+const MAX_SHOWN: usize = 50;
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct CheckJson<'a> {
     store: String,
     revision: i64,
     problems: usize,
     counts: Counts,
-    findings: Vec<JsonFinding<'a>>,
+    findings: Vec<FindingJson<'a>>,
     repairs: &'a [Repair],
     #[serde(skip_serializing_if = "Option::is_none")]
-    addresses: Option<Vec<JsonAddress<'a>>>,
+    addresses: Option<Vec<AddressJson<'a>>>,
 }
 
 #[derive(Serialize)]
-struct JsonFinding<'a> {
+struct FindingJson<'a> {
     code: Code,
     severity: Severity,
     subject: &'a Subject,
@@ -361,7 +361,7 @@ struct JsonFinding<'a> {
 }
 
 #[derive(Serialize)]
-struct JsonAddress<'a> {
+struct AddressJson<'a> {
     ip: IpAddr,
     state: &'static str,
     handle: Option<&'a str>,
@@ -369,7 +369,7 @@ struct JsonAddress<'a> {
     borrowed: bool,
 }
 
-impl<'a> JsonFinding<'a> {
+impl<'a> FindingJson<'a> {
     fn new(finding: &'a Finding) -> Self {
         let Finding { code, subject, what, mendable, .. } = finding;
         let severity = code.severity();
@@ -385,29 +385,29 @@ fn render_answer(args: &Check, location: &Location, inspection: &Inspection, rep
         (false, false) => None,
     };
     let mut text = format!("Checking IPAM for inconsistencies: {location}, revision {}\n\n", inspection.revision);
-    sections(&mut text, inspection);
+    write_sections(&mut text, inspection);
     for address in shown.iter().flatten() {
-        _ = writeln!(text, "  {}", line(address));
+        _ = writeln!(text, "  {}", address_line(address));
     }
-    findings(&mut text, &inspection.findings);
+    write_findings(&mut text, &inspection.findings);
     if args.repair.is_some() {
         report_repairs(&mut text, repairs);
     }
     let problems = inspection.problems();
     _ = writeln!(text, "Check complete; found {problems} problems.");
-    let json = Json {
+    let json = CheckJson {
         store: location.to_string(),
         revision: inspection.revision.get(),
         problems,
         counts: inspection.counts,
-        findings: inspection.findings.iter().map(JsonFinding::new).collect(),
+        findings: inspection.findings.iter().map(FindingJson::new).collect(),
         repairs,
-        addresses: shown.map(|shown| shown.into_iter().map(in_json).collect()),
+        addresses: shown.map(|shown| shown.into_iter().map(address_json).collect()),
     };
     Answer::new(text, &json)
 }
 
-fn sections(text: &mut String, inspection: &Inspection) {
+fn write_sections(text: &mut String, inspection: &Inspection) {
     let Counts { reservations, nodes, blocks, affinities, handles, endpoints, .. } = inspection.counts;
     let Counts { held, cooling, borrowed, of_gone_nodes, .. } = inspection.counts;
     _ = writeln!(text, "Found {} IP pools:", inspection.pools.len());
@@ -424,7 +424,7 @@ fn sections(text: &mut String, inspection: &Inspection) {
     _ = writeln!(text, "  cooling down: {cooling}");
 }
 
-fn findings(text: &mut String, findings: &[Finding]) {
+fn write_findings(text: &mut String, findings: &[Finding]) {
     if findings.is_empty() {
         text.push('\n');
         return;
@@ -435,7 +435,7 @@ fn findings(text: &mut String, findings: &[Finding]) {
     for finding in findings {
         let count = of_code.entry(finding.code).or_default();
         *count += 1;
-        if *count <= SHOWN {
+        if *count <= MAX_SHOWN {
             rows.push(vec![
                 finding.code.to_string(),
                 printable(&finding.subject.to_string()),
@@ -448,8 +448,8 @@ fn findings(text: &mut String, findings: &[Finding]) {
         }
     }
     _ = write!(text, "\n{}", render(&columns, &rows));
-    for (code, count) in of_code.into_iter().filter(|(_, count)| *count > SHOWN) {
-        _ = writeln!(text, "... and {} more of {code}; -o json has them all", count - SHOWN);
+    for (code, count) in of_code.into_iter().filter(|(_, count)| *count > MAX_SHOWN) {
+        _ = writeln!(text, "... and {} more of {code}; -o json has them all", count - MAX_SHOWN);
     }
 }
 
@@ -466,27 +466,32 @@ fn report_repairs(text: &mut String, repairs: &[Repair]) {
         };
         vec![repair.code.to_string(), printable(&repair.subject), repair.mend.to_owned(), outcome]
     };
-    let rows: Vec<_> = repairs.iter().take(SHOWN).map(row).collect();
+    let rows: Vec<_> = repairs.iter().take(MAX_SHOWN).map(row).collect();
     text.push_str(&render(&columns, &rows));
-    if repairs.len() > SHOWN {
-        _ = writeln!(text, "... and {} more; -o json has them all", repairs.len() - SHOWN);
+    if repairs.len() > MAX_SHOWN {
+        _ = writeln!(text, "... and {} more; -o json has them all", repairs.len() - MAX_SHOWN);
     }
 }
 
 /// An address in calicoctl's words.
-fn line(address: &AllocatedAddress) -> String {
+fn address_line(address: &AllocatedAddress) -> String {
     let extra: Vec<String> = address.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let handle = address.handle.as_deref().unwrap_or("<none>");
     let borrowed = if address.borrowed { " (borrowed)" } else { "" };
-    printable(&format!("{} {}{borrowed}; attrs Main:{handle} Extra:{}", address.ip, state(address), extra.join(",")))
+    printable(&format!(
+        "{} {}{borrowed}; attrs Main:{handle} Extra:{}",
+        address.ip,
+        address_state(address),
+        extra.join(",")
+    ))
 }
 
-fn in_json(address: &AllocatedAddress) -> JsonAddress<'_> {
+fn address_json(address: &AllocatedAddress) -> AddressJson<'_> {
     let AllocatedAddress { ip, handle, attributes, borrowed, .. } = address;
-    JsonAddress { ip: *ip, state: state(address), handle: handle.as_deref(), attributes, borrowed: *borrowed }
+    AddressJson { ip: *ip, state: address_state(address), handle: handle.as_deref(), attributes, borrowed: *borrowed }
 }
 
-fn state(address: &AllocatedAddress) -> &'static str {
+fn address_state(address: &AllocatedAddress) -> &'static str {
     match (address.cooling, address.node_gone) {
         (true, _) => "cooling down",
         (_, true) => "leaked",

@@ -166,7 +166,7 @@ fn advice(error: &Error) -> Option<String> {
 }
 
 /// The size of the largest file.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 /// Reads all documents of these files and folders, in their order; the files of a folder by name. It is an error if
 /// there is none.
@@ -185,13 +185,13 @@ pub(super) fn read_any_documents(paths: &[PathBuf], depth: Depth) -> Result<Vec<
     let mut manifests = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
-            let text = limited(io::stdin().lock()).map_err(|error| cannot_read("standard input", &error))?;
+            let text = read_limited(io::stdin().lock()).map_err(|error| cannot_read("standard input", &error))?;
             manifests.extend(parse_documents("standard input", &text)?);
             continue;
         }
         for file in list_files(path, depth).map_err(|error| cannot_read(&path.display().to_string(), &error))? {
             let name = file.display().to_string();
-            let text = fs::File::open(&file).and_then(limited).map_err(|error| cannot_read(&name, &error))?;
+            let text = fs::File::open(&file).and_then(read_limited).map_err(|error| cannot_read(&name, &error))?;
             manifests.extend(parse_documents(&name, &text)?);
         }
     }
@@ -207,11 +207,11 @@ pub(super) enum Depth {
     All,
 }
 
-fn limited(input: impl Read) -> io::Result<Vec<u8>> {
+fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    input.take(MOST_BYTES + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!("more than {} MiB", MOST_BYTES >> 20)));
+    input.take(MAX_INPUT_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_INPUT_BYTES {
+        return Err(io::Error::other(format!("more than {} MiB", MAX_INPUT_BYTES >> 20)));
     }
     Ok(text)
 }

@@ -155,19 +155,19 @@ impl OnStore for Import {
         // The whole file is checked before anything is written.
         let plan = Plan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
         if self.dry_run {
-            return dry_run(at, &plan).await;
+            return import_dry_run(at, &plan).await;
         }
         let mut target = Target::make(at).await?;
-        let filled = fill(at, &plan, &mut target).await;
+        let filled = import_into(at, &plan, &mut target).await;
         let closed = target.close().await;
         let walked = filled?;
         closed?;
-        answer(at, &plan, &walked)
+        import_answer(at, &plan, &walked)
     }
 }
 
 /// Reports what would be imported; an error if it cannot be.
-async fn dry_run(at: StoreAt<'_>, plan: &Plan) -> Result<Answer> {
+async fn import_dry_run(at: StoreAt<'_>, plan: &Plan) -> Result<Answer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
         Some(mark) => require_same(at, mark, plan),
@@ -176,10 +176,10 @@ async fn dry_run(at: StoreAt<'_>, plan: &Plan) -> Result<Answer> {
     target.close().await?;
     possible?;
     let text = format!("Would import {} into {at}: {}", plan.file.path(), plan.tally);
-    Answer::new(text, &json(at, plan, &Differences::default(), true))
+    Answer::new(text, &import_json(at, plan, &Differences::default(), true))
 }
 
-async fn fill(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> Result<Differences> {
+async fn import_into(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> Result<Differences> {
     match target.mark() {
         Some(mark) => require_same(at, mark, plan)?,
         None => {
@@ -233,7 +233,7 @@ fn require_same(at: StoreAt<'_>, mark: &Mark, plan: &Plan) -> Result<()> {
         .hint(format!("go on with: {}", mark.command())))
 }
 
-fn json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool) -> ImportJson {
+fn import_json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool) -> ImportJson {
     ImportJson {
         file: plan.file.path(),
         store: at.to_string(),
@@ -245,14 +245,14 @@ fn json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool) -> Im
     }
 }
 
-fn answer(at: StoreAt<'_>, plan: &Plan, walked: &Differences) -> Result<Answer> {
+fn import_answer(at: StoreAt<'_>, plan: &Plan, walked: &Differences) -> Result<Answer> {
     let header = &plan.file.header;
     let text = format!(
         "Successfully imported {} into {at}: {}. All of it was read back and is equal",
         plan.file.path(),
         plan.tally
     );
-    let mut answer = Answer::new(text, &json(at, plan, walked, false))?.note(format!(
+    let mut answer = Answer::new(text, &import_json(at, plan, walked, false))?.note(format!(
         "this is revision {} of a {} store, read at {}: addresses that were assigned after that are free in this store \
          and will be assigned again",
         header.revision, header.engine, header.time

@@ -180,15 +180,15 @@ impl OnStore for TakingOver<'_> {
             ..Report::default()
         };
         for leases in leases.chunks(AT_ONCE) {
-            at.on_ipam(Need::Write, async |operator| some(operator, leases, &mut report).await).await?;
+            at.on_ipam(Need::Write, async |operator| take_over_some(operator, leases, &mut report).await).await?;
         }
         report.answer()
     }
 }
 
-async fn some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
+async fn take_over_some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
     for lease in leases {
-        match one(operator, lease, report).await? {
+        match take_over_one(operator, lease, report).await? {
             Outcome::TakenOver => report.taken_over += lease.addresses.len(),
             Outcome::ThereAlready => report.there_already += lease.addresses.len(),
             Outcome::Conflict(why) => {
@@ -200,8 +200,8 @@ async fn some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Res
 }
 
 /// Takes over the addresses of one interface, in one commit.
-async fn one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
-    let request = request(lease, report);
+async fn take_over_one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
+    let request = assign_request(lease, report);
     let soon = || Deadline::after(PATIENCE);
     let compared = operator.ipam().compare(&request.attachment, &[], &lease.addresses, soon()).await?;
     if compared.standings.iter().all(|(_, standing)| *standing == Standing::Own) {
@@ -222,7 +222,7 @@ async fn one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outc
     }
 }
 
-fn request(lease: &Lease, report: &Report) -> AssignRequest {
+fn assign_request(lease: &Lease, report: &Report) -> AssignRequest {
     let attachment = Attachment {
         network: report.network.clone(),
         container: lease.container.clone(),
@@ -302,7 +302,7 @@ pub(crate) struct FromHostLocal {
 /// The length of the longest file that host-local could have written, in bytes.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
 /// The interface for files of versions that did not write it.
-const USUAL_INTERFACE: &str = "eth0";
+const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl Standalone for FromHostLocal {
     fn run(&self, call: &mut Call<'_>) -> Result<u8> {
@@ -341,7 +341,7 @@ fn read_host_local(folder: &Path) -> Result<Leases> {
         };
         let mut lines = text.lines().map(str::trim);
         let container = lines.next().unwrap_or_default();
-        let interface = lines.next().filter(|name| !name.is_empty()).unwrap_or(USUAL_INTERFACE);
+        let interface = lines.next().filter(|name| !name.is_empty()).unwrap_or(HOST_LOCAL_INTERFACE);
         let lease = containers.entry((container.to_owned(), interface.to_owned())).or_insert_with(|| Lease {
             container: container.to_owned(),
             interface: interface.to_owned(),
@@ -396,7 +396,7 @@ const PODMAN_INTERFACE: &str = "eth0";
 const MAX_INPUT_BYTES: u64 = 256 << 20;
 const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
 /// The offset and the value of the magic number of bbolt's files. Podman's own file, `ipam.db`, is one.
-const BOLT: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
+const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -430,7 +430,7 @@ impl Standalone for FromPodman {
 /// Reads a file, or stdin, and takes the containers of one network.
 fn read_podman(file: &Path, network: &str) -> Result<Leases> {
     let bytes = content(file, PODMAN_HINT)?;
-    if bytes.get(BOLT.0..).is_some_and(|rest| rest.starts_with(&BOLT.1)) {
+    if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
         return Err(Failure::new(format!("{} is podman's own file, which margay does not read", file.display())).hint(
             format!(
                 "give what podman says: podman inspect $(podman ps -q) | margay import podman - --network {network}"
@@ -444,7 +444,7 @@ fn read_podman(file: &Path, network: &str) -> Result<Leases> {
     require_network(&containers, network).map_err(|why| {
         Failure::new(format!("{}: {why}", file.display())).hint("see the names with: podman network ls")
     })?;
-    Ok(leases(containers, network))
+    Ok(podman_leases(containers, network))
 }
 
 /// The content of a file, or of stdin.
@@ -480,7 +480,7 @@ fn require_network(containers: &[Container], network: &str) -> std::result::Resu
 }
 
 /// The leases of the containers in a network. A container that does not run has no address.
-fn leases(containers: Vec<Container>, network: &str) -> Leases {
+fn podman_leases(containers: Vec<Container>, network: &str) -> Leases {
     let mut found = Leases::default();
     for container in containers {
         let Some((_, Some(of))) = container.networks().find(|(name, _)| *name == network) else { continue };

@@ -100,7 +100,7 @@ impl OnStore for Restore {
         let failed = |error| at.explain(error);
         if self.dry_run {
             could_be_made(at.location).await.map_err(failed)?;
-            return answer(at, Restored { file, id: None, aside: None }).map(Answer::of_a_dry_run);
+            return restored_answer(at, Restored { file, id: None, aside: None }).map(Answer::of_a_dry_run);
         }
         if file.header.leases.is_some() {
             refuse_older_plugins()?;
@@ -112,9 +112,9 @@ impl OnStore for Restore {
         {
             return Err(not_empty(at, "it was written to meanwhile"));
         }
-        let id = fill(at.other(&staging.location()), &file).await?;
+        let id = fill_new_store(at.other(&staging.location()), &file).await?;
         let aside = staging.finish(held).await.map_err(failed)?.map(|path| path.display().to_string());
-        answer(at, Restored { file, id: Some(id), aside })
+        restored_answer(at, Restored { file, id: Some(id), aside })
     }
 }
 
@@ -127,7 +127,7 @@ struct Restored {
     aside: Option<String>,
 }
 
-fn answer(at: StoreAt<'_>, done: Restored) -> Result<Answer> {
+fn restored_answer(at: StoreAt<'_>, done: Restored) -> Result<Answer> {
     let Restored { file, id, aside } = done;
     let (path, keys) = (file.path(), file.keys);
     let Header { revision, time, engine, .. } = file.header;
@@ -176,7 +176,7 @@ fn not_empty(at: StoreAt<'_>, why: &str) -> Failure {
 }
 
 /// Makes a store of a backup, and returns its id.
-async fn fill(at: StoreAt<'_>, file: &Checked) -> Result<String> {
+async fn fill_new_store(at: StoreAt<'_>, file: &Checked) -> Result<String> {
     if file.header.leases.is_some() {
         care::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
     }

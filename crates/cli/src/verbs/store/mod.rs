@@ -295,10 +295,10 @@ impl OnStore for Compact {
              on disk:         {} -> {}",
             before.oldest_revision,
             after.oldest_revision,
-            size(before.log_bytes),
-            size(after.log_bytes),
-            size(before.bytes),
-            size(after.bytes),
+            human_size(before.log_bytes),
+            human_size(after.log_bytes),
+            human_size(before.bytes),
+            human_size(after.bytes),
         );
         let answer = Answer::new(text, &CompactedJson { before, after })?;
         Ok(match room {
@@ -311,7 +311,7 @@ impl OnStore for Compact {
     }
 }
 
-fn size(bytes: Option<u64>) -> HumanBytes {
+fn human_size(bytes: Option<u64>) -> HumanBytes {
     HumanBytes(bytes.unwrap_or_default())
 }
 
