@@ -238,13 +238,13 @@ impl AddressReport {
         }
     }
 
-    fn json(&self) -> Json<'_> {
+    fn json(&self) -> AddressJson<'_> {
         let (holder, cooling_down_since) = match &self.status {
             Status::Free => (None, None),
             Status::CoolingDown { released_at } => (None, released_at.as_deref()),
             Status::Held(holder) => (Some(holder), None),
         };
-        Json {
+        AddressJson {
             ip: self.ip,
             prefix: self.prefix.map(|prefix| prefix.to_string()),
             in_use: holder.is_some(),
@@ -258,7 +258,7 @@ impl AddressReport {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct AddressJson<'a> {
     ip: IpAddr,
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix: Option<String>,

@@ -169,15 +169,15 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> F
 }
 
 /// The inspection of a store.
-pub(in crate::verbs) struct Inspected {
+pub(super) struct Inspected {
     /// The findings.
-    pub(in crate::verbs) inspection: Inspection,
+    pub(super) inspection: Inspection,
     /// The id of the store.
-    pub(in crate::verbs) store: String,
+    pub(super) store: String,
 }
 
 /// Reads and inspects a store.
-pub(in crate::verbs) async fn inspect(at: StoreAt<'_>, keep: Keep) -> Result<Inspected> {
+pub(super) async fn inspect(at: StoreAt<'_>, keep: Keep) -> Result<Inspected> {
     at_one_revision(at, async || inspect_once(at, keep).await).await
 }
 
