@@ -1,24 +1,20 @@
 //! The command line, and the way from it to the commands.
 
-#[cfg(test)]
-mod book;
-
 use std::ffi::OsString;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use datastore::Drivers;
 
+use crate::command::Options;
 use crate::command::Task::{self, OnOpenStore, OnStore, Standalone};
-use crate::gc::args::Gc;
-use crate::install::args::Install;
-use crate::judge::args::Conformance;
+use crate::gc::Gc;
+use crate::install::Install;
+use crate::judge::Conformance;
 use crate::manual::{Completions, ManPages};
-use crate::options::Options;
 use crate::serve::Serve;
 use crate::verbs::check::{self, Check};
-use crate::verbs::documents::args::Documents;
+use crate::verbs::documents::Documents;
 use crate::verbs::explain::{self, Explain};
-use crate::verbs::forecast;
 use crate::verbs::history::{self, History};
 use crate::verbs::map::{self, Map};
 use crate::verbs::metrics::{self, Metrics};
@@ -29,6 +25,7 @@ use crate::verbs::quota::{self, QuotaVerb};
 use crate::verbs::release::Release;
 use crate::verbs::reservation::{self, ReservationVerb};
 use crate::verbs::settings::{self, Configure, Split};
+use crate::verbs::show;
 use crate::verbs::show::Show;
 use crate::verbs::sticky::{self, ListKept, Pin, Unpin};
 use crate::verbs::store::{self, StoreVerb};
@@ -140,7 +137,7 @@ pub(crate) enum Command {
     #[command(flatten)]
     Documents(Documents),
     /// Take back addresses that nobody on this machine uses any more
-    #[command(after_help = gc::args::HELP)]
+    #[command(after_help = gc::HELP)]
     Gc(Gc),
     /// Show assignments and releases of addresses, as they happen
     #[command(after_help = watch::HELP)]
@@ -152,10 +149,10 @@ pub(crate) enum Command {
     #[command(subcommand, after_help = STORE)]
     Store(StoreVerb),
     /// Put Margay's plugin in the place of Calico's, and go back
-    #[command(after_help = install::args::HELP)]
+    #[command(after_help = install::HELP)]
     Install(Install),
     /// Judge a store by the rules that every store has to keep
-    #[command(after_help = judge::args::HELP)]
+    #[command(after_help = judge::HELP)]
     Conformance(Conformance),
     /// Print what makes a shell complete the commands of margay
     #[command(after_help = manual::COMPLETIONS)]
@@ -276,7 +273,7 @@ impl Command {
 impl Ipam {
     fn task(&self) -> Task<'_> {
         match self {
-            Self::Show(Show { forecast: true, .. }) => OnStore(&forecast::Show),
+            Self::Show(Show { forecast: true, .. }) => OnStore(&show::ShowForecast),
             Self::Show(show) => OnOpenStore(show),
             Self::Map(map) => OnOpenStore(map),
             Self::Check(check) => OnStore(check),
@@ -306,5 +303,75 @@ mod tests {
         definition.clone().debug_assert();
         let help = definition.render_help().to_string();
         assert!(help.contains("sled:///path, redb:///path or etcd://host:port"), "{help}");
+    }
+
+    /// Each command of the book, on every page, is one that can be typed.
+    #[test]
+    fn the_books_commands_can_be_typed() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+        let pages = std::fs::read_dir(docs).unwrap().map(|page| page.unwrap().path());
+        let pages = pages.filter(|page| page.extension().is_some_and(|kind| kind == "md"));
+        let mut found = 0;
+        for page in pages {
+            for line in std::fs::read_to_string(&page).unwrap().lines() {
+                let typed = ["# margay ", "$ margay "].iter().find_map(|prompt| line.strip_prefix(prompt));
+                let Some(typed) = typed.filter(|typed| !typed.contains("...")) else { continue };
+                let words = words(typed.split(" #").next().unwrap_or(typed));
+                let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
+                let is_right = match &parsed {
+                    Ok(_) => true,
+                    // A command that the book shows as refused is refused for its meaning, not for its spelling.
+                    Err(error) => matches!(
+                        error.kind(),
+                        clap::error::ErrorKind::DisplayHelp
+                            | clap::error::ErrorKind::DisplayVersion
+                            | clap::error::ErrorKind::ValueValidation
+                    ),
+                };
+                assert!(is_right, "{}: {line}: {}", page.display(), parsed.unwrap_err());
+                found += 1;
+            }
+        }
+        assert!(found > 60, "only {found} commands were found");
+    }
+
+    /// So is what the systemd units call.
+    #[test]
+    fn what_units_call_can_be_typed() {
+        let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
+        let mut calls = Vec::new();
+        for folder in [units, concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd/user")] {
+            for unit in std::fs::read_dir(folder).unwrap() {
+                let path = unit.unwrap().path();
+                let text = if path.is_file() { std::fs::read_to_string(path).unwrap() } else { String::new() };
+                calls.extend(text.lines().filter_map(|line| line.strip_prefix("ExecStart=")).map(words));
+            }
+        }
+        assert_eq!(calls.len(), 4, "{calls:?}");
+        for mut call in calls {
+            // An administrator's further options, of which there are none at first.
+            call.retain(|word| word != "$MARGAY_SERVE");
+            Cli::try_parse_from(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));
+        }
+    }
+
+    /// The words of a line up to a pipe or a redirection, as a shell takes them apart.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+        for sign in line.chars() {
+            match (sign, quote) {
+                (sign, Some(open)) if sign == open => quote = None,
+                (sign, Some(_)) => word.get_or_insert_default().push(sign),
+                ('\'' | '"', None) => {
+                    quote = Some(sign);
+                    word.get_or_insert_default();
+                }
+                ('|' | '>' | '<' | ';' | '&', None) => break,
+                (' ', None) => words.extend(word.take()),
+                (sign, None) => word.get_or_insert_default().push(sign),
+            }
+        }
+        words.extend(word);
+        words
     }
 }

@@ -1,26 +1,97 @@
-//! The kinds of commands, and the work that is done once around all of them: the store is chosen and opened, a dry run is
-//! kept from it, the store is closed, and then the answer is printed.
+//! How every command runs: the options that all share, the three kinds of commands, and the work around them. The store
+//! is chosen and opened, a dry run is kept from it, the store is closed, and then the answer is printed: text for
+//! people, JSON for programs, and notes beside it.
+//!
+//! After a command that changes pools of a store of one machine, the machine's rules for pools with `natOutgoing` are
+//! refreshed. The plugin makes these rules only when a container starts, so those of a deleted pool would stay until then.
 
-use std::io::Write;
+use std::collections::BTreeMap;
+use std::io::{
+    Write, {self},
+};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use clap::{Args, ValueEnum};
 use datastore::{
     Chosen, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location, Source, care,
-    for_operator,
+    for_operator, served,
 };
+use ipam_core::model::Pool;
 use ipam_operator::Operator;
+use ipnet::IpNet;
 use kv::Deadline;
 use kv::wrap::Rehearsal;
+use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
+use wiring::masquerade;
 
-use crate::answer::Answer;
 use crate::error::{Failure, Result};
-use crate::options::Options;
-use crate::outgoing;
-use crate::output::patiently;
+use crate::output::{Row, patiently, table, yaml};
 use crate::store::{Need, StoreAt, WAIT};
+use crate::times::duration;
+
+const GLOBAL: &str = "Global options";
+
+/// The global options.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// The URL of the store
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
+    pub(crate) store: Option<String>,
+
+    /// A calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Answer as table, wide, yaml or json
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    #[arg(hide_possible_values = true)]
+    pub(crate) output: Format,
+
+    /// Where the networks are
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
+    pub(crate) cni_conf_dir: PathBuf,
+
+    /// The log level, off to trace
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
+    #[arg(hide_possible_values = true)]
+    pub(crate) log_level: LogLevel,
+
+    /// Longest wait for a store in use [default: 30s]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "TIME", value_parser = duration)]
+    lock_timeout: Option<Duration>,
+
+    /// Accepted because scripts for calicoctl give it, and ignored: Margay does not compare versions
+    #[arg(long = "allow-version-mismatch", global = true, hide = true)]
+    _allow_version_mismatch: bool,
+}
+
+// The values say enough by themselves: a doc comment on a variant would blow up every help text.
+
+/// How an answer is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    #[value(alias = "ps")]
+    Table,
+    Wide,
+    #[value(alias = "yml")]
+    Yaml,
+    Json,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
 
 /// The longest time for a command once its store is open.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -211,7 +282,7 @@ impl StoreAt<'_> {
         let deadline = Deadline::after(command.patience());
         let work = command.run(operator, deadline);
         match command.changes_pools() && !self.location.is_shared() {
-            true => outgoing::follow(operator, self.location, deadline, work).await,
+            true => follow_pool_changes(operator, self.location, deadline, work).await,
             false => work.await,
         }
     }
@@ -231,4 +302,161 @@ pub(crate) fn watching() -> Result<Runtime> {
 
 fn started(mut builder: Builder) -> Result<Runtime> {
     builder.enable_all().build().map_err(|error| Failure::new(format!("cannot start: {error}")))
+}
+
+/// The answer of a command. It is printed after the store is closed, so that a slow reader delays nobody.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    text: String,
+    /// The text for `-o wide`, if it has more than the other one.
+    wide: Option<String>,
+    layout: Layout,
+    json: String,
+    notes: Vec<String>,
+    failure: Option<Failure>,
+    stdout_is_taken: bool,
+}
+
+/// The end of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// One line break, however many the text has.
+    Trimmed,
+    /// The end that the text has.
+    Exact,
+}
+
+impl Answer {
+    /// An answer in both forms.
+    pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
+        let json = serde_json::to_string_pretty(json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        Ok(Self {
+            text: text.into(),
+            wide: None,
+            layout: Layout::Trimmed,
+            json,
+            notes: Vec::new(),
+            failure: None,
+            stdout_is_taken: false,
+        })
+    }
+
+    /// An answer that is a list, which JSON has under this name.
+    pub(crate) fn rows<R: Row>(name: &'static str, rows: &[R]) -> Result<Self> {
+        Self::new(table(rows), &BTreeMap::from([(name, rows)]))
+    }
+
+    /// Sets a short text, which replaces the other one, and a wide one. Both are printed to the last line break.
+    pub(crate) fn laid_out(mut self, text: String, wide: String) -> Self {
+        (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
+        self
+    }
+
+    /// Adds notes.
+    pub(crate) fn notes(self, notes: impl IntoIterator<Item = String>) -> Self {
+        notes.into_iter().fold(self, Self::note)
+    }
+
+    /// Adds a note that a person should read beside the answer.
+    pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// Makes the answer incomplete: it is printed, and then the command fails with this failure.
+    pub(crate) fn incomplete(mut self, failure: Failure) -> Self {
+        self.failure = Some(failure);
+        self
+    }
+
+    /// Prints the answer on stderr, because the requested data is on stdout.
+    pub(crate) fn on_stderr(mut self) -> Self {
+        self.stdout_is_taken = true;
+        self
+    }
+
+    /// Makes it the answer of a dry run: "Successfully ..." becomes "Dry run: would have ...".
+    pub(crate) fn of_a_dry_run(mut self) -> Self {
+        let reported = |line: &str| match line.strip_prefix("Successfully ") {
+            Some(done) => format!("Dry run: would have {done}"),
+            None => line.to_owned(),
+        };
+        self.text = self.text.lines().map(reported).collect::<Vec<_>>().join("\n");
+        let says_so = ["\n  \"dry_run\":", "\n  \"would_"].iter().any(|member| self.json.contains(member));
+        if !says_so && let Some(members) = self.json.strip_suffix("\n}") {
+            self.json = format!("{members},\n  \"dry_run\": true\n}}");
+        }
+        self
+    }
+
+    /// Prints the answer on `out` and the notes on `err`.
+    pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+        for note in &self.notes {
+            _ = writeln!(err, "note: {note}");
+        }
+        let out: &mut dyn Write = if self.stdout_is_taken { &mut *err } else { &mut *out };
+        match format {
+            Format::Table => self.layout.print(&self.text, out)?,
+            Format::Wide => self.layout.print(self.wide.as_ref().unwrap_or(&self.text), out)?,
+            Format::Yaml => {
+                let value = serde_json::from_str(&self.json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+                write!(out, "{}", yaml(&value))?;
+            }
+            Format::Json => writeln!(out, "{}", self.json)?,
+        }
+        out.flush()?;
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+impl Layout {
+    fn print(self, text: &str, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::Trimmed => writeln!(out, "{}", text.trim_end_matches('\n')),
+            Self::Exact => write!(out, "{text}"),
+        }
+    }
+}
+
+/// Does work that may change pools. If the networks of pools have changed, the rules are refreshed. If that fails, the
+/// answer gets a note: the pools are changed all the same.
+///
+/// # Errors
+/// Those of the work.
+async fn follow_pool_changes(
+    operator: &Operator,
+    location: &Location,
+    deadline: Deadline,
+    work: impl Future<Output = Result<Answer>>,
+) -> Result<Answer> {
+    let before = PoolNetworks::read(operator, deadline).await;
+    let answer = work.await?;
+    let after = PoolNetworks::read(operator, deadline).await;
+    let (Some(before), Some(after)) = (before, after) else { return Ok(answer) };
+    if before == after || (before.masqueraded.is_empty() && after.masqueraded.is_empty()) {
+        return Ok(answer);
+    }
+    let store = served::instance(location).unwrap_or_default();
+    Ok(match masquerade::refresh(&store, &after.masqueraded, &after.all) {
+        Ok(()) => answer,
+        Err(error) => answer.note(format!(
+            "the rules of this machine for pools with natOutgoing stay as they are until the next container starts: {error}"
+        )),
+    })
+}
+
+/// The networks of the pools of a store.
+#[derive(Debug, PartialEq, Eq)]
+struct PoolNetworks {
+    masqueraded: Vec<IpNet>,
+    all: Vec<IpNet>,
+}
+
+impl PoolNetworks {
+    /// Reads them; `None` if the store cannot be read, which the work reports by itself.
+    async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
+        let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
+        let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
+        Some(Self { masqueraded, all: pools.iter().map(Pool::cidr).collect() })
+    }
 }

@@ -4,7 +4,6 @@
 //! store is chosen and opened, the command makes an answer, and the store is closed. Only then the answer is printed on
 //! stdout; everything else is on stderr.
 
-mod answer;
 mod args;
 mod cni;
 mod command;
@@ -12,26 +11,32 @@ mod digest;
 mod error;
 mod follow;
 mod gc;
-mod happening;
-mod holder;
 mod hook;
 mod install;
 mod interrupt;
 mod judge;
 mod manual;
 mod map;
-mod options;
-mod outgoing;
 mod output;
-mod process;
-mod quarantine;
 mod serve;
 mod store;
 mod times;
 mod transfer;
-mod usage;
 mod verbs;
 mod watch;
+
+use std::ffi::OsString;
+use std::io::{Write, stderr, stdout};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+use datastore::{Drivers, Environment, process_environment};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::command::{Call, LogLevel};
+use crate::error::Failure;
+use crate::verbs::check::{report_hint, with_report};
 
 /// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
 #[cfg(doctest)]
@@ -41,20 +46,6 @@ pub struct Library;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
-
-use std::ffi::OsString;
-use std::io::Write;
-use std::process::ExitCode;
-
-use datastore::{Drivers, Environment};
-use tracing_subscriber::filter::LevelFilter;
-
-pub use process::main;
-
-use crate::command::Call;
-use crate::error::Failure;
-use crate::options::LogLevel;
-use crate::verbs::check::{report_hint, with_report};
 
 /// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
 /// interrupted and could end in an orderly way.
@@ -130,8 +121,32 @@ fn log_to_stderr(level: LogLevel) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let subscriber =
-        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).finish();
+    let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(stderr).with_ansi(false).finish();
     // After the first of several commands in one process there is a subscriber already.
     _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// The last panic and its place. A panic of an engine on a damaged store is caught where it happens and becomes an
+/// ordinary error; only a panic that reaches [`main`] is reported.
+static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
+
+/// The whole program, made with these stores.
+pub fn main(drivers: &Drivers) -> ExitCode {
+    // Only a case of `margay conformance` starts this program with a role and without any argument.
+    if std::env::args_os().len() == 1
+        && let Some(code) = play_role(drivers)
+    {
+        return code;
+    }
+    std::panic::set_hook(Box::new(remember));
+    let run = || run(drivers, std::env::args_os(), &process_environment, &mut stdout().lock(), &mut stderr());
+    ExitCode::from(catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        let what = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner);
+        report_panic(&what, &mut stderr())
+    }))
+}
+
+fn remember(panic: &PanicHookInfo<'_>) {
+    let what = panic.to_string().replace('\n', " ");
+    *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = what;
 }

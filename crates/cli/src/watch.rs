@@ -18,17 +18,16 @@ use kv::{Deadline, Range, Revision};
 use serde::Serialize;
 use tokio::task::block_in_place;
 
-use crate::command::{Call, Standalone, watching};
+use crate::command::{Call, Format, Standalone, watching};
 use crate::error::{Failure, Result};
 use crate::follow::{Follower, Part, Start, Stop};
-use crate::happening::InWords;
 use crate::hook::{Cursor, Delivered, Delivery, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::options::Format;
 use crate::output::yaml;
 use crate::store::{Need, StoreAt};
 use crate::times::duration;
 use crate::transfer::identity;
+use crate::verbs::history::InWords;
 
 pub(crate) const HELP: &str = "\
 One line for each address that is assigned or released, and each block that is

@@ -5,8 +5,11 @@
 //! and their revisions equal the newest state, and no event comes for a while, the past is complete. It can only lack
 //! keys that were made and deleted after the last change of every present key, if the server reports them late.
 //!
-//! The revisions of a cluster are mostly those of other keys. A watch goes on over them as the server reports its progress;
-//! if it does not, [`Idle`] does.
+//! The revisions of a cluster are mostly those of other keys. A watch goes on over them as the server reports its progress.
+//! If it does not, the watch of a quiet range would stay at its last event until compaction passes it. Then [`Idle`] compares
+//! the keys of blocks and affinities, and their revisions, at the watch's place with those of the newest revision:
+//! nothing happens without a change of one of them. If they are equal, and no event comes for a while after that, the watch
+//! has reported everything up to that revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,12 +21,12 @@ use futures::{FutureExt, StreamExt};
 use ipam_core::model::keys;
 use ipam_operator::events::is_before_unknown;
 use kv::{
-    Batch, Content, ErrorKind, Event, EventKind, Key, Prev, Progress, Range, RangeRequest, Revision, Store, StoreExt,
-    WatchRequest, WatchStream,
+    Batch, Content, ErrorKind, Event, EventKind, Key, Kv, Prev, Progress, Range, RangeRequest, Revision, Store,
+    StoreExt, WatchRequest, WatchStream,
 };
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::idle::{Idle, nothing};
 use super::{Part, Place, Start, Stop, check_after, replaced};
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
@@ -360,5 +363,118 @@ async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
             _ => Err(error),
         },
         _ => Ok(first),
+    }
+}
+
+/// The quiet times before a look: they double up to the second one, since a look lists the keys twice.
+const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
+
+/// A quiet time.
+struct Idle {
+    wait: Duration,
+    next: Instant,
+    /// The look that goes on beside the watch, if there is one.
+    look: JoinSet<Option<Revision>>,
+    /// The revision up to which there was nothing to report at the last look.
+    candidate: Option<Revision>,
+}
+
+impl Idle {
+    /// It begins now.
+    fn new() -> Self {
+        Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], look: JoinSet::new(), candidate: None }
+    }
+
+    /// It begins anew, since the watch has reported something.
+    fn put_off(&mut self) {
+        self.next = Instant::now() + self.wait;
+        self.look = JoinSet::new();
+        self.candidate = None;
+    }
+
+    /// The revision up to which all was reported, if it is known now. All up to `at` was reported before, and the watch was
+    /// quiet for a while since the last call. An error of the store is left to the watch.
+    fn reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
+        if let Some(candidate) = self.candidate.take() {
+            return Some(candidate);
+        }
+        if let Some(seen) = self.look.try_join_next() {
+            self.candidate = seen.ok().flatten();
+            self.next = Instant::now() + self.wait;
+        } else if self.look.is_empty() && Instant::now() >= self.next {
+            self.wait = (self.wait * 2).min(IDLE_WAITS[1]);
+            let store = Arc::clone(store);
+            self.look.spawn(async move { unchanged(&*store, at).await.ok().flatten() });
+        }
+        None
+    }
+}
+
+/// A request that costs little, for the revision alone.
+fn nothing() -> RangeRequest {
+    RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
+}
+
+/// The newest revision, if the blocks and affinities are there as they are at `at`.
+async fn unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
+    let newest = store.range(nothing()).await?.revision;
+    if newest <= at {
+        return Ok(None);
+    }
+    let state = |kvs: Vec<Kv>| -> Vec<_> { kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect() };
+    for prefix in [keys::blocks_prefix(None), keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
+        let before = store.list_at(Range::Prefix(prefix.clone()), at, Content::KeysOnly).await?;
+        let now = store.list_at(Range::Prefix(prefix), newest, Content::KeysOnly).await?;
+        if state(before.kvs) != state(now.kvs) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(newest))
+}
+
+#[cfg(test)]
+mod tests {
+    use datastore::Create;
+
+    use super::*;
+
+    /// The answer within a second or two without an event.
+    async fn reached(idle: &mut Idle, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
+        for _ in 0..150 {
+            if let Some(reached) = idle.reached(store, at) {
+                return Some(reached);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        None
+    }
+
+    #[test]
+    fn only_blocks_and_affinities_keep_a_quiet_watch_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = stores::of_engine("redb", folder.path().join("store")).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let open = datastore::open(&location, &Create::IfMissing.with_wait(IDLE_WAITS[1])).await.unwrap();
+            let store = open.store();
+            let put = async |key: Key| store.put(key, "x").await.unwrap();
+            let block = keys::block("10.0.0.0/26".parse().unwrap());
+            let at = put(block.clone()).await;
+            let newest = put(keys::handle("one")).await;
+            assert_eq!(reached(&mut Idle::new(), &store, at).await, Some(newest));
+
+            let mut idle = Idle::new();
+            while idle.candidate.is_none() {
+                assert_eq!(idle.reached(&store, at), None);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            idle.put_off();
+            assert_eq!(idle.reached(&store, at), None, "from before an event");
+
+            put(block).await;
+            assert_eq!(reached(&mut Idle::new(), &store, at).await, None);
+            drop(store);
+            open.close().await.unwrap();
+        });
     }
 }

@@ -1,29 +1,30 @@
-//! `margay gc --gone` and `--free`: the estates of nodes that are gone for good.
+//! `margay gc --gone` and `--free`: the estates of nodes that are gone for good, their fate, and the report of it.
 //!
 //! The workload endpoints are deleted first, then the addresses are released, then the blocks: no other container gets
 //! an address that an endpoint still has. The same command goes on with a run that was broken off. The guards of each
 //! commit are its addresses, as they were read, and that the node is still not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::net::IpAddr;
 
-use ipam_core::gc::{Estate, Estates, Evidence, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
+use datastore::Location;
+use ipam_core::gc::{Estate, Estates, Evidence, Hold, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
 use ipnet::IpNet;
 use kv::Deadline;
+use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use super::args::Gc;
-use super::gone_report::{GoneReport, NodeReport, Skipped};
-use super::machine::{Machine, own_names};
-use super::report::EndpointRow;
-use super::{COMMITS_AT_ONCE, PATIENCE, nodes, survey};
-use crate::command::{Call, runtime};
+use super::report::{EndpointRow, addresses, endpoints, since};
+use super::{COMMITS_AT_ONCE, Gc, Machine, PATIENCE, lists, own_names, survey};
+use crate::command::{Answer, Call, runtime};
 use crate::error::{Failure, Result};
-use crate::output::printable;
+use crate::output::{Column, printable, render};
 use crate::store::{Need, StoreAt};
 
 /// Finds the nodes and their estates, and with `--apply` frees them.
 pub(super) fn run(args: &Gc, call: &mut Call<'_>) -> Result<u8> {
-    let list = args.nodes.as_deref().map(|path| nodes::read(path, args.empty)).transpose()?;
+    let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
     let location = call.choose()?.location;
     let at = call.at(&location);
     let (machine, own) = (Machine::of(None)?, own_names());
@@ -212,4 +213,187 @@ async fn free(at: StoreAt<'_>, estate: &Estate, report: &mut NodeReport) -> Resu
 /// A failure with control characters escaped: the error may have names from the store in it.
 fn reported(error: ipam_core::Error) -> Failure {
     Failure::new(printable(&error.to_string()))
+}
+
+/// Why an address may be freed: there is only one reason.
+const REASON: &str = "node_gone";
+
+/// An address that may be freed.
+#[derive(Debug, Serialize)]
+struct Candidate {
+    address: IpAddr,
+    handle: Option<String>,
+    network: Option<String>,
+    interface: Option<String>,
+    reason: &'static str,
+    /// The recorded time of its assignment.
+    since: Option<String>,
+}
+
+impl Candidate {
+    fn new(hold: &Hold) -> Self {
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        Self {
+            address: hold.address,
+            handle: hold.handle.clone(),
+            network: text(hold.network()),
+            interface: text(hold.interface()),
+            reason: REASON,
+            since: text(hold.timestamp()),
+        }
+    }
+
+    fn cells(&self, node: &str) -> Vec<String> {
+        let text = |text: &Option<String>| text.as_deref().map(printable).unwrap_or_default();
+        vec![
+            printable(node),
+            self.address.to_string(),
+            text(&self.handle),
+            text(&self.interface),
+            since(self.since.as_deref()),
+        ]
+    }
+}
+
+/// The numbers of addresses that stay in a node's blocks, by reason.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct LeftOfGone {
+    two_owners: usize,
+    no_node: usize,
+    other_nodes: usize,
+}
+
+impl LeftOfGone {
+    /// The numbers in words; empty if all are 0.
+    fn text(&self) -> String {
+        let parts = [
+            (self.two_owners, "of virtual machines, or on their way to another owner"),
+            (self.no_node, "recorded for no node (margay ipam release frees those)"),
+            (self.other_nodes, "of other nodes, in blocks that are nobody's then"),
+        ];
+        let parts: Vec<String> =
+            parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        parts.join(", ")
+    }
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+struct NodeReport {
+    store: String,
+    node: String,
+    /// True if not everything could be freed.
+    failed: bool,
+    candidates: Vec<Candidate>,
+    freed: Vec<IpAddr>,
+    /// The addresses that were assigned again or released meanwhile.
+    changed: Vec<IpAddr>,
+    /// Its workload endpoints.
+    endpoints: Vec<EndpointRow>,
+    deleted_endpoints: Vec<EndpointRow>,
+    /// The node's own blocks, which are released.
+    blocks: Vec<IpNet>,
+    gave_up: Vec<IpNet>,
+    left: LeftOfGone,
+}
+
+impl NodeReport {
+    fn of(location: &Location, estate: &Estate) -> Self {
+        Self {
+            store: location.to_string(),
+            node: estate.node.clone(),
+            failed: false,
+            candidates: estate.holds.iter().map(Candidate::new).collect(),
+            freed: Vec::new(),
+            changed: Vec::new(),
+            endpoints: estate.endpoints.iter().map(EndpointRow::from).collect(),
+            deleted_endpoints: Vec::new(),
+            blocks: estate.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
+            gave_up: Vec::new(),
+            left: LeftOfGone { two_owners: estate.shared, no_node: estate.nameless, other_nodes: estate.of_others },
+        }
+    }
+
+    fn text(&self, applied: bool, text: &mut String) {
+        let node = printable(&self.node);
+        *text += &EndpointRow::table(&self.endpoints);
+        let and = |verb: &str, count: usize| match count {
+            0 => String::new(),
+            _ => format!(", {verb} {}", endpoints(count)),
+        };
+        _ = match applied {
+            true => writeln!(
+                text,
+                "freed {}{} and gave up {} of node {node}",
+                addresses(self.freed.len()),
+                and("deleted", self.deleted_endpoints.len()),
+                blocks(self.gave_up.len())
+            ),
+            false => writeln!(
+                text,
+                "would free {}{} and give up {} of node {node}; do it with --apply",
+                addresses(self.candidates.len()),
+                and("delete", self.endpoints.len()),
+                blocks(self.blocks.len())
+            ),
+        };
+        if !self.changed.is_empty() {
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(self.changed.len()));
+        }
+        let left = self.left.text();
+        if !left.is_empty() {
+            _ = writeln!(text, "left: {left}");
+        }
+    }
+}
+
+/// A node that was not touched.
+#[derive(Debug, Serialize)]
+struct Skipped {
+    node: String,
+    why: String,
+}
+
+/// All nodes.
+#[derive(Debug, Serialize)]
+struct GoneReport {
+    applied: bool,
+    /// The node that was named.
+    #[serde(skip)]
+    node: Option<String>,
+    stores: Vec<NodeReport>,
+    skipped: Vec<Skipped>,
+}
+
+impl GoneReport {
+    fn answer(&mut self) -> Result<Answer> {
+        for report in &mut self.stores {
+            report.candidates.sort_by_key(|row| row.address);
+            report.freed.sort_unstable();
+        }
+        let mut text = String::new();
+        let rows: Vec<Vec<String>> =
+            self.stores.iter().flat_map(|one| one.candidates.iter().map(|row| row.cells(&one.node))).collect();
+        if !rows.is_empty() {
+            let titles = ["NODE", "ADDRESS", "HANDLE", "INTERFACE", "SINCE (UTC)"];
+            text += &render(&titles.map(Column::Text), &rows);
+        }
+        for report in &self.stores {
+            report.text(self.applied, &mut text);
+        }
+        _ = match (&self.node, self.stores.is_empty()) {
+            (_, false) => Ok(()),
+            (Some(node), true) => writeln!(text, "node {} has nothing in the store", printable(node)),
+            (None, true) => writeln!(text, "no node that is gone has anything in the store"),
+        };
+        for Skipped { node, why } in &self.skipped {
+            _ = writeln!(text, "left node {}: {why}", printable(node));
+        }
+        Answer::new(text, self)
+    }
+}
+
+/// A number of blocks in words.
+pub(super) fn blocks(count: usize) -> String {
+    if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") }
 }

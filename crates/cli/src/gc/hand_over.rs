@@ -14,12 +14,10 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 
-use super::args::Gc;
-use super::gone_report::blocks;
+use super::gone::blocks;
 use super::report::addresses;
-use super::{PATIENCE, survey};
-use crate::answer::Answer;
-use crate::command::OnStore;
+use super::{Gc, PATIENCE, survey};
+use crate::command::{Answer, OnStore};
 use crate::error::{Failure, Result};
 use crate::output::{Column, printable, render};
 use crate::store::{Need, StoreAt};

@@ -1,43 +1,114 @@
-//! `margay gc`: freeing the addresses that nothing on this machine uses any more. The estates of nodes that are gone
+//! `margay gc`: frees the addresses that nothing on this machine uses any more. The estates of nodes that are gone
 //! are in [`gone`], those of a renamed node in [`hand_over`].
 //!
 //! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
 //! the leftovers. So no container waits for a scan, and an address that is assigned meanwhile is no candidate.
 
-pub(crate) mod args;
-mod attachments;
 mod gone;
-mod gone_report;
 mod hand_over;
-mod list;
-mod machine;
-mod nodes;
-pub(crate) mod reach;
+mod lists;
 mod report;
-mod scans;
-mod stores;
+pub(crate) mod scans;
 
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use datastore::OpenStore;
-use hand_over::HandOver;
+use clap::{ArgGroup, Args};
+use datastore::{Chosen, OpenStore, Source, all_for_operator};
 use ipam_core::gc::{
     Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
 };
 use ipam_operator::Operator;
 use kv::Deadline;
-use machine::Machine;
-use reach::Memory;
-use report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
-use scans::{APART, Scans};
-use stores::Stores;
 use tokio::runtime::Runtime;
 
+use self::hand_over::HandOver;
+use self::report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
+use self::scans::{APART, Memory, Scans};
 use crate::command::{Call, Standalone, runtime};
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
-use args::Gc;
+
+pub(crate) const HELP: &str = "\
+Without --apply it only shows. Never freed are addresses that an interface of
+this machine has, and those whose network namespace is there. A container's
+workload endpoint goes with its addresses. Run it as root, where the container
+runtime runs.
+
+Examples:
+  margay gc --boot --apply
+  margay gc --netns --wait --apply
+  crictl pods -o json | margay gc --attachments -
+  kubectl get nodes -o name | margay gc --gone --nodes -
+  margay gc --node old-name --move-to new-name --apply
+  margay gc --node dead --free --apply";
+
+/// The arguments of `gc`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
+pub(crate) struct Gc {
+    /// Free what this node holds from an earlier boot
+    #[arg(long, group = "evidence")]
+    pub(crate) boot: bool,
+
+    /// Free what two scans, 60 s apart, find unused
+    #[arg(long, group = "evidence")]
+    pub(crate) netns: bool,
+
+    /// Free what these lists of runtimes lack (-: stdin)
+    #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
+    pub(crate) attachments: Vec<PathBuf>,
+
+    /// Free what nodes hold that are not registered
+    #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
+    pub(crate) gone: bool,
+
+    /// With --gone: spare these nodes, too (-: stdin)
+    #[arg(long, value_name = "FILE", requires = "gone")]
+    pub(crate) nodes: Option<PathBuf>,
+
+    /// Free all that the node NAME holds, gone for good
+    #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
+    pub(crate) free: bool,
+
+    /// Make what node NAME holds NEW's; no address changes
+    #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
+    move_to: Option<String>,
+
+    /// Do it; without this, it is only shown
+    #[arg(long)]
+    pub(crate) apply: bool,
+
+    /// Take an empty list as such, instead of refusing it
+    #[arg(long)]
+    pub(crate) empty: bool,
+
+    /// Make both scans in one run
+    #[arg(long, requires = "netns")]
+    pub(crate) wait: bool,
+
+    /// The node for --free and --move-to; else another name of this very machine
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+
+    /// Go through every store that the CNI configuration names; one that does not exist is no error
+    #[arg(long, conflicts_with = "store")]
+    all_stores: bool,
+
+    /// The same, but leave out those of clusters
+    #[arg(long, conflicts_with_all = ["store", "all_stores"])]
+    local_stores: bool,
+
+    /// Read all blocks of a cluster, not only those that concern this node
+    #[arg(long)]
+    all_blocks: bool,
+
+    /// Where scans are kept until the next boot
+    #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
+    pub(crate) looks: PathBuf,
+}
 
 /// The longest time for one read of a store, or one commit.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -74,8 +145,8 @@ impl Standalone for Gc {
             None => {}
         }
         // Lists are read first: the older a list is, the fewer addresses are freed because of it.
-        let lists = attachments::read(&self.attachments, self.empty)?;
-        let stores = match stores::choose(self, call)? {
+        let lists = lists::read_attachments(&self.attachments, self.empty)?;
+        let stores = match choose_stores(self, call)? {
             Stores::These(stores) => stores,
             Stores::None(why) => {
                 call.print(Report::default().answer_because(why)?)?;
@@ -312,6 +383,106 @@ async fn survey(at: StoreAt<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + 
         .await
 }
 
+/// The stores of a collection.
+enum Stores {
+    /// These stores, at least one.
+    These(Vec<Chosen>),
+    /// No store, for this reason.
+    None(String),
+}
+
+/// Chooses the stores.
+///
+/// For the systemd units a machine without a network of ours is no error. Nor is a machine that has only stores of
+/// clusters, for the unit that runs before there is a network.
+fn choose_stores(args: &Gc, call: &mut Call<'_>) -> Result<Stores> {
+    if !args.all_stores && !args.local_stores {
+        return Ok(Stores::These(vec![call.choose()?]));
+    }
+    let stores = all_for_operator(call.drivers, call.env, &call.options.cni_conf_dir);
+    let mut stores = stores.map_err(|error| call.explain(&error))?;
+    for chosen in &stores {
+        for problem in &chosen.unreadable {
+            _ = writeln!(call.err, "warning: skipped {problem}");
+        }
+        if chosen.source == Source::Default {
+            if chosen.location.path().is_none_or(|path| !path.exists()) {
+                let folder = call.options.cni_conf_dir.display();
+                return Ok(Stores::None(format!(
+                    "no network in {folder} takes its addresses from Margay; nothing to free"
+                )));
+            }
+            _ = writeln!(call.err, "store: {} ({})", chosen.location, chosen.source);
+        }
+    }
+    if args.local_stores {
+        stores.retain(|chosen| !chosen.location.is_shared());
+    }
+    Ok(match stores.is_empty() {
+        true => Stores::None("all stores are clusters'; margay-gc.timer goes through them".to_owned()),
+        false => Stores::These(stores),
+    })
+}
+
+/// The evidence of this machine.
+struct Machine {
+    /// The boot's whole id.
+    boot_id: String,
+    /// The node's name.
+    node: String,
+}
+
+impl Machine {
+    /// This machine, under the `given` name or else its own.
+    ///
+    /// # Errors
+    /// The kernel does not report its boot id.
+    fn of(given: Option<&str>) -> Result<Self> {
+        Ok(Self {
+            boot_id: host::boot_id().ok_or_else(|| Failure::new("the kernel does not tell its boot id"))?,
+            node: host::node_name(given.unwrap_or_default()),
+        })
+    }
+
+    /// The addresses in use on this machine.
+    ///
+    /// # Errors
+    /// Not everything can be scanned, or the kernel does not report when it began.
+    fn evidence(&self) -> Result<Evidence> {
+        let host::Sight { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
+            Failure::new(format!("nothing was freed: {blind}")).hint(
+                "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
+                 that is in use cannot be told from one that is not",
+            )
+        })?;
+        let known = host::short_boot(&self.boot_id).zip(host::uptime());
+        let (boot, up) = known.ok_or_else(|| Failure::new("the kernel does not tell when it began"))?;
+        Ok(Evidence { boot, up, live, namespaces, within })
+    }
+
+    /// The same, but of the whole machine. It serves for addresses of other nodes: only the machine's interfaces show
+    /// whether this machine has them.
+    ///
+    /// # Errors
+    /// Those of `evidence`; this process runs in a container.
+    fn whole_evidence(&self) -> Result<Evidence> {
+        let evidence = self.evidence()?;
+        match evidence.within {
+            None => Ok(evidence),
+            Some(_) => Err(Failure::new("nothing was freed: in a container nothing is seen of the machine around it")
+                .hint("run margay gc --gone and --free on a machine itself, or in a pod with hostPID")),
+        }
+    }
+}
+
+/// All names that this machine may have in a store.
+fn own_names() -> BTreeSet<String> {
+    let hostname = host::hostname();
+    let mut names = BTreeSet::from([host::node_name(""), hostname.to_lowercase(), hostname]);
+    names.remove("");
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,7 +493,7 @@ mod tests {
         let evidence = Evidence {
             boot: "0badcafe".into(),
             up: Duration::from_secs(1),
-            live: std::collections::BTreeSet::new(),
+            live: BTreeSet::new(),
             namespaces: None,
             within: None,
         };

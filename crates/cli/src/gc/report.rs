@@ -9,7 +9,7 @@ use ipam_core::gc::{Allocation, NodeEndpoint};
 use serde::Serialize;
 
 use super::scans::APART;
-use crate::answer::Answer;
+use crate::command::Answer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 

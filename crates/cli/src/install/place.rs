@@ -19,8 +19,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::program::Program;
-use super::role::Role;
+use super::program::{Program, Role};
 use crate::digest::Sha256;
 use crate::error::{Failure, Result};
 

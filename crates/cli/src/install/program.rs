@@ -1,19 +1,77 @@
-//! Runs a plugin's file: to learn its version, and whether it could assign addresses.
+//! The plugins of Calico that Margay's program replaces, and running a plugin's file: to learn its version, and whether
+//! it could assign addresses.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use datastore::{CalicoNetwork, Environment};
 use serde_json::Value;
 
-use super::role::Role;
 use crate::error::{Failure, Result};
 use crate::output::printable;
+
+/// One of Calico's two plugins. Margay's program is either of them, by the name under which it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// `calico-ipam`, which the main plugin calls for addresses.
+    Ipam,
+    /// `calico`, which a runtime calls to wire a container.
+    Main,
+}
+
+impl Role {
+    /// The name under which it is called, and the name of its file.
+    pub(crate) fn program(self) -> &'static str {
+        match self {
+            Self::Ipam => "calico-ipam",
+            Self::Main => "calico",
+        }
+    }
+
+    /// The name of Margay's program for itself when it is called by that name.
+    fn own_name(self) -> &'static str {
+        match self {
+            Self::Ipam => "margay-ipam",
+            Self::Main => "margay-cni",
+        }
+    }
+
+    /// The folder beside the plugins with the files for going back.
+    pub(crate) fn kept(self) -> &'static str {
+        match self {
+            Self::Ipam => ".margay",
+            Self::Main => ".margay-main",
+        }
+    }
+
+    /// The command that puts Margay's program in its place.
+    pub(crate) fn install(self) -> &'static str {
+        match self {
+            Self::Ipam => "margay install --beside-calico",
+            Self::Main => "margay install --beside-calico --main-plugin",
+        }
+    }
+
+    /// The command that goes back.
+    pub(crate) fn undo(self) -> &'static str {
+        match self {
+            Self::Ipam => "margay install --undo",
+            Self::Main => "margay install --undo --main-plugin",
+        }
+    }
+
+    /// The words after "could" in the failure of Margay's plugin on a network that it cannot serve.
+    pub(crate) fn would(self) -> &'static str {
+        match self {
+            Self::Ipam => "give no address",
+            Self::Main => "wire no container",
+        }
+    }
+}
 
 /// The longest time for a program to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -150,9 +208,9 @@ fn ask_status(
 
 /// The answer of a program.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) success: bool,
-    pub(crate) stdout: String,
+pub(super) struct Answer {
+    pub(super) success: bool,
+    pub(super) stdout: String,
 }
 
 /// Runs a program with this on its standard input; its standard error is ignored.

@@ -10,9 +10,8 @@ use std::process::Command;
 
 use toml::{Table, Value};
 
-use super::args::Install;
-use super::program;
-use super::role::Role;
+use super::program::Role;
+use super::{Install, program};
 use crate::error::{Failure, Result};
 
 /// The folder where every runtime looks by default.

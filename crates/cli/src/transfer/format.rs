@@ -22,8 +22,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use kv::LeaseId;
 use serde::{Deserialize, Serialize};
 
-use super::Row;
-use super::snapshot::Identity;
+use super::{Identity, Row};
 use crate::digest::Sha256;
 
 /// The version of the form for stores without leases.

@@ -1,18 +1,21 @@
-//! The store that is filled.
+//! The store that is filled, and its filling from a source. Each part is compared with the store first. So the filling can be
+//! broken off at any moment and begun again, and another comparison shows afterwards whether source and store are equal.
 
 use datastore::{Create, Location, OpenStore, care};
 use futures::StreamExt;
 use futures::future::try_join_all;
-use ipam_operator::moving::{Change, Mark, Part, mark_key, must_be_empty, part_of, ranges, ranges_between};
+use ipam_operator::moving::{
+    self, Change, Mark, Tally, compare, mark_key, must_be_empty, part_of, ranges, ranges_between,
+};
 use kv::{
     Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
+    Value,
 };
 
-use super::snapshot::{Identity, Pages, identity};
-use super::sum::{PartSum, Sum};
-use super::{aside, grouped};
+use super::{Header, Identity, Pages, Part, Row, Sink, Source, Stop, aside, grouped, identity, pump};
+use crate::digest::Sha256;
 use crate::error::{Failure, Result};
-use crate::output::Progress;
+use crate::output::{Progress, printable};
 use crate::store::{Need, StoreAt};
 
 /// The most keys that one transaction writes: each may have a guard, and the mark has one, too.
@@ -25,7 +28,7 @@ const PARTS_AT_ONCE: usize = 4;
 
 /// Whether a part of the target had keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Before {
+enum Before {
     /// It had no key.
     Nothing,
     /// It had keys, or that is unknown.
@@ -150,7 +153,7 @@ impl<'l> Target<'l> {
     }
 
     /// True if these parts, which are the whole store, have these checksums.
-    pub(super) async fn has(&mut self, parts: &[PartSum], progress: &Progress) -> Result<bool> {
+    async fn has(&mut self, parts: &[PartSum], progress: &Progress) -> Result<bool> {
         let mut keys = 0;
         for some in parts.chunks(PARTS_AT_ONCE) {
             for found in try_join_all(some.iter().map(|part| self.keys_of(part))).await? {
@@ -171,9 +174,9 @@ impl<'l> Target<'l> {
     }
 
     /// Writes the changes to one part, which ascend. The guards of each transaction are the mark and the former values.
-    pub(super) async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
+    async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
-        let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, kv::Value::len);
+        let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
         let groups = grouped(changes, TXN_KEYS, size).into_iter();
         let txns: Vec<Txn> = groups.map(|group| self.txn_of(group, before)).collect::<Result<_>>()?;
         let mut answers =
@@ -210,9 +213,9 @@ impl<'l> Target<'l> {
         let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match part_of(&kv.key) {
-            Some(Part::Books) => true,
+            Some(moving::Part::Books) => true,
             // A node that another process has registered meanwhile was usually written more than once.
-            Some(Part::Around) => kv.create_revision > since && kv.version == 1,
+            Some(moving::Part::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
         let ours = found.kvs.into_iter().filter(is_ours);
@@ -220,7 +223,7 @@ impl<'l> Target<'l> {
     }
 
     /// Closes an embedded store for a moment if a process waits for it: the mark refuses plugins, which must not wait.
-    pub(super) async fn give_way(&mut self) -> Result<()> {
+    async fn give_way(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && self.at.somebody_waits().await?
             && let Some(open) = self.open.take()
@@ -296,6 +299,232 @@ fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
 }
 
+/// The most keys with differences that are named.
+const MOST_NAMED: usize = 10;
+
+/// The treatment of differences between source and target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Missing keys are written; any other difference is an error.
+    Fill,
+    /// The target becomes equal to the source.
+    Update,
+    /// Nothing is written: documents and differences are counted.
+    DryRun,
+    /// Nothing is written: only keys and differences are counted. The documents were counted when they were written.
+    Verify,
+}
+
+/// The findings of a comparison of source and target, from the first key to the last.
+#[derive(Debug, Default)]
+pub(crate) struct Differences {
+    /// The contents of the source; with [`Work::Verify`] only the number of keys.
+    pub(crate) tally: Tally,
+    /// The checksums of all parts of the target after the comparison, if it wrote.
+    sums: Vec<PartSum>,
+    /// Keys that were missing in the target.
+    pub(crate) missing: u64,
+    /// Keys that had another value.
+    pub(crate) different: u64,
+    /// Keys that the source does not have.
+    pub(crate) extra: u64,
+    /// Keys of the target's own, which stay.
+    pub(crate) kept: u64,
+    /// The first keys that differ, each with the kind of difference.
+    named: Vec<String>,
+}
+
+impl Differences {
+    /// Reads the target back. True if it still is as it was left.
+    pub(crate) async fn is_there(&self, target: &mut Target<'_>) -> Result<bool> {
+        target.has(&self.sums, &Progress::new("comparing", Some(self.tally.keys))).await
+    }
+
+    /// The number of keys that differ, or differed before they were written.
+    pub(crate) fn total(&self) -> u64 {
+        self.missing + self.different + self.extra
+    }
+
+    /// The first keys that differ, one in each line.
+    pub(crate) fn list(&self) -> String {
+        let more = self.total().saturating_sub(self.named.len() as u64);
+        let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
+        if more > 0 {
+            list.push_str(&format!("\n  and {more} more"));
+        }
+        list
+    }
+
+    fn count(&mut self, changes: &[Change]) {
+        for change in changes {
+            let (counter, word) = match (&change.value, change.was.is_set()) {
+                (Some(_), false) => (&mut self.missing, "new"),
+                (Some(_), true) => (&mut self.different, "changed"),
+                (None, _) => (&mut self.extra, "gone"),
+            };
+            *counter += 1;
+            if self.named.len() < MOST_NAMED {
+                let key = String::from_utf8_lossy(change.key.as_bytes()).into_owned();
+                self.named.push(format!("{} ({word})", printable(&key)));
+            }
+        }
+    }
+}
+
+/// The filling of a store, or its comparison with a source.
+pub(crate) struct Filling<'f, 'l> {
+    target: &'f mut Target<'l>,
+    work: Work,
+    progress: Progress,
+    /// The first key of the next part.
+    from: Key,
+    /// The changes to the last part, which are written while the next one is compared.
+    pending: Option<(Vec<Change>, Before)>,
+    found: Differences,
+}
+
+impl<'f, 'l> Filling<'f, 'l> {
+    /// Fills or compares the target. `keys` is the number of keys in the source, if it is known.
+    ///
+    /// # Errors
+    /// With [`Work::Fill`], the target has a key that the source does not have, or has with another value.
+    pub(crate) async fn run(
+        source: &mut Source<'_>,
+        target: &'f mut Target<'l>,
+        work: Work,
+        keys: Option<u64>,
+    ) -> Result<Differences, Stop> {
+        let what = match work {
+            Work::Fill => "writing",
+            Work::Update => "copying",
+            Work::DryRun | Work::Verify => "comparing",
+        };
+        let mut filling = Self {
+            target,
+            work,
+            progress: Progress::new(what, keys),
+            from: Key::default(),
+            pending: None,
+            found: Differences::default(),
+        };
+        pump(source, &mut filling).await?;
+        Ok(filling.found)
+    }
+}
+
+impl Sink for Filling<'_, '_> {
+    async fn begin(&mut self, _header: Header) -> Result<()> {
+        Ok(())
+    }
+
+    async fn take(&mut self, part: Part) -> Result<()> {
+        let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
+        let (changes, before) = self.pending.take().unwrap_or_default();
+        let target = &*self.target;
+        // A part without rows that is not the last one has no end, so there is nothing to compare.
+        let compared = async {
+            if to.is_none() && !part.is_last {
+                return Ok(Default::default());
+            }
+            self.found.part(target, part.rows, &self.from, to.as_ref(), self.work).await
+        };
+        let (compared, written) = futures::join!(compared, target.write(changes, before));
+        written?;
+        self.pending = Some(compared?);
+        self.progress.at(self.found.tally.keys);
+        if part.is_last {
+            let (changes, before) = self.pending.take().unwrap_or_default();
+            return self.target.write(changes, before).await;
+        }
+        self.from = to.unwrap_or(std::mem::take(&mut self.from));
+        self.target.give_way().await
+    }
+}
+
+impl Differences {
+    /// Compares a part of the source, up to a key, with the target. Returns the writes and the target's former state.
+    async fn part(
+        &mut self,
+        target: &Target<'_>,
+        rows: Vec<Row>,
+        from: &Key,
+        to: Option<&Key>,
+        work: Work,
+    ) -> Result<(Vec<Change>, Before)> {
+        let there = target.read(ranges_between(from, to)).await?;
+        let before = if there.is_empty() { Before::Nothing } else { Before::Something };
+        let (mut tally, mut sum, writes) =
+            (std::mem::take(&mut self.tally), Sum::default(), matches!(work, Work::Fill | Work::Update));
+        // Another thread compares, so that the next part is read meanwhile.
+        let (tally, sum, found) = aside(move || {
+            match work {
+                Work::Verify => tally.keys += rows.len() as u64,
+                Work::Fill | Work::Update | Work::DryRun => {
+                    rows.iter().for_each(|row| tally.add(&row.key, row.value.as_bytes()));
+                }
+            }
+            let rows = rows.into_iter().map(|row| (row.key, row.value)).collect();
+            let found = compare(rows, there, |key, value| {
+                if writes {
+                    sum.add(key, value);
+                }
+            });
+            Ok((tally, sum, found))
+        })
+        .await?;
+        self.tally = tally;
+        if writes {
+            self.sums.push(PartSum { from: from.clone(), to: to.cloned(), sum });
+        }
+        self.kept += found.kept;
+        self.count(&found.changes);
+        match work {
+            Work::DryRun | Work::Verify => Ok((Vec::new(), before)),
+            Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
+            Work::Fill | Work::Update => Ok((found.changes, before)),
+        }
+    }
+}
+
+fn in_the_way(found: &Differences) -> Failure {
+    let list = found.list();
+    Failure::new(format!(
+        "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
+    ))
+    .hint("somebody else has written to the store; --abort removes what it has, and then it can be filled anew")
+}
+
+/// The SHA-256 of keys and values, each with its length in front.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Sum(Sha256);
+
+impl Sum {
+    /// The checksum of these documents.
+    fn of(kvs: &[Kv]) -> Self {
+        let mut sum = Self::default();
+        kvs.iter().for_each(|kv| sum.add(&kv.key, &kv.value));
+        sum
+    }
+
+    /// Adds a document.
+    fn add(&mut self, key: &Key, value: &Value) {
+        for bytes in [key.as_bytes(), value.as_bytes()] {
+            self.0.update(&(bytes.len() as u64).to_le_bytes());
+            self.0.update(bytes);
+        }
+    }
+}
+
+/// The checksum of a part of a store.
+#[derive(Debug)]
+struct PartSum {
+    /// Its first key.
+    from: Key,
+    /// The key before which it ends; `None` for the last part.
+    to: Option<Key>,
+    sum: Sum,
+}
+
 #[cfg(test)]
 mod tests {
     use ipam_core::model::keys::{self, ResourceKind};
@@ -341,11 +570,11 @@ mod tests {
             let location = stores::of_engine(engine, folder.path().join(engine)).unwrap();
             let mut target = Target::make(StoreAt::of(&location)).await.unwrap();
             let mark = Mark {
-                way: ipam_operator::moving::MoveKind::Migrate,
+                way: moving::MoveKind::Migrate,
                 from: "a".to_owned(),
                 to: "b".to_owned(),
                 source: "id".to_owned(),
-                state: ipam_operator::moving::State::Copying,
+                state: moving::State::Copying,
                 revision: 0,
             };
             target.begin(mark).await.unwrap();

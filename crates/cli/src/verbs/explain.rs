@@ -16,8 +16,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::{Failure, Result};
 use crate::output::{Column, Columns, Row, as_text, printable, table};
 use crate::store::Need;

@@ -10,12 +10,11 @@ use ipam_operator::Operator;
 use kv::Deadline;
 use serde::Serialize;
 
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use super::quarantine::sentence;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::{Failure, Result};
 use crate::map::{Detail, Section, Style, draw, html, sections, svg};
 use crate::output::{Screen, rfc3339, whole_file};
-use crate::quarantine::sentence;
 use crate::store::Need;
 
 pub(crate) const HELP: &str = "\

@@ -8,11 +8,10 @@ use clap::Args;
 use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
-use super::forecast;
-use crate::answer::Answer;
-use crate::command::{OnStore, READING};
+use super::show;
+use crate::command::{Answer, OnStore, READING};
 use crate::error::Result;
-use crate::gc::reach::Memory;
+use crate::gc::scans::Memory;
 use crate::output::whole_file;
 use crate::store::{Need, StoreAt};
 
@@ -87,7 +86,7 @@ impl OnStore for Metrics {
             })
             .await?;
         if let Some(census) = counted {
-            forecast::of_census(at, &census).await?.pools.iter().for_each(|pool| pool.sample(&mut samples));
+            show::forecast_census(at, &census).await?.pools.iter().for_each(|pool| pool.sample(&mut samples));
         }
         let text = samples.text();
         match &self.file {

@@ -1,12 +1,8 @@
 //! The commands.
 
-mod address;
-mod borrowed;
 pub(crate) mod check;
 pub(crate) mod documents;
 pub(crate) mod explain;
-pub(crate) mod forecast;
-mod from_report;
 pub(crate) mod history;
 pub(crate) mod map;
 pub(crate) mod metrics;

@@ -15,8 +15,7 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::answer::Answer;
-use crate::command::{OnOpenStore, OnStore};
+use crate::command::{Answer, OnOpenStore, OnStore};
 use crate::error::{Failure, Result};
 use crate::output::{Column, Columns, Row, as_text, printable};
 use crate::store::{Need, StoreAt};
@@ -495,7 +494,7 @@ fn block_size(cidr: IpNet, wanted: Option<u8>) -> Result<BlockSize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Format;
+    use crate::command::Format;
 
     fn size(cidr: &str, wanted: Option<u8>) -> Result<BlockSize> {
         block_size(cidr.parse().unwrap(), wanted)

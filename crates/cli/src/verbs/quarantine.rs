@@ -1,17 +1,17 @@
-//! `margay ipam quarantine`.
+//! `margay ipam quarantine`, and addresses in quarantine as other commands show them.
 
 use std::net::IpAddr;
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
 use ipam_core::Error;
-use ipam_core::quarantine::{QuarantineRow, quarantine_of, quarantine_rows};
+use ipam_core::quarantine::{QuarantineRow, Quarantined, quarantine_of, quarantine_rows};
 use ipam_operator::Operator;
 use kv::Deadline;
 
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::{Failure, Result};
+use crate::output::{Column, Columns, Row, printable};
 use crate::store::Need;
 
 pub(crate) const HELP: &str = "\
@@ -40,11 +40,11 @@ A network with a probe asks the wire once more before it hands the address out."
 #[derive(Debug, Args)]
 pub(crate) struct QuarantineRelease {
     /// The address
-    pub(crate) address: IpAddr,
+    address: IpAddr,
 
     /// Only say what would be released
     #[arg(long)]
-    pub(crate) dry_run: bool,
+    dry_run: bool,
 }
 
 /// The addresses in quarantine.
@@ -82,4 +82,27 @@ impl OnOpenStore for QuarantineRelease {
         })?;
         Answer::new(format!("Successfully released {ip} from quarantine"), &QuarantineRow { address: ip, why: taken })
     }
+}
+
+impl Row for QuarantineRow {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("ADDRESS"), |row| row.address.to_string()),
+            (Column::Text("SINCE"), |row| printable(&row.why.since)),
+            (Column::Text("REASON"), |row| printable(&row.why.reason)),
+            (Column::Text("NODE"), |row| printable(&row.why.node)),
+        ]
+    }
+}
+
+/// An address with the reason, as a sentence.
+pub(crate) fn sentence(row: &QuarantineRow) -> String {
+    let Quarantined { since, reason, node } = &row.why;
+    printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", row.address))
+}
+
+/// The note about the quarantine in the answers of commands about the whole store.
+pub(crate) fn note(count: usize) -> Option<String> {
+    let addresses = if count == 1 { "address is" } else { "addresses are" };
+    (count > 0).then(|| format!("{count} {addresses} in quarantine; see with: margay ipam quarantine list"))
 }

@@ -8,8 +8,7 @@ use ipam_operator::{Operator, QuotaRow};
 use kv::Deadline;
 use serde_json::json;
 
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::{Failure, Result};
 use crate::output::{Column, Columns, Row, printable};
 use crate::store::Need;

@@ -11,8 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::pool::cidr_or_address;
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::{Failure, Result};
 use crate::output::{Column, Columns, Row};
 use crate::store::Need;
@@ -148,7 +147,7 @@ impl OnOpenStore for ReservationDelete {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Format;
+    use crate::command::Format;
 
     #[test]
     fn a_listing() {

@@ -9,8 +9,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde_json::json;
 
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::{Failure, Result};
 use crate::output::{Column, render};
 use crate::store::Need;

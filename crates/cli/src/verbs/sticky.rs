@@ -10,8 +10,7 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::answer::Answer;
-use crate::command::OnOpenStore;
+use crate::command::{Answer, OnOpenStore};
 use crate::error::Result;
 use crate::output::{Column, Columns, Row, printable, table};
 use crate::store::Need;

@@ -1,15 +1,14 @@
-//! `get`: documents as calicoctl shows them.
+//! `get`: documents as calicoctl shows them, with its columns in tables.
 
 use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentKind, Shown};
 use kv::Deadline;
 use serde_json::{Map, Value, json};
 
-use super::namespace::Asked;
-use super::table::{Table, Width};
-use crate::answer::Answer;
+use super::Asked;
+use crate::command::Answer;
 use crate::error::{Failure, Result};
-use crate::output::{Ordered, printable};
+use crate::output::{Ordered, aligned, printable};
 
 /// The part of a document that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,5 +96,185 @@ pub(super) fn short(kind: DocumentKind) -> &'static str {
         DocumentKind::Settings => "ipamconfig",
         DocumentKind::WorkloadEndpoint => "workloadendpoint -A",
         DocumentKind::Profile => "profile",
+    }
+}
+
+/// The AS number that is shown for a node without one.
+const USUAL_AS: &str = "64512";
+
+/// The longest list of networks in a cell.
+const LONGEST_CELL: usize = 80;
+
+/// Documents of a kind.
+struct Table {
+    kind: DocumentKind,
+    rows: Vec<Map<String, Value>>,
+}
+
+/// The columns of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    /// The columns of `-o ps`.
+    Usual,
+    /// The columns of `-o wide`.
+    Wide,
+}
+
+impl Table {
+    /// The table as text. It has a column for namespaces if the command has an option for them.
+    fn text(&self, width: Width, asked: &Asked<'_>) -> String {
+        let namespace = (self.kind.is_namespaced() && asked.is_explicit()).then_some("NAMESPACE");
+        let columns: Vec<&str> = namespace.into_iter().chain(columns(self.kind, width).iter().copied()).collect();
+        let headings = columns.iter().map(|column| (*column).to_owned()).collect();
+        let row =
+            |document: &Map<String, Value>| columns.iter().map(|column| printable(&cell(document, column))).collect();
+        let rows: Vec<Vec<String>> = std::iter::once(headings).chain(self.rows.iter().map(row)).collect();
+        aligned(&rows)
+    }
+}
+
+fn columns(kind: DocumentKind, width: Width) -> &'static [&'static str] {
+    match (kind, width) {
+        (DocumentKind::Pool, Width::Usual) => &["NAME", "CIDR", "SELECTOR"],
+        (DocumentKind::Pool, Width::Wide) => &[
+            "NAME",
+            "CIDR",
+            "NAT",
+            "IPIPMODE",
+            "VXLANMODE",
+            "DISABLED",
+            "DISABLEBGPEXPORT",
+            "SELECTOR",
+            "ASSIGNMENTMODE",
+        ],
+        (DocumentKind::Reservation | DocumentKind::Node | DocumentKind::Profile, Width::Usual) => &["NAME"],
+        (DocumentKind::Reservation, Width::Wide) => &["NAME", "CIDRS"],
+        (DocumentKind::Node, Width::Wide) => &["NAME", "ASN", "IPV4", "IPV6"],
+        (DocumentKind::Profile, Width::Wide) => &["NAME", "LABELS"],
+        (DocumentKind::Settings, Width::Usual) => &["NAME", "STRICTAFFINITY", "AUTOALLOCATEBLOCKS"],
+        (DocumentKind::Settings, Width::Wide) => &["NAME", "STRICTAFFINITY", "AUTOALLOCATEBLOCKS", "MAXBLOCKSPERHOST"],
+        (DocumentKind::WorkloadEndpoint, Width::Usual) => &["WORKLOAD", "NODE", "NETWORKS", "INTERFACE"],
+        (DocumentKind::WorkloadEndpoint, Width::Wide) => {
+            &["NAME", "WORKLOAD", "NODE", "NETWORKS", "INTERFACE", "PROFILES", "NATS"]
+        }
+    }
+}
+
+fn cell(document: &Map<String, Value>, column: &str) -> String {
+    let spec = |field: &str| document.get("spec").and_then(|spec| spec.get(field)).unwrap_or(&Value::Null);
+    let bgp = |field: &str| text(spec("bgp").get(field).unwrap_or(&Value::Null));
+    let switch = |field: &str| spec(field).as_bool().unwrap_or(false).to_string();
+    let metadata =
+        |field: &str| text(document.get("metadata").and_then(|metadata| metadata.get(field)).unwrap_or(&Value::Null));
+    match column {
+        "NAME" => metadata("name"),
+        "NAMESPACE" => metadata("namespace"),
+        "CIDR" => text(spec("cidr")),
+        "SELECTOR" => text(spec("nodeSelector")),
+        "NAT" => switch("natOutgoing"),
+        "IPIPMODE" => text(spec("ipipMode")),
+        "VXLANMODE" => text(spec("vxlanMode")),
+        "DISABLED" => switch("disabled"),
+        "DISABLEBGPEXPORT" => switch("disableBGPExport"),
+        "ASSIGNMENTMODE" => text(spec("assignmentMode")),
+        "CIDRS" => shortened(joined(spec("reservedCIDRs"), text)),
+        "ASN" if !spec("bgp").is_object() => String::new(),
+        "ASN" => Some(bgp("asNumber")).filter(|number| !number.is_empty()).unwrap_or(format!("({USUAL_AS})")),
+        "IPV4" => bgp("ipv4Address"),
+        "IPV6" => bgp("ipv6Address"),
+        "STRICTAFFINITY" => switch("strictAffinity"),
+        "AUTOALLOCATEBLOCKS" => switch("autoAllocateBlocks"),
+        "MAXBLOCKSPERHOST" => text(spec("maxBlocksPerHost")),
+        "WORKLOAD" => Some(text(spec("workload"))).filter(|name| !name.is_empty()).unwrap_or(text(spec("pod"))),
+        "NODE" => text(spec("node")),
+        "NETWORKS" => joined(spec("ipNetworks"), text),
+        "INTERFACE" => text(spec("interfaceName")),
+        "PROFILES" => joined(spec("profiles"), text),
+        "NATS" => {
+            joined(spec("ipNATs"), |nat| format!("{{{} {}}}", text(&nat["internalIP"]), text(&nat["externalIP"])))
+        }
+        "LABELS" => pairs(spec("labelsToApply")),
+        _ => String::new(),
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The items, separated by commas.
+fn joined(value: &Value, item: impl Fn(&Value) -> String) -> String {
+    value.as_array().into_iter().flatten().map(item).collect::<Vec<_>>().join(",")
+}
+
+/// The fields of an object with their values, separated by commas.
+fn pairs(value: &Value) -> String {
+    let fields = value.as_object().into_iter().flatten();
+    let mut pairs: Vec<String> = fields.map(|(name, value)| format!("{name}={}", text(value))).collect();
+    pairs.sort_unstable();
+    pairs.join(",")
+}
+
+/// A list, cut where it gets too long for a table.
+fn shortened(list: String) -> String {
+    if list.len() <= LONGEST_CELL {
+        return list;
+    }
+    let cut: String = list.chars().take(LONGEST_CELL - 3).collect();
+    format!("{cut}...")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn printed(kind: DocumentKind, document: Value, width: Width) -> String {
+        let Value::Object(document) = document else { panic!("{document}") };
+        Table { kind, rows: vec![document] }.text(width, &Asked::Default)
+    }
+
+    #[test]
+    fn tables_are_calicoctls() {
+        let pool = json!({"metadata": {"name": "main"}, "spec": {"cidr": "10.65.0.0/16", "nodeSelector": "all()",
+            "ipipMode": "Never", "vxlanMode": "Always", "natOutgoing": true, "assignmentMode": "Automatic"}});
+        assert_eq!(
+            printed(DocumentKind::Pool, pool.clone(), Width::Usual),
+            "NAME   CIDR           SELECTOR   \nmain   10.65.0.0/16   all()      \n\n"
+        );
+        assert_eq!(
+            printed(DocumentKind::Pool, pool, Width::Wide),
+            "\
+NAME   CIDR           NAT    IPIPMODE   VXLANMODE   DISABLED   DISABLEBGPEXPORT   SELECTOR   ASSIGNMENTMODE   \n\
+main   10.65.0.0/16   true   Never      Always      false      false              all()      Automatic        \n\n"
+        );
+        let node = json!({"metadata": {"name": "n1"}, "spec": {"bgp": {"ipv4Address": "10.0.0.1/24"}}});
+        assert_eq!(
+            printed(DocumentKind::Node, node, Width::Wide),
+            "NAME   ASN       IPV4          IPV6   \nn1     (64512)   10.0.0.1/24          \n\n"
+        );
+        let bare = json!({"metadata": {"name": "n\u{1b}"}, "spec": {}});
+        assert_eq!(
+            printed(DocumentKind::Node, bare, Width::Wide),
+            "NAME      ASN   IPV4   IPV6   \nn\\u{1b}                       \n\n"
+        );
+        let networks: Vec<String> = (0..9).map(|n| format!("10.0.{n}.0/24")).collect();
+        let reservation = json!({"metadata": {"name": "r"}, "spec": {"reservedCIDRs": networks}});
+        let text = printed(DocumentKind::Reservation, reservation, Width::Wide);
+        let cell = text.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
+        assert!(cell.len() == 80 && cell.ends_with("..."), "{text}");
+        let settings =
+            json!({"metadata": {"name": "default"}, "spec": {"strictAffinity": true, "maxBlocksPerHost": 4}});
+        assert_eq!(
+            printed(DocumentKind::Settings, settings, Width::Wide),
+            "\
+NAME      STRICTAFFINITY   AUTOALLOCATEBLOCKS   MAXBLOCKSPERHOST   \n\
+default   true             false                4                  \n\n"
+        );
     }
 }

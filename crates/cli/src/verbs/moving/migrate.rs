@@ -6,8 +6,7 @@ use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use kv::Revision;
 use serde::Serialize;
 
-use crate::answer::Answer;
-use crate::command::{Call, Standalone, runtime};
+use crate::command::{Answer, Call, Standalone, runtime};
 use crate::error::{Failure, Result};
 use crate::store::{Need, StoreAt};
 use crate::transfer::{Differences, Filling, Filter, Identity, Source, Stop, Target, Work, at_one_revision, identity};

@@ -1,25 +1,32 @@
 //! Taking over addresses that another plugin has assigned: each is recorded for its container, as if Margay's plugin
-//! had assigned it.
+//! had assigned it. The addresses are read from host-local's files, or from the output of `podman inspect`; those of
+//! whereabouts in [`super::whereabouts`].
+//!
+//! host-local's files have addresses as names, and in each the container's id and the interface's name.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::fs;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use clap::Args;
+use datastore::text_fault;
 use ipam_core::assign::{AssignRequest, Bridge, Wanted};
 use ipam_core::attachment::{Attachment, NAMESPACE, POD, TIMESTAMP};
 use ipam_core::timestamps::go_string;
 use ipam_core::{Error, Standing};
 use ipam_operator::Operator;
 use kv::Deadline;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::answer::Answer;
 use crate::cni::{is_cni_name, is_interface_name};
-use crate::command::OnStore;
+use crate::command::{Answer, Call, OnStore, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;
 use crate::store::{Need, StoreAt};
@@ -173,15 +180,15 @@ impl OnStore for TakingOver<'_> {
             ..Report::default()
         };
         for leases in leases.chunks(AT_ONCE) {
-            at.on_ipam(Need::Write, async |operator| some(operator, leases, &mut report).await).await?;
+            at.on_ipam(Need::Write, async |operator| take_over_some(operator, leases, &mut report).await).await?;
         }
         report.answer()
     }
 }
 
-async fn some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
+async fn take_over_some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
     for lease in leases {
-        match one(operator, lease, report).await? {
+        match take_over_one(operator, lease, report).await? {
             Outcome::TakenOver => report.taken_over += lease.addresses.len(),
             Outcome::ThereAlready => report.there_already += lease.addresses.len(),
             Outcome::Conflict(why) => {
@@ -193,8 +200,8 @@ async fn some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Res
 }
 
 /// Takes over the addresses of one interface, in one commit.
-async fn one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
-    let request = request(lease, report);
+async fn take_over_one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
+    let request = assign_request(lease, report);
     let soon = || Deadline::after(PATIENCE);
     let compared = operator.ipam().compare(&request.attachment, &[], &lease.addresses, soon()).await?;
     if compared.standings.iter().all(|(_, standing)| *standing == Standing::Own) {
@@ -215,7 +222,7 @@ async fn one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outc
     }
 }
 
-fn request(lease: &Lease, report: &Report) -> AssignRequest {
+fn assign_request(lease: &Lease, report: &Report) -> AssignRequest {
     let attachment = Attachment {
         network: report.network.clone(),
         container: lease.container.clone(),
@@ -270,6 +277,234 @@ impl Report {
             None => answer,
         })
     }
+}
+
+pub(crate) const HOST_LOCAL_HELP: &str = "\
+Examples:
+  margay pool create lab 10.88.0.0/24 --gateway 10.88.0.1
+  margay import host-local /var/lib/cni/networks/lab --network lab --dry-run
+  margay import host-local /var/lib/cni/networks/lab --network lab
+
+Each address becomes its container's, as if Margay's plugin had given it, so that
+the plugin's DEL takes it back. What is taken over already stays so. An address
+that is in no pool, reserved, or another container's is listed and left out; the
+exit code is then 1.";
+
+#[derive(Debug, Args)]
+pub(crate) struct FromHostLocal {
+    /// The folder with a file for each address
+    pub(crate) folder: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
+
+/// The length of the longest file that host-local could have written, in bytes.
+const MAX_LEASE_FILE_BYTES: u64 = 4096;
+/// The interface for files of versions that did not write it.
+const HOST_LOCAL_INTERFACE: &str = "eth0";
+
+impl Standalone for FromHostLocal {
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let found = read_host_local(&self.folder)?;
+        call.on_store(&TakingOver::new(found, &self.terms))
+    }
+}
+
+/// Reads a folder.
+fn read_host_local(folder: &Path) -> Result<Leases> {
+    let failed = |path: &Path, error: &io::Error| {
+        Failure::new(format!("cannot read {}: {error}", path.display()))
+            .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
+    };
+    let mut containers: BTreeMap<(String, String), Lease> = BTreeMap::new();
+    let mut left_out = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| failed(folder, &error))? {
+        let path = entry.map_err(|error| failed(folder, &error))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name == "lock" || name.starts_with("last_reserved_ip") {
+            continue;
+        }
+        let Ok(address) = name.parse::<IpAddr>() else {
+            left_out.push(LeftOut::new(printable(&name), "its name is no address"));
+            continue;
+        };
+        let (text, given_at) = match lease_file_content(&path) {
+            Ok(Ok(content)) => content,
+            Ok(Err(why)) => {
+                left_out.push(LeftOut::new(address.to_string(), format!("its file cannot be used: {why}")));
+                continue;
+            }
+            // The container was removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(&path, &error)),
+        };
+        let mut lines = text.lines().map(str::trim);
+        let container = lines.next().unwrap_or_default();
+        let interface = lines.next().filter(|name| !name.is_empty()).unwrap_or(HOST_LOCAL_INTERFACE);
+        let lease = containers.entry((container.to_owned(), interface.to_owned())).or_insert_with(|| Lease {
+            container: container.to_owned(),
+            interface: interface.to_owned(),
+            addresses: Vec::new(),
+            given_at: Some(given_at),
+            ..Lease::default()
+        });
+        lease.addresses.push(address);
+        lease.addresses.sort_unstable();
+    }
+    Ok(Leases { leases: containers.into_values().collect(), left_out })
+}
+
+/// The contents of a file and the time of its last write, or why it is none of host-local's.
+fn lease_file_content(path: &Path) -> io::Result<Result<(String, SystemTime), String>> {
+    let about = fs::metadata(path)?;
+    if !about.is_file() {
+        return Ok(Err("it is no regular file".to_owned()));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_LEASE_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if let Some(fault) = text_fault(&bytes) {
+        return Ok(Err(fault.to_string()));
+    }
+    if bytes.len() as u64 > MAX_LEASE_FILE_BYTES {
+        return Ok(Err(format!("it has more than {MAX_LEASE_FILE_BYTES} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(io::Error::other)?;
+    Ok(Ok((text, about.modified()?)))
+}
+
+pub(crate) const PODMAN_HELP: &str = "\
+Examples:
+  podman inspect $(podman ps -q) | margay import podman - --network lab
+
+For podman with netavark, which keeps no files for host-local. A container in
+several networks is left out: podman does not say which interface is in which.
+With CNI podman uses host-local: margay import host-local.";
+
+#[derive(Debug, Args)]
+pub(crate) struct FromPodman {
+    /// The output of `podman inspect`; - for stdin
+    pub(crate) file: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) terms: Terms,
+}
+
+/// The interface of a container that is in one network.
+const PODMAN_INTERFACE: &str = "eth0";
+/// A length that the output about all containers of a machine does not reach.
+const MAX_INPUT_BYTES: u64 = 256 << 20;
+const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
+/// The offset and the value of the magic number of bbolt's files. Podman's own file, `ipam.db`, is one.
+const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Container {
+    id: String,
+    #[serde(default)]
+    network_settings: Option<NetworkSettings>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct NetworkSettings {
+    networks: Option<BTreeMap<String, Option<Network>>>,
+}
+
+#[derive(Deserialize)]
+struct Network {
+    #[serde(rename = "IPAddress")]
+    v4: Option<String>,
+    #[serde(rename = "GlobalIPv6Address")]
+    v6: Option<String>,
+}
+
+impl Standalone for FromPodman {
+    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+        let found = read_podman(&self.file, &self.terms.network)?;
+        call.on_store(&TakingOver::new(found, &self.terms))
+    }
+}
+
+/// Reads a file, or stdin, and takes the containers of one network.
+fn read_podman(file: &Path, network: &str) -> Result<Leases> {
+    let bytes = content(file, PODMAN_HINT)?;
+    if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
+        return Err(Failure::new(format!("{} is podman's own file, which margay does not read", file.display())).hint(
+            format!(
+                "give what podman says: podman inspect $(podman ps -q) | margay import podman - --network {network}"
+            ),
+        ));
+    }
+    let containers: Vec<Container> = serde_json::from_slice(&bytes).map_err(|error| {
+        let fault = text_fault(&bytes).map_or_else(|| error.to_string(), |fault| fault.to_string());
+        Failure::new(format!("{} is no list of containers: {fault}", file.display())).hint(PODMAN_HINT)
+    })?;
+    require_network(&containers, network).map_err(|why| {
+        Failure::new(format!("{}: {why}", file.display())).hint("see the names with: podman network ls")
+    })?;
+    Ok(podman_leases(containers, network))
+}
+
+/// The content of a file, or of stdin.
+pub(super) fn content(path: &Path, hint: &str) -> Result<Vec<u8>> {
+    let failed = |error: io::Error| Failure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
+    let mut bytes = Vec::new();
+    let read = match path == Path::new("-") {
+        true => io::stdin().take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes),
+        false => File::open(path).and_then(|file| file.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes)),
+    };
+    read.map_err(failed)?;
+    match bytes.len() as u64 > MAX_INPUT_BYTES {
+        true => Err(Failure::new(format!("{} has more than {} MiB", path.display(), MAX_INPUT_BYTES >> 20)).hint(hint)),
+        false => Ok(bytes),
+    }
+}
+
+impl Container {
+    fn networks(&self) -> impl Iterator<Item = (&String, &Option<Network>)> {
+        self.network_settings.iter().filter_map(|settings| settings.networks.as_ref()).flatten()
+    }
+}
+
+/// Refuses a list whose containers are all in other networks: the name is wrong.
+fn require_network(containers: &[Container], network: &str) -> std::result::Result<(), String> {
+    let names: BTreeSet<&str> =
+        containers.iter().flat_map(Container::networks).map(|(name, _)| name.as_str()).collect();
+    if names.is_empty() || names.contains(network) {
+        return Ok(());
+    }
+    let names: Vec<String> = names.into_iter().map(printable).collect();
+    Err(format!("none of its containers is in network {}; they are in {}", printable(network), names.join(", ")))
+}
+
+/// The leases of the containers in a network. A container that does not run has no address.
+fn podman_leases(containers: Vec<Container>, network: &str) -> Leases {
+    let mut found = Leases::default();
+    for container in containers {
+        let Some((_, Some(of))) = container.networks().find(|(name, _)| *name == network) else { continue };
+        let texts = [&of.v4, &of.v6].into_iter().flatten().filter(|text| !text.is_empty());
+        let addresses = texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<Result<Vec<_>, _>>();
+        let mut leave_out =
+            |why: String| found.left_out.push(LeftOut::new(format!("container {}", printable(&container.id)), why));
+        match addresses {
+            _ if container.networks().count() > 1 => {
+                leave_out(
+                    "it is in several networks, and the file does not say which interface is in which".to_owned(),
+                );
+            }
+            Err(text) => leave_out(format!("{:?} is no address", printable(text))),
+            Ok(addresses) if addresses.is_empty() => {}
+            Ok(addresses) => found.leases.push(Lease {
+                container: container.id,
+                interface: PODMAN_INTERFACE.to_owned(),
+                addresses,
+                ..Lease::default()
+            }),
+        }
+    }
+    found
 }
 
 #[cfg(test)]

@@ -13,8 +13,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::podman::content;
-use super::take_over::{Lease, Leases, LeftOut, TakingOver, Terms};
+use super::take_over::{Lease, Leases, LeftOut, TakingOver, Terms, content};
 use crate::command::{Call, Standalone};
 use crate::error::{Failure, Result};
 use crate::output::printable;

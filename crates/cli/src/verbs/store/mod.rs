@@ -1,22 +1,25 @@
-//! The verbs that look after a store as a whole.
+//! The verbs that look after a store as a whole; those that create, upgrade, verify and compact it are in this file.
 
 mod backup;
-mod compact;
-mod create;
-mod restore;
 mod status;
-mod upgrade;
-mod verify;
 
-use clap::Subcommand;
+use std::num::NonZeroU64;
+use std::path::Path;
 
-use backup::Backup;
-use compact::Compact;
-use create::CreateStore;
-use restore::Restore;
-pub(crate) use status::Status;
-use upgrade::Upgrade;
-pub(crate) use verify::Verify;
+use async_trait::async_trait;
+use clap::{Args, Subcommand};
+use datastore::care::{self, FORMAT_WITH_LEASES, Room};
+use datastore::{Drivers, OpenStore};
+use indicatif::{HumanBytes, HumanCount};
+use kv::{ErrorKind, Revision, Store};
+use serde::Serialize;
+
+use self::backup::{Backup, Restore};
+pub(crate) use self::status::Status;
+use crate::command::{Answer, OnStore};
+use crate::error::{Failure, Result};
+use crate::install::{PLUGIN_FOLDERS, Program};
+use crate::store::{Need, StoreAt};
 
 /// Looking after a store as a whole.
 #[derive(Debug, Subcommand)]
@@ -83,4 +86,242 @@ Examples:
 
 The first pool makes the store, too, in format 1. Format 2 keeps the leases of etcd's API (margay serve --listen).")]
     Create(CreateStore),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateStore {
+    /// The format of its rows; every version of margay reads 1
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    format: u32,
+}
+
+#[derive(Serialize)]
+struct CreatedJson {
+    store: String,
+    format: u32,
+}
+
+#[async_trait(?Send)]
+impl OnStore for CreateStore {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        Some(("create", "an etcd is there once it is started".to_owned()))
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        if self.format >= FORMAT_WITH_LEASES {
+            refuse_older_plugins()?;
+        }
+        if !care::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
+            return Err(Failure::new(format!("{at} is there already; nothing was changed"))
+                .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
+        }
+        let text = format!("Successfully created {at}, format {}", self.format);
+        Answer::new(text, &CreatedJson { store: at.to_string(), format: self.format })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// Check everything and write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct UpgradedJson {
+    from: u32,
+    to: u32,
+}
+
+#[async_trait(?Send)]
+impl OnStore for Upgrade {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        refuse_older_plugins()?;
+        let done = match self.dry_run {
+            true => care::would_upgrade(at.location, at.wait).await,
+            false => care::upgrade(at.location, at.wait).await,
+        };
+        let done = done.map_err(|error| at.explain(error))?;
+        let text = if done.from == done.to {
+            format!("{at} is already at format {}, the newest", done.to)
+        } else {
+            format!("Successfully raised {at} from format {} to {}", done.from, done.to)
+        };
+        let answer = Answer::new(text, &UpgradedJson { from: done.from, to: done.to })?;
+        Ok(if self.dry_run { answer.of_a_dry_run() } else { answer })
+    }
+}
+
+/// Fails if a folder of plugins has a Margay plugin that cannot read the newest format.
+fn refuse_older_plugins() -> Result<()> {
+    for folder in PLUGIN_FOLDERS {
+        for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
+            let file = Path::new(folder).join(name);
+            if file.is_file() && Program::reads_format(&file, FORMAT_WITH_LEASES) == Some(false) {
+                return Err(Failure::new(format!(
+                    "{} is of a version that cannot read the newest format",
+                    file.display()
+                ))
+                .hint("nothing was changed; install this version's plugin first: make install, or the package"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct VerifiedJson {
+    whole: bool,
+    keys: u64,
+    log_rows: u64,
+    value_bytes: u64,
+}
+
+/// `margay store verify`.
+pub(crate) struct Verify;
+
+#[async_trait(?Send)]
+impl OnStore for Verify {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        let instead =
+            "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster";
+        Some(("verify", instead.to_owned()))
+    }
+
+    fn doing(&self) -> Option<&'static str> {
+        Some("verifying")
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let open = at.open_files(Need::Read).await?;
+        let verified = at.and_close(open, async |open: &OpenStore| match open.embedded() {
+            Some(embedded) => embedded.verify().await.map_err(|error| at.explain(error)),
+            None => Err(Failure::new(format!("{at} cannot be verified"))),
+        });
+        let verified = verified.await?;
+        let text = format!(
+            "{at} is whole: {} keys, {} changes in its history, {} of values",
+            HumanCount(verified.live),
+            HumanCount(verified.log_rows),
+            HumanBytes(verified.value_bytes)
+        );
+        let json = VerifiedJson {
+            whole: true,
+            keys: verified.live,
+            log_rows: verified.log_rows,
+            value_bytes: verified.value_bytes,
+        };
+        Answer::new(text, &json)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Compact {
+    /// How many revisions stay readable, the newest one included
+    #[arg(long, value_name = "N", default_value = "1")]
+    keep: NonZeroU64,
+
+    /// Only say what would be given up
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct CompactedJson {
+    before: Extent,
+    after: Extent,
+}
+
+/// The extent of a store's history.
+#[derive(Serialize)]
+struct Extent {
+    oldest_revision: i64,
+    /// The length of the log in bytes; unknown after a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+}
+
+#[async_trait(?Send)]
+impl OnStore for Compact {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        let instead = "an etcd's history is that of all who use it; see etcd's --auto-compaction-retention, etcdctl compact \
+                       and etcdctl defrag";
+        Some(("compact", instead.to_owned()))
+    }
+
+    fn doing(&self) -> Option<&'static str> {
+        Some("compacting")
+    }
+
+    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+        let failed = |error| at.explain(error);
+        let open = at.open_files(Need::Release).await?;
+        let Some(embedded) = open.embedded() else {
+            return Err(Failure::new(format!("{at} has no history to give up")));
+        };
+        let revision = embedded.status().revision;
+        let extent = async || {
+            let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
+            let bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
+            Ok::<_, Failure>(Extent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
+        };
+        let before = extent().await?;
+        let keep = i64::try_from(self.keep.get()).unwrap_or(i64::MAX);
+        let mark = Revision::new(revision.get().saturating_sub(keep - 1).max(1));
+        if self.dry_run {
+            open.close().await.map_err(failed)?;
+            return would_compact(at, before, mark, revision);
+        }
+        match embedded.compact(mark).await {
+            Ok(()) => {}
+            // That history was removed before.
+            Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let mut after = extent().await?;
+        open.close().await.map_err(failed)?;
+        let room = care::shrink(at.location, at.wait).await.map_err(failed)?;
+        after.bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
+        let text = format!(
+            "Successfully compacted {at}\n\
+             oldest revision: {} -> {}, the newest is {revision}\n\
+             log:             {} -> {}\n\
+             on disk:         {} -> {}",
+            before.oldest_revision,
+            after.oldest_revision,
+            human_size(before.log_bytes),
+            human_size(after.log_bytes),
+            human_size(before.bytes),
+            human_size(after.bytes),
+        );
+        let answer = Answer::new(text, &CompactedJson { before, after })?;
+        Ok(match room {
+            Room::GivenBack => answer,
+            Room::Kept => answer.note(
+                "this engine keeps the room in its files and uses it again; a backup that is restored with --replace is as \
+                 small as can be",
+            ),
+        })
+    }
+}
+
+fn human_size(bytes: Option<u64>) -> HumanBytes {
+    HumanBytes(bytes.unwrap_or_default())
+}
+
+/// The history that would be removed; the room that it frees is known only afterwards.
+fn would_compact(at: StoreAt<'_>, before: Extent, mark: Revision, newest: Revision) -> Result<Answer> {
+    let oldest_revision = before.oldest_revision.max(mark.get());
+    let text = format!(
+        "Successfully compacted {at}\noldest revision: {} -> {oldest_revision}, the newest is {newest}",
+        before.oldest_revision
+    );
+    let after = Extent { oldest_revision, log_bytes: None, bytes: None };
+    Ok(Answer::new(text, &CompactedJson { before, after })?.of_a_dry_run())
 }

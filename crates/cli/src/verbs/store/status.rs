@@ -12,8 +12,7 @@ use ipam_core::timestamps::parse_rfc3339;
 use kv::{Range, StoreExt, WatchRequest};
 use serde::Serialize;
 
-use crate::answer::Answer;
-use crate::command::OnStore;
+use crate::command::{Answer, OnStore};
 use crate::error::{Failure, Result};
 use crate::output::{printable, rfc3339};
 use crate::store::{Need, StoreAt};

@@ -1,0 +1,399 @@
+//! The lists that other programs make for `margay gc`, from a file, a folder or standard input: a runtime's containers or
+//! attachments, in the forms that runtimes print (the content shows the form), and the existing nodes, as `kubectl`
+//! prints them or as a person writes them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use datastore::{TextFault, text_fault};
+use ipam_core::gc::{Listed, RuntimeList};
+use serde_json::Value;
+
+use crate::cni::is_cni_name;
+use crate::error::{Failure, Result};
+use crate::output::printable;
+
+/// A size that no list exceeds.
+const MAX_LIST_BYTES: u64 = 64 << 20;
+
+/// A list as it was read.
+struct List {
+    /// Its name in messages.
+    name: String,
+    /// Its contents.
+    text: String,
+    /// A time that is not after the making of the list.
+    made: SystemTime,
+}
+
+impl List {
+    /// Reads a file, or standard input for `-`.
+    ///
+    /// # Errors
+    /// A file cannot be read, is no text, or is too long.
+    fn read(path: &Path) -> Result<Self> {
+        let now = SystemTime::now();
+        if path.as_os_str() == "-" {
+            let text = read_text(io::stdin().lock()).map_err(|error| cannot_read("standard input", &error))?;
+            return Ok(Self { name: "the list on standard input".to_owned(), text, made: now });
+        }
+        let read = || {
+            let file = File::open(path)?;
+            // A time in the future counts as now.
+            let made = file.metadata()?.modified()?.min(now);
+            Ok((read_text(file)?, made))
+        };
+        let (text, made) = read().map_err(|error| cannot_read(&path.display().to_string(), &error))?;
+        Ok(Self { name: printable(&path.display().to_string()), text, made })
+    }
+
+    /// The error for a fault in the list.
+    fn wrong(&self, what: &str, expected: &str) -> Failure {
+        Failure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
+    }
+
+    /// Refuses an empty list, unless `is_meant` says that this is right.
+    ///
+    /// # Errors
+    /// The list is empty.
+    fn unless_empty(&self, is_empty: bool, is_meant: bool) -> Result<()> {
+        match is_empty && !is_meant {
+            true => Err(self.wrong("it is empty", "if there really is nothing, say so with --empty")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The contents of the files of a folder, with their names. A file that is deleted meanwhile is left out.
+///
+/// # Errors
+/// A path cannot be read, or is no file.
+fn folder(path: &Path) -> Result<Vec<List>> {
+    let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
+    let entries = fs::read_dir(path)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<PathBuf>>>());
+    let mut paths = entries.map_err(|error| failed(path, &error))?;
+    paths.sort();
+    let mut files = Vec::new();
+    for path in paths {
+        match File::open(&path).and_then(read_text) {
+            Ok(text) => {
+                files.push(List { name: printable(&path.display().to_string()), text, made: SystemTime::now() });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(&path, &error)),
+        }
+    }
+    Ok(files)
+}
+
+fn cannot_read(name: &str, error: &io::Error) -> Failure {
+    Failure::new(format!("nothing was freed: cannot read {}: {error}", printable(name)))
+}
+
+fn read_text(from: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    from.take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_LIST_BYTES {
+        return Err(io::Error::other("it is longer than any list"));
+    }
+    // An empty list has a message of its own. With a mark the first name in it would be another one, and that container's
+    // addresses would be freed.
+    match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
+        None => String::from_utf8(bytes).map_err(io::Error::other),
+        Some(fault) => Err(io::Error::other(fault.to_string())),
+    }
+}
+
+/// The member of a network configuration in which CNI lists attachments.
+const CNI: &str = "cni.dev/valid-attachments";
+/// The name that CNI's specification once had for it: libcni writes both.
+const CNI_BEFORE: &str = "cni.dev/attachments";
+/// libcni's name for its record of an attachment.
+const CNI_CACHED: &str = "cniCacheV1";
+/// The accepted forms.
+const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
+                        prints, a container's id in each line, or the folder /var/lib/cni/results";
+
+/// The contents of a list, and the network if it is about only one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Parsed {
+    network: Option<String>,
+    listed: Vec<Listed>,
+}
+
+/// Reads lists. An empty one is refused unless it `may_be_empty`.
+///
+/// # Errors
+/// A file cannot be read, or is no such list; the error names the place.
+pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> Result<Vec<RuntimeList>> {
+    paths
+        .iter()
+        .map(|path| if path.is_dir() { read_cache(path, may_be_empty) } else { read_file(path, may_be_empty) })
+        .collect()
+}
+
+fn read_file(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
+    let list = List::read(path)?;
+    let Parsed { network, listed } =
+        parse_attachments(&list.text).map_err(|what| list.wrong(&what, EXPECTED_ATTACHMENTS))?;
+    list.unless_empty(listed.is_empty(), may_be_empty)?;
+    let read = RuntimeList::new(list.made.into(), listed);
+    Ok(match network {
+        Some(network) => read.only_for(network),
+        None => read,
+    })
+}
+
+/// The folder in which libcni keeps a file for each attachment.
+fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
+    let made = SystemTime::now();
+    let files = folder(path)?;
+    let attachment = |file: &List| {
+        let value = serde_json::from_str(&file.text).map_err(|error| format!("it is no JSON: {error}"));
+        let listed = value.and_then(|value| parse_cached(&value));
+        listed.map_err(|what| {
+            file.wrong(&what, "every file in the folder has to be one that libcni keeps of an attachment")
+        })
+    };
+    let listed: Vec<Listed> = files.iter().map(attachment).collect::<Result<_>>()?;
+    let all = List { name: printable(&path.display().to_string()), text: String::new(), made };
+    all.unless_empty(listed.is_empty(), may_be_empty)?;
+    Ok(RuntimeList::new(made.into(), listed))
+}
+
+fn parse_attachments(text: &str) -> Result<Parsed, String> {
+    match text.trim_start().chars().next() {
+        Some('{' | '[') => parse_json(text),
+        _ => Ok(Parsed { network: None, listed: parse_lines(text)? }),
+    }
+}
+
+fn parse_lines(text: &str) -> Result<Vec<Listed>, String> {
+    let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty());
+    lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
+}
+
+/// A container of which only the id is known.
+fn parse_container(id: &str) -> Result<Listed, String> {
+    match is_cni_name(id) {
+        true => Ok(Listed { container: id.to_owned(), ..Listed::default() }),
+        false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
+    }
+}
+
+fn parse_json(text: &str) -> Result<Parsed, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
+    if let Some(elements) = value.as_array() {
+        return Ok(Parsed { network: None, listed: each(elements, parse_element)? });
+    }
+    let named =
+        [CNI, CNI_BEFORE].into_iter().find_map(|name| Some((name, value.get(name).filter(|one| !one.is_null())?)));
+    if let Some((name, listed)) = named {
+        let elements = listed.as_array().ok_or_else(|| format!("{name} is no array"))?;
+        let network = value.get("name").and_then(Value::as_str).map(str::to_owned);
+        return Ok(Parsed { network, listed: each(elements, parse_attachment)? });
+    }
+    if let Some(pods) = value.get("items").and_then(Value::as_array) {
+        let pod = |pod: &Value| parse_container(text_of(pod, "id")?);
+        return Ok(Parsed { network: None, listed: each(pods, pod)? });
+    }
+    match value.get("containers") {
+        Some(_) => Err("it lists containers, and networks belong to pods: crictl pods -o json lists those".to_owned()),
+        None => Err(format!("it has neither {CNI} nor items")),
+    }
+}
+
+fn each(elements: &[Value], read: impl Fn(&Value) -> Result<Listed, String>) -> Result<Vec<Listed>, String> {
+    let numbered = elements.iter().enumerate();
+    numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
+}
+
+/// An element of an array: CNI's, or podman's.
+fn parse_element(value: &Value) -> Result<Listed, String> {
+    match value.get("Id") {
+        Some(_) => parse_container(text_of(value, "Id")?),
+        None => parse_attachment(value),
+    }
+}
+
+fn parse_attachment(value: &Value) -> Result<Listed, String> {
+    let network = match value.get("network") {
+        Some(_) => Some(text_of(value, "network")?.to_owned()),
+        None => None,
+    };
+    let named = parse_container(text_of(value, "containerID")?)?;
+    Ok(Listed { interface: Some(text_of(value, "ifname")?.to_owned()), network, ..named })
+}
+
+fn parse_cached(value: &Value) -> Result<Listed, String> {
+    if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHED) {
+        return Err(format!("its kind is not {CNI_CACHED}"));
+    }
+    let named = parse_container(text_of(value, "containerId")?)?;
+    let [interface, network] = ["ifName", "networkName"].map(|name| text_of(value, name).map(str::to_owned));
+    Ok(Listed { interface: Some(interface?), network: Some(network?), ..named })
+}
+
+/// A member that must be a text.
+fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
+    let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+    text.ok_or_else(|| format!("it has no text {name}"))
+}
+
+/// The accepted forms.
+const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json prints, or a node's name in each line";
+
+/// Reads a list. An empty one is refused unless it `may_be_empty`.
+///
+/// # Errors
+/// The file cannot be read, or is no such list; the error names the place.
+pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> Result<BTreeSet<String>> {
+    let list = List::read(path)?;
+    let nodes = parse_nodes(&list.text).map_err(|what| list.wrong(&what, EXPECTED_NODES))?;
+    list.unless_empty(nodes.is_empty(), may_be_empty)?;
+    Ok(nodes)
+}
+
+fn parse_nodes(text: &str) -> Result<BTreeSet<String>, String> {
+    if text.trim_start().starts_with(['{', '[']) {
+        let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
+        let items = match value.get("items") {
+            Some(items) => items.as_array().ok_or("its items are no array")?.clone(),
+            None => vec![value],
+        };
+        let numbered = items.iter().enumerate();
+        return numbered.map(|(number, one)| node_name(one).ok_or_else(|| not_a_node(number + 1))).collect();
+    }
+    let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty());
+    let name = |(number, line): (usize, &str)| {
+        let name = line.strip_prefix("node/").unwrap_or(line);
+        let is_name = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
+        let shown = || printable(&line.chars().take(60).collect::<String>());
+        if is_name { Ok(name.to_owned()) } else { Err(format!("line {}: {:?} is no node's name", number + 1, shown())) }
+    };
+    lines.map(name).collect()
+}
+
+/// The name of a node, if the value is a node.
+fn node_name(value: &Value) -> Option<String> {
+    let is_node = value.get("kind").is_none_or(|kind| kind == "Node");
+    let name = value.pointer("/metadata/name").and_then(Value::as_str).filter(|name| !name.is_empty());
+    name.filter(|_| is_node).map(str::to_owned)
+}
+
+fn not_a_node(number: usize) -> String {
+    format!("element {number} is no node")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9";
+
+    fn one(container: &str, interface: Option<&str>, network: Option<&str>) -> Listed {
+        let text = |text: &str| text.to_owned();
+        Listed { container: text(container), interface: interface.map(text), network: network.map(text) }
+    }
+
+    #[test]
+    fn every_form_is_told_by_what_it_is() {
+        let all = |text: &str| parse_attachments(text).unwrap();
+        assert_eq!(all(&format!("\n{ID}\r\n  web-1 \n")).listed, [one(ID, None, None), one("web-1", None, None)]);
+        let array = r#" [{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"e1","network":"n"}]"#;
+        assert_eq!(all(array).listed, [one("a", Some("eth0"), None), one("b", Some("e1"), Some("n"))]);
+        let conf =
+            r#"{"name":"lab","type":"bridge","cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}"#;
+        assert_eq!((all(conf).network.as_deref(), all(conf).listed.len()), (Some("lab"), 1));
+        let crictl = format!(r#"{{"items":[{{"id":"{ID}","metadata":{{"name":"web"}},"state":"SANDBOX_READY"}}]}}"#);
+        assert_eq!(all(&crictl).listed, [one(ID, None, None)]);
+        let podman = format!(r#"[{{"AutoRemove":false,"Id":"{ID}","Names":["web"]}}]"#);
+        assert_eq!(all(&podman).listed, [one(ID, None, None)]);
+        let cni =
+            [r#"{"cni.dev/valid-attachments":[]}"#, r#"{"cni.dev/valid-attachments":null,"cni.dev/attachments":[]}"#];
+        for empty in ["", " \n", "[]", r#"{"items":[]}"#, cni[0], cni[1], r#"{"cni.dev/attachments":[]}"#] {
+            assert_eq!(all(empty).listed, [], "{empty}");
+        }
+    }
+
+    #[test]
+    fn no_list_of_attachments_says_where() {
+        for (text, words) in [
+            ("CONTAINER ID   IMAGE\nabc  x", "line 1: \"CONTAINER ID   IMAGE\" is no container's id"),
+            ("abc\n\n-x\n", "line 3: \"-x\" is no container's id"),
+            ("a\u{1b}[2J", "is no container's id"),
+            ("[1]", "element 1: it has no text containerID"),
+            (r#"[{"containerID":"a"}]"#, "element 1: it has no text ifname"),
+            (r#"[{"Id":"a"},{"Id":7}]"#, "element 2: it has no text Id"),
+            (r#"{"items":[{"metadata":{"name":"node1"}}]}"#, "element 1: it has no text id"),
+            (r#"{"containers":[]}"#, "crictl pods -o json lists those"),
+            (r#"{"cni.dev/valid-attachments":{}}"#, "is no array"),
+            (r#"{"cni.dev/attachments":1}"#, "cni.dev/attachments is no array"),
+            ("{}", "it has neither"),
+            ("[{", "it is no JSON"),
+        ] {
+            let error = parse_attachments(text).unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+        let result = r#"{"cniVersion":"1.0.0","ips":[]}"#;
+        assert!(parse_cached(&serde_json::from_str(result).unwrap()).unwrap_err().contains("cniCacheV1"));
+    }
+
+    #[test]
+    fn libcnis_own_form() {
+        let text = format!(
+            r#"{{"kind":"cniCacheV1","containerId":"{ID}","config":"e30=","ifName":"eth0","networkName":"lab","result":{{}}}}"#
+        );
+        let value = serde_json::from_str(&text).unwrap();
+        assert_eq!(parse_cached(&value), Ok(one(ID, Some("eth0"), Some("lab"))));
+    }
+
+    #[test]
+    fn names_in_every_form() {
+        let list = r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Node","metadata":{"name":"a"}},
+            {"kind":"Node","metadata":{"name":"b.example.org"}}]}"#;
+        let names = |text: &str| parse_nodes(text).unwrap().into_iter().collect::<Vec<_>>();
+        assert_eq!(names(list), ["a", "b.example.org"]);
+        assert_eq!(names("node/a\nnode/b\n"), ["a", "b"]);
+        assert_eq!(names("\n a \r\nb"), ["a", "b"]);
+        assert_eq!(names(r#"{"kind":"Node","metadata":{"name":"a"}}"#), ["a"]);
+        assert!(names(r#"{"items":[]}"#).is_empty() && names("").is_empty());
+    }
+
+    #[test]
+    fn a_list_that_is_no_text_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (content, words) in [
+            (&b"\xef\xbb\xbfnode1\nnode2\n"[..], "it begins with a byte order mark"),
+            (b"\xff\xfen\0o\0", "it begins with a byte order mark"),
+            (b"\0\0\0\0", "it holds nothing but zero bytes"),
+            (b"node1\n\xff\n", "it is not UTF-8"),
+            (b"", "it is empty"),
+        ] {
+            fs::write(file.path(), content).unwrap();
+            let error = format!("{:?}", read_nodes(file.path(), false).unwrap_err());
+            assert!(error.contains(words) && error.contains("nothing was freed"), "{content:?}: {error}");
+        }
+        fs::write(file.path(), "").unwrap();
+        assert!(read_nodes(file.path(), true).unwrap().is_empty());
+    }
+
+    #[test]
+    fn no_list_of_nodes_says_where() {
+        for (text, words) in [
+            ("NAME  STATUS\na  Ready", "line 1: \"NAME  STATUS\" is no node's name"),
+            ("a\npod/b", "line 2: \"pod/b\" is no node's name"),
+            (r#"{"items":[{"kind":"Pod","metadata":{"name":"a"}}]}"#, "element 1 is no node"),
+            (r#"{"items":[{"id":"a"}]}"#, "element 1 is no node"),
+            ("[{}", "it is no JSON"),
+            (r#"{"items":1}"#, "no array"),
+        ] {
+            let error = parse_nodes(text).unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

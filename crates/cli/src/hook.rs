@@ -1,0 +1,546 @@
+//! `margay watch --exec` and `--webhook`: a receiver gets each event, in order. The receiver is a program that is run with
+//! the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor keeps the revision up to
+//! which events are handled.
+//!
+//! The store's own history is the queue: the watch ends while an attempt fails, and goes on at the cursor. So an event is lost only
+//! if the store gives up its history before; the receiver then gets a `gap`, and the state. An event may come twice:
+//! the cursor is written after the last event of a revision was handled.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use datastore::{TextFault, text_fault};
+use kv::Revision;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use ring::hmac::{self, HMAC_SHA256, Key};
+use serde::{Deserialize, Serialize};
+use tokio_rustls::rustls::crypto;
+use ureq::Agent;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use crate::digest::hex;
+use crate::error::{Failure, Result};
+use crate::interrupt::Interrupt;
+use crate::output::whole_file;
+
+/// The waits before a failed attempt is repeated: they double up to the second one.
+const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// The pause between two glances at a running program, or at signals.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// An event for the receiver.
+#[derive(Clone, Debug)]
+pub(crate) struct Delivery {
+    /// The event as a line of JSON.
+    pub(crate) json: String,
+    /// The kind of event and its address, for notes.
+    pub(crate) name: String,
+    /// The revision that is handled when this event is; `None` if further events of it follow.
+    pub(crate) completes: Option<Revision>,
+}
+
+/// How a delivery ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivered {
+    Done,
+    /// A signal came first.
+    Interrupted,
+    /// The time was over after a failed attempt.
+    Late,
+}
+
+/// The receiver of events.
+#[derive(Debug)]
+pub(crate) struct Hook {
+    receiver: Receiver,
+    first_wait: Duration,
+}
+
+#[derive(Debug)]
+enum Receiver {
+    Program(Program),
+    Webhook(Box<Webhook>),
+}
+
+impl Hook {
+    /// A program.
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub(crate) fn program(path: &Path, timeout: Duration) -> Result<Self> {
+        Ok(Self { receiver: Receiver::Program(Program::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
+    }
+
+    /// A URL, and the file of the secret with which requests are signed.
+    ///
+    /// # Errors
+    /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
+    pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
+        Ok(Self {
+            receiver: Receiver::Webhook(Box::new(Webhook::new(url, secret, timeout)?)),
+            first_wait: RETRY_WAITS[0],
+        })
+    }
+
+    /// Gives the receiver the event until an attempt succeeds, and begins none after `until`. `failed` is called after each
+    /// attempt that did not succeed.
+    pub(crate) fn deliver(
+        &self,
+        delivery: &Delivery,
+        interrupt: &Interrupt,
+        until: Option<Instant>,
+        mut failed: impl FnMut(&str),
+    ) -> Delivered {
+        let mut wait = self.first_wait;
+        loop {
+            if interrupt.came() {
+                return Delivered::Interrupted;
+            }
+            let (name, done) = match &self.receiver {
+                Receiver::Program(program) => (program.name(), program.run(&delivery.json, interrupt)),
+                Receiver::Webhook(webhook) => (webhook.name(), webhook.post(&delivery.json)),
+            };
+            let Err(why) = done else { return Delivered::Done };
+            if interrupt.came() {
+                return Delivered::Interrupted;
+            }
+            failed(&format!("{name} failed for {}: {why}; trying again in {} s", delivery.name, wait.as_secs()));
+            let next = Instant::now() + wait;
+            if until.is_some_and(|until| next > until) {
+                return Delivered::Late;
+            }
+            while Instant::now() < next && !interrupt.came() {
+                std::thread::sleep(GLANCE);
+            }
+            wait = (wait * 2).min(RETRY_WAITS[1]);
+        }
+    }
+}
+
+/// The time between two writes that only record that nothing has happened.
+const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A file with the last revision whose events were all handled.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    path: PathBuf,
+    saved: Saved,
+    /// The revision up to which there was nothing more to handle, perhaps not in the file yet.
+    reached: Revision,
+    written: Instant,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Saved {
+    /// The id of the store, or of the cluster; empty in the cursors of earlier versions beside a daemon.
+    store: String,
+    revision: i64,
+    /// Why no watch goes on at this cursor any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+}
+
+impl Cursor {
+    /// Reads the file; it need not be there. A cursor without a store's id becomes one of this store.
+    ///
+    /// # Errors
+    /// The file cannot be read, is none of ours, is about another store than `store`, or was refused before.
+    pub(crate) fn load(path: &Path, store: &str) -> Result<Self> {
+        let advice = "remove the file to begin with what is in use now, or name another one";
+        let failed = |why: String| Failure::new(format!("the cursor {} {why}", path.display())).hint(advice);
+        let saved = match fs::read(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(format!("cannot be read: {error}"))),
+            Ok(bytes) => Some(
+                serde_json::from_slice::<Saved>(&bytes)
+                    .ok()
+                    .filter(|saved| saved.revision > 0)
+                    .ok_or_else(|| failed("is not one that margay watch has written".to_owned()))?,
+            ),
+        };
+        let unused = Saved { store: store.to_owned(), revision: 0, refused: None };
+        let mut saved = saved.unwrap_or(unused);
+        if saved.store.is_empty() {
+            store.clone_into(&mut saved.store);
+        } else if !store.is_empty() && saved.store != store {
+            return Err(failed(format!("is about another store, {}, and this one is {store}", saved.store)));
+        }
+        if let Some(why) = &saved.refused {
+            return Err(failed(format!("was refused before: {why}")));
+        }
+        Ok(Self { path: path.to_owned(), saved, reached: Revision::UNSET, written: Instant::now() })
+    }
+
+    /// The last revision that was handled; `None` at the first run.
+    pub(crate) fn revision(&self) -> Option<Revision> {
+        Some(Revision::new(self.saved.revision)).filter(|revision| revision.is_set())
+    }
+
+    /// Records that all up to this revision was handled.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn save(&mut self, revision: Revision) -> Result<()> {
+        if revision.get() <= self.saved.revision {
+            return Ok(());
+        }
+        self.saved.revision = revision.get();
+        self.written = Instant::now();
+        self.write()
+    }
+
+    /// Records that there was nothing to handle up to this revision: in the file only now and then, since a busy cluster
+    /// gets there twice a second, and when the watch ends ([`Self::finish`]).
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn reach(&mut self, revision: Revision) -> Result<()> {
+        self.reached = self.reached.max(revision);
+        if self.written.elapsed() < CURSOR_INTERVAL { Ok(()) } else { self.finish() }
+    }
+
+    /// Writes what was reached.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.save(self.reached)
+    }
+
+    /// Records that the store does not go on at this cursor. Otherwise a later start could skip events: the store's revision
+    /// grows, and passes the cursor.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn refuse(&mut self, why: &str) -> Result<()> {
+        // The revision that was reached may not be in the file yet.
+        self.saved.revision = self.saved.revision.max(self.reached.get());
+        if self.revision().is_none() {
+            return Ok(());
+        }
+        self.saved.refused = Some(why.to_owned());
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        let text = serde_json::to_string(&self.saved).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        whole_file(&self.path, &(text + "\n"))
+    }
+}
+
+/// The time that a run has after SIGTERM until SIGKILL.
+const EXIT_GRACE: Duration = Duration::from_secs(1);
+
+/// The program.
+#[derive(Debug)]
+struct Program {
+    path: PathBuf,
+    /// A run that takes longer is killed and counts as failed.
+    timeout: Duration,
+}
+
+impl Program {
+    /// # Errors
+    /// There is no such program.
+    fn new(path: &Path, timeout: Duration) -> Result<Self> {
+        // A relative path is one of this folder, not of PATH.
+        let path = fs::canonicalize(path).map_err(|error| {
+            Failure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
+        })?;
+        Ok(Self { path, timeout })
+    }
+
+    /// The program's path.
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Runs the program, which must end with exit code 0. Its processes have a group of their own, which ends with a run that
+    /// is given up.
+    fn run(&self, json: &str, interrupt: &Interrupt) -> std::result::Result<(), String> {
+        let mut command = Command::new(&self.path);
+        let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
+        let written = child.stdin.take().map_or(Ok(()), |mut stdin| writeln!(stdin, "{json}"));
+        match written {
+            // A program need not read all of it.
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                end_program(&mut child);
+                return Err(error.to_string());
+            }
+            _ => {}
+        }
+        let until = Instant::now() + self.timeout;
+        loop {
+            match child.try_wait().map_err(|error| error.to_string())? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(exit_reason(status)),
+                None if interrupt.came() || Instant::now() >= until => {
+                    end_program(&mut child);
+                    return Err(format!("it ran for more than {} s, and was killed", self.timeout.as_secs()));
+                }
+                None => std::thread::sleep(GLANCE),
+            }
+        }
+    }
+}
+
+fn exit_reason(status: ExitStatus) -> String {
+    status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
+}
+
+/// Ends a run and all processes of its group: with SIGTERM, and after a while with SIGKILL. Returns when its first process
+/// has ended.
+fn end_program(child: &mut Child) {
+    let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
+    _ = killpg(group, Signal::SIGTERM);
+    let until = Instant::now() + EXIT_GRACE;
+    loop {
+        // The group has its first process until that was waited for.
+        _ = child.try_wait();
+        // A run that has become another user's cannot be signalled, and has not ended for that.
+        if killpg(group, None) == Err(Errno::ESRCH) {
+            return;
+        }
+        if Instant::now() >= until {
+            break;
+        }
+        std::thread::sleep(GLANCE);
+    }
+    _ = killpg(group, Signal::SIGKILL);
+    _ = child.wait();
+}
+
+/// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
+const SIGNATURE_HEADER: &str = "Margay-Signature";
+
+/// The advice for a secret that is none.
+const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
+
+/// The URL.
+#[derive(Debug)]
+struct Webhook {
+    url: String,
+    agent: Agent,
+    /// The secret, which `Debug` does not print.
+    key: Option<Key>,
+}
+
+impl Webhook {
+    /// # Errors
+    /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
+    fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
+        let is_https = url.starts_with("https://");
+        if !is_https && !url.starts_with("http://") {
+            return Err(Failure::new("the URL of --webhook begins with neither http:// nor https://"));
+        }
+        let mut config = Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .user_agent(concat!("margay/", env!("CARGO_PKG_VERSION")));
+        if is_https {
+            config = config.tls_config(tls_config()?);
+        }
+        Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(read_key).transpose()? })
+    }
+
+    /// The URL without a login and without what is behind the `?`: both may be secret.
+    fn name(&self) -> String {
+        let (scheme, rest) = self.url.split_once("://").unwrap_or_default();
+        let rest = rest.split(['?', '#']).next().unwrap_or_default();
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = host.rsplit('@').next().unwrap_or_default();
+        format!("{scheme}://{host}/{path}")
+    }
+
+    /// Posts an event. The answer must have a status of 200 to 299.
+    fn post(&self, json: &str) -> std::result::Result<(), String> {
+        let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
+        if let Some(key) = &self.key {
+            request = request.header(SIGNATURE_HEADER, format!("sha256={}", hex(hmac::sign(key, json.as_bytes()))));
+        }
+        match request.send(json) {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            Ok(answer) => Err(format!("its answer is {}", answer.status())),
+            // The text could have the URL, and so a secret.
+            Err(ureq::Error::BadUri(_)) => Err("it is no URL that can be reached".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// The key from a file; white space at the end does not count.
+fn read_key(path: &Path) -> Result<Key> {
+    let failed = |why: String| Failure::new(format!("the secret {} {why}", path.display()));
+    let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
+    let secret = secret.trim_ascii_end();
+    // A secret of random bytes may begin like UTF-16.
+    let is_text = str::from_utf8(secret).is_ok();
+    match text_fault(secret) {
+        Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_SECRET_HINT)),
+        Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_SECRET_HINT)),
+        Some(fault @ TextFault::ByteOrderMark) if is_text => {
+            return Err(failed(format!("would not be the receiver's: {fault}")).hint("write it without the mark"));
+        }
+        _ => {}
+    }
+    Ok(Key::new(HMAC_SHA256, secret))
+}
+
+/// The certificates that the system trusts, or those of `SSL_CERT_FILE`.
+fn tls_config() -> Result<TlsConfig> {
+    let found = rustls_native_certs::load_native_certs();
+    if found.certs.is_empty() {
+        return Err(Failure::new("this system has no trusted certificates for https")
+            .hint("install ca-certificates, or set SSL_CERT_FILE"));
+    }
+    let certs: Vec<_> = found.certs.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect();
+    Ok(TlsConfig::builder()
+        .root_certs(RootCerts::Specific(Arc::new(certs)))
+        .unversioned_rustls_crypto_provider(Arc::new(crypto::ring::default_provider()))
+        .build())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn delivery() -> Delivery {
+        Delivery { json: "{\"event\":\"assigned\"}".into(), name: "assigned 10.0.0.1".into(), completes: None }
+    }
+
+    #[test]
+    fn a_run_is_repeated_until_it_succeeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let interrupt = Interrupt::listen().unwrap();
+        let (seen, tries) = (folder.path().join("seen"), folder.path().join("tries"));
+        let script = format!(
+            "echo x >>{tries}; [ $(wc -l <{tries}) -gt 2 ] || exit 7; cat >>{seen}",
+            tries = tries.display(),
+            seen = seen.display()
+        );
+        let mut notes = Vec::new();
+        fs::write(folder.path().join("hook"), format!("#!/bin/sh\n{script}\n")).unwrap();
+        let path = folder.path().join("hook");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let hook = Hook::program(&path, Duration::from_secs(5)).unwrap();
+        let done =
+            Hook { first_wait: Duration::from_millis(10), ..hook }
+                .deliver(&delivery(), &interrupt, None, |note| notes.push(note.to_owned()));
+        assert_eq!((done, notes.len()), (Delivered::Done, 2));
+        assert!(notes[0].contains("failed for assigned 10.0.0.1: exit code 7; trying again"), "{notes:?}");
+        assert_eq!(fs::read_to_string(&seen).unwrap(), "{\"event\":\"assigned\"}\n");
+    }
+
+    #[test]
+    fn a_cursor_only_goes_forward_and_is_one_stores() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cursor");
+        let mut cursor = Cursor::load(&path, "a").unwrap();
+        assert_eq!(cursor.revision(), None);
+        cursor.save(Revision::new(7)).unwrap();
+        cursor.save(Revision::new(5)).unwrap();
+        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)));
+        cursor.reach(Revision::new(6)).unwrap();
+        cursor.reach(Revision::new(8)).unwrap();
+        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)), "a write for nothing");
+        cursor.finish().unwrap();
+        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
+        let other = format!("{:?}", Cursor::load(&path, "b").unwrap_err());
+        assert!(other.contains("is about another store, a, and this one is b"), "{other}");
+        // The cursor of an earlier version.
+        fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
+        Cursor::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
+        assert!(Cursor::load(&path, "b").is_err());
+        Cursor::load(&path, "a").unwrap().refuse("it went back").unwrap();
+        let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());
+        assert!(refused.contains("was refused before: it went back"), "{refused}");
+        let first = folder.path().join("first");
+        let mut cursor = Cursor::load(&first, "a").unwrap();
+        cursor.refuse("it went back").unwrap();
+        assert!(!first.exists(), "nothing was reached");
+        cursor.reach(Revision::new(7)).unwrap();
+        cursor.refuse("it went back").unwrap();
+        cursor.finish().unwrap();
+        assert!(Cursor::load(&first, "a").is_err(), "a refusal at the first run");
+        for garbage in ["", "{}", "[1", "{\"store\":\"a\",\"revision\":-1}"] {
+            fs::write(&path, garbage).unwrap();
+            let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());
+            assert!(refused.contains("is not one that margay watch has written"), "{garbage}: {refused}");
+        }
+    }
+
+    fn program(folder: &Path, script: &str) -> Program {
+        let path = folder.join("hook");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        Program::new(&path, Duration::from_millis(500)).unwrap()
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed_and_one_that_reads_nothing_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let interrupt = Interrupt::listen().unwrap();
+        assert_eq!(
+            program(folder.path(), "exec sleep 60").run("x", &interrupt).unwrap_err(),
+            "it ran for more than 0 s, and was killed"
+        );
+        assert_eq!(program(folder.path(), "exit 0").run(&"x".repeat(1 << 20), &interrupt), Ok(()));
+        assert!(program(folder.path(), "kill -9 $$").run("x", &interrupt).unwrap_err().contains("signal: 9"));
+        assert!(Program::new(&folder.path().join("none"), Duration::from_secs(1)).is_err());
+    }
+
+    #[test]
+    fn a_run_that_is_given_up_ends_with_its_children_and_may_clean_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let interrupt = Interrupt::listen().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let [late, clean] = ["late", "clean"].map(path);
+        let script =
+            format!("(sleep 0.8; : >{}) & trap ': >{}; exit 0' TERM; sleep 60 & wait", late.display(), clean.display());
+        let hook = program(folder.path(), &script);
+        assert!(hook.run("x", &interrupt).is_err());
+        assert!(clean.exists(), "the run was not asked to end");
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(!late.exists(), "a child has outlived its run");
+        fs::remove_file(&clean).unwrap();
+        // A signal comes.
+        interrupt.flag().store(true, std::sync::atomic::Ordering::SeqCst);
+        let ready = format!("trap ': >{}; exit 0' TERM; sleep 60 & wait", clean.display());
+        let hook = Program { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };
+        assert!(hook.run("x", &interrupt).is_err());
+    }
+
+    #[test]
+    fn secrets_are_not_in_the_name() {
+        let name = |url: &str| Webhook::new(url, None, Duration::from_secs(1)).unwrap().name();
+        assert_eq!(name("http://user:secret@h.example:80/a/b?token=secret#x"), "http://h.example:80/a/b");
+        assert_eq!(name("http://h.example?token=secret"), "http://h.example/");
+        assert!(Webhook::new("ftp://user:secret@h/", None, Duration::from_secs(1)).is_err());
+    }
+
+    #[test]
+    fn a_signature_is_the_one_of_rfc_4231() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        fs::write(&path, "Jefe\n").unwrap();
+        let code = hmac::sign(&read_key(&path).unwrap(), b"what do ya want for nothing?");
+        assert_eq!(code.as_ref()[..4], [0x5b, 0xdc, 0xc1, 0x46]);
+        for wrong in [&b" \n"[..], b"\0\0\0\0", b"\xef\xbb\xbfJefe"] {
+            fs::write(&path, wrong).unwrap();
+            assert!(read_key(&path).is_err(), "{wrong:?}");
+        }
+        fs::write(&path, b"\xff\xfe\x01").unwrap();
+        assert!(read_key(&path).is_ok(), "random bytes");
+    }
+}

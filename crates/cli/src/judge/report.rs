@@ -1,0 +1,324 @@
+//! The results of a run in the requested form, and its progress on a terminal. People get a line for each case as it
+//! ends, then the ignored cases by reason, and the failures; programs get JSON, build servers JUnit's XML.
+
+use std::fmt;
+use std::io::{
+    IsTerminal, Write, {self},
+};
+use std::time::Duration;
+
+use conformance::{Case, Report, Verdict, rules};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
+use serde::Serialize;
+
+use super::ReportFormat;
+use crate::error::{Failure, Result};
+use crate::output::printable;
+
+/// A writer of a report: some formats are written during the run, others at its end.
+pub(super) trait Reporter {
+    /// The run begins.
+    fn begin(&mut self, _out: &mut dyn Write) -> Result<()> {
+        Ok(())
+    }
+
+    /// A case is over.
+    fn case(&mut self, _report: &Report, _out: &mut dyn Write) -> Result<()> {
+        Ok(())
+    }
+
+    /// The run is over.
+    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()>;
+}
+
+/// The reporter for a format.
+pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
+    match format {
+        ReportFormat::Table => Box::new(Table::of(cases)),
+        ReportFormat::Json => Box::new(Json),
+        ReportFormat::Junit => Box::new(Junit),
+    }
+}
+
+/// The numbers of cases that passed, failed and were ignored, and the duration of the run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Summary {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    ignored: usize,
+    pub(super) took: Duration,
+}
+
+impl Summary {
+    pub(super) fn of(reports: &[Report], took: Duration) -> Self {
+        let mut summary = Self { took, ..Self::default() };
+        for report in reports {
+            match report.verdict {
+                Verdict::Passed => summary.passed += 1,
+                Verdict::Failed(_) => summary.failed += 1,
+                _ => summary.ignored += 1,
+            }
+        }
+        summary
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { passed, failed, ignored, took } = self;
+        write!(f, "{passed} passed, {failed} failed, {ignored} ignored in {}", spent(*took))
+    }
+}
+
+/// A duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
+fn spent(took: Duration) -> String {
+    match took.as_secs() {
+        0..10 => format!("{:.1} s", took.as_secs_f64()),
+        secs @ 10..120 => format!("{secs} s"),
+        secs => format!("{} min {} s", secs / 60, secs % 60),
+    }
+}
+
+/// The rule of a case: the broken rule, or else the first rule that the case judges.
+fn rule(report: &Report) -> &'static str {
+    report.rule_broken().or(report.rules.first().copied()).unwrap_or("?")
+}
+
+/// The result of a case, in a word.
+fn result(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Passed => "passed",
+        Verdict::Failed(_) => "failed",
+        _ => "ignored",
+    }
+}
+
+/// Why a case failed or did not run. A store's message may hold anything, so control characters are escaped.
+fn reason(verdict: &Verdict) -> Option<String> {
+    match verdict {
+        Verdict::Failed(failure) => {
+            Some(printable(&format!("{}: expected {}, got {}", failure.checked(), failure.expected(), failure.got())))
+        }
+        Verdict::Ignored(reason) => Some((*reason).to_owned()),
+        _ => None,
+    }
+}
+
+/// The width of lists of names.
+const TABLE_WIDTH: usize = 80;
+
+struct Table {
+    /// The width of the column of names.
+    names: usize,
+}
+
+impl Table {
+    fn of(cases: &[Case]) -> Self {
+        Self { names: cases.iter().map(|case| case.name().len()).max().unwrap_or_default() }
+    }
+
+    fn line(&self, name: &str, rule: &str, result: &str, time: &str, out: &mut dyn Write) -> Result<()> {
+        let names = self.names;
+        Ok(writeln!(out, "{name:names$}  {rule:<4}  {result:<7}  {time:>7}")?)
+    }
+}
+
+impl Reporter for Table {
+    fn begin(&mut self, out: &mut dyn Write) -> Result<()> {
+        self.line("CASE", "RULE", "RESULT", "SECONDS", out)
+    }
+
+    fn case(&mut self, report: &Report, out: &mut dyn Write) -> Result<()> {
+        let time = match report.verdict {
+            Verdict::Ignored(_) => "-".to_owned(),
+            _ => format!("{:.2}", report.took.as_secs_f64()),
+        };
+        self.line(report.name, rule(report), result(&report.verdict), &time, out)?;
+        Ok(out.flush()?)
+    }
+
+    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, _: &mut dyn Write) -> Result<()> {
+        print_ignored(reports, out)?;
+        for report in reports {
+            if let Verdict::Failed(failure) = &report.verdict {
+                print_failure(report.name, failure, out)?;
+            }
+        }
+        writeln!(out, "\n{summary}")?;
+        Ok(out.flush()?)
+    }
+}
+
+/// Lists the cases that did not run, by reason.
+fn print_ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for report in reports {
+        let Verdict::Ignored(reason) = report.verdict else { continue };
+        let number = report.name.split('_').next().unwrap_or(report.name);
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, numbers)) => numbers.push(number),
+            None => reasons.push((reason, vec![number])),
+        }
+    }
+    for (reason, numbers) in reasons {
+        writeln!(out, "\nignored, since {reason}:")?;
+        let mut line = String::new();
+        for number in numbers {
+            if line.len() + 1 + number.len() > TABLE_WIDTH - 1 {
+                writeln!(out, " {line}")?;
+                line.clear();
+            }
+            line = format!("{line} {number}");
+        }
+        writeln!(out, " {line}")?;
+    }
+    Ok(())
+}
+
+fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write) -> Result<()> {
+    let rule = failure.rule();
+    let words = rules().into_iter().find(|known| known.id == rule).map(|known| known.text).unwrap_or_default();
+    writeln!(out, "\n{name} failed")?;
+    writeln!(out, "  rule {rule}:  {words}")?;
+    for (what, text) in [("checked", failure.checked()), ("expected", failure.expected()), ("got", failure.got())] {
+        writeln!(out, "  {:<9} {}", format!("{what}:"), printable(text))?;
+    }
+    Ok(())
+}
+
+struct Json;
+
+#[derive(Serialize)]
+struct RunJson<'a> {
+    cases: Vec<CaseJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct CaseJson<'a> {
+    name: &'a str,
+    /// The rule that was broken, or else the first that the case judges.
+    rule: &'a str,
+    /// `passed`, `failed` or `ignored`.
+    result: &'a str,
+    /// Why it failed or was ignored.
+    reason: Option<String>,
+    /// The duration of the case.
+    seconds: f64,
+}
+
+impl Reporter for Json {
+    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+        let cases = reports.iter().map(|report| CaseJson {
+            name: report.name,
+            rule: rule(report),
+            result: result(&report.verdict),
+            reason: reason(&report.verdict),
+            seconds: (report.took.as_secs_f64() * 1000.0).round() / 1000.0,
+        });
+        let json = serde_json::to_string_pretty(&RunJson { cases: cases.collect() })
+            .map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        writeln!(out, "{json}")?;
+        out.flush()?;
+        _ = writeln!(err, "{summary}");
+        Ok(())
+    }
+}
+
+struct Junit;
+
+impl Reporter for Junit {
+    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+        let mut suite = TestSuite::new("conformance");
+        suite.add_test_cases(reports.iter().map(junit_case)).set_time(summary.took);
+        let mut run = quick_junit::Report::new("margay conformance");
+        run.add_test_suite(suite).set_time(summary.took);
+        let xml = run.to_string().map_err(|error| Failure::new(format!("JUnit: {error}")))?;
+        writeln!(out, "{}", xml.trim_end())?;
+        out.flush()?;
+        _ = writeln!(err, "{summary}");
+        Ok(())
+    }
+}
+
+fn junit_case(report: &Report) -> TestCase {
+    let status = match &report.verdict {
+        Verdict::Passed => TestCaseStatus::success(),
+        Verdict::Failed(failure) => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+            let text: Vec<String> = failure.to_string().lines().map(printable).collect();
+            status
+                .set_type(rule(report))
+                .set_message(reason(&report.verdict).unwrap_or_default())
+                .set_description(text.join("\n"));
+            status
+        }
+        other => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(reason(other).unwrap_or_default());
+            status
+        }
+    };
+    let mut case = TestCase::new(report.name, status);
+    case.set_classname(format!("conformance.{:?}", report.group)).set_time(report.took);
+    case
+}
+
+/// A bar on stderr; nothing is shown if stderr is not a terminal.
+#[derive(Debug)]
+pub(super) struct Progress {
+    bar: ProgressBar,
+    failed: std::cell::Cell<usize>,
+}
+
+impl Progress {
+    pub(super) fn new(cases: usize) -> Self {
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(cases as u64), target);
+        let template = "{pos}/{len} [{bar:24}] {prefix}{wide_msg} {elapsed}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, failed: std::cell::Cell::new(0) }
+    }
+
+    /// Shows the name of the case that runs now.
+    pub(super) fn working_on(&self, case: &'static str) {
+        self.bar.set_message(case);
+    }
+
+    /// Counts a case that has ended.
+    pub(super) fn done(&self, report: &Report) {
+        if matches!(report.verdict, Verdict::Failed(_)) {
+            self.failed.set(self.failed.get() + 1);
+            self.bar.set_prefix(format!("{} failed, ", self.failed.get()));
+        }
+        self.bar.inc(1);
+    }
+
+    /// Does something while the bar is hidden.
+    pub(super) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.bar.suspend(work)
+    }
+
+    /// Removes the bar.
+    pub(super) fn over(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_as_people_say_them() {
+        let said = |millis| spent(Duration::from_millis(millis));
+        assert_eq!(
+            [0, 400, 9_940, 12_300, 119_000, 125_000].map(said),
+            ["0.0 s", "0.4 s", "9.9 s", "12 s", "119 s", "2 min 5 s"]
+        );
+    }
+}

@@ -1,0 +1,571 @@
+//! Drawings of blocks: which addresses are in use, in a terminal or as a picture, SVG alone or in a page of HTML.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use ipam_core::census::{AddressUse, BlockCensus, Census};
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::output::printable;
+
+/// The most blocks of a pool that is drawn with a sign for each address; larger pools have a sign for each block.
+const MOST_BLOCKS_IN_DETAIL: usize = 64;
+
+/// The detail of a drawing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Addresses in pools with few blocks, otherwise blocks.
+    Auto,
+    /// A sign for each address.
+    Addresses,
+    /// A sign for each block.
+    Blocks,
+}
+
+/// The blocks of a pool, or all blocks that are in no pool.
+#[derive(Debug, Serialize)]
+pub(crate) struct Section {
+    /// The pool's name; `None` for blocks that are in no pool.
+    pub(crate) pool: Option<String>,
+    /// Its network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cidr: Option<String>,
+    /// The number of blocks that fit into the pool; `None` if it is too large.
+    #[serde(skip)]
+    pub(crate) places: Option<u64>,
+    /// Its blocks.
+    blocks: Vec<Drawn>,
+}
+
+/// A block.
+#[derive(Debug, Serialize)]
+struct Drawn {
+    /// The block.
+    cidr: String,
+    /// The node or other owner of the block; empty if there is none.
+    owner: String,
+    /// Addresses in use, borrowed ones too.
+    in_use: usize,
+    /// Addresses in use by other nodes than the owner.
+    borrowed: usize,
+    /// Released addresses in cooldown.
+    in_cooldown: usize,
+    /// Reserved addresses that are not in use.
+    reserved: usize,
+    /// Addresses that can be assigned.
+    free: usize,
+    /// A sign for each address.
+    addresses: String,
+    #[serde(skip)]
+    uses: Vec<AddressUse>,
+    #[serde(skip)]
+    net: IpNet,
+}
+
+/// The sections to draw: these pools, or all pools and the blocks that are in no pool.
+pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<Section> {
+    let wanted = |name: &str, cidr: IpNet| {
+        pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
+    };
+    let mut sections: Vec<Section> = Vec::new();
+    for pool in census.pools.into_iter().filter(|pool| wanted(pool.pool.name(), pool.pool.cidr())) {
+        let bits = u32::from(pool.pool.block_size().saturating_sub(pool.pool.cidr().prefix_len()));
+        sections.push(Section {
+            pool: Some(printable(pool.pool.name())),
+            cidr: Some(pool.pool.cidr().to_string()),
+            places: 1_u64.checked_shl(bits).filter(|_| bits < 40),
+            blocks: pool.blocks.into_iter().map(Drawn::new).collect(),
+        });
+    }
+    if pools.is_empty() && !census.orphaned.is_empty() {
+        let blocks = census.orphaned.into_iter().map(Drawn::new).collect();
+        sections.push(Section { pool: None, cidr: None, places: None, blocks });
+    }
+    sections
+}
+
+impl Drawn {
+    fn new(block: BlockCensus) -> Self {
+        let count = |wanted| block.count(wanted);
+        let borrowed = count(AddressUse::Borrowed);
+        Self {
+            cidr: block.cidr.to_string(),
+            owner: match &block.owner {
+                Some(owner) if owner.node().is_some() => printable(owner.node().unwrap_or_default()),
+                Some(other) => printable(&other.to_string()),
+                None => String::new(),
+            },
+            in_use: count(AddressUse::Used) + borrowed,
+            borrowed,
+            in_cooldown: count(AddressUse::InCooldown),
+            reserved: count(AddressUse::Reserved),
+            free: count(AddressUse::Free),
+            addresses: block.uses.iter().map(|found| sign(*found)).collect(),
+            net: block.cidr,
+            uses: block.uses,
+        }
+    }
+
+    /// The tenths of the block that cannot be assigned; 10 only if no address can be assigned, and 0 only if all can.
+    fn tenths(&self) -> usize {
+        let all = self.uses.len();
+        let gone = all - self.free;
+        match gone {
+            0 => 0,
+            gone if gone == all => 10,
+            gone => (gone * 10 / all).clamp(1, 9),
+        }
+    }
+
+    /// The numbers of the block in words.
+    fn reported(&self) -> String {
+        let owner = if self.owner.is_empty() { "nobody's" } else { &self.owner };
+        let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
+        for (count, what) in
+            [(self.borrowed, "borrowed"), (self.in_cooldown, "in cooldown"), (self.reserved, "reserved")]
+        {
+            if count > 0 {
+                reported.push_str(&format!(", {count} {what}"));
+            }
+        }
+        reported
+    }
+}
+
+impl Section {
+    /// True if there is a sign for each address.
+    fn in_detail(&self, detail: Detail) -> bool {
+        match detail {
+            Detail::Auto => self.blocks.len() <= MOST_BLOCKS_IN_DETAIL,
+            Detail::Addresses => true,
+            Detail::Blocks => false,
+        }
+    }
+
+    /// The heading: the pool and its numbers.
+    fn heading(&self) -> String {
+        let sum = |of: fn(&Drawn) -> usize| self.blocks.iter().map(of).sum::<usize>();
+        let name = match (&self.pool, &self.cidr) {
+            (Some(pool), Some(cidr)) => format!("{pool}  {cidr}"),
+            _ => "in no pool".to_owned(),
+        };
+        let claimed = self.blocks.len();
+        let blocks = match self.places {
+            Some(places) => format!("{claimed} of {places} blocks claimed"),
+            None if claimed == 1 => "1 block".to_owned(),
+            None => format!("{claimed} blocks"),
+        };
+        let mut heading = format!("{name}  {blocks}");
+        if claimed > 0 {
+            heading.push_str(&format!(": {} in use", sum(|block| block.in_use)));
+            for (count, what) in [
+                (sum(|block| block.borrowed), "of them borrowed"),
+                (sum(|block| block.in_cooldown), "in cooldown"),
+                (sum(|block| block.reserved), "reserved"),
+                (sum(|block| block.free), "free"),
+            ] {
+                if count > 0 {
+                    heading.push_str(&format!(", {count} {what}"));
+                }
+            }
+        }
+        heading
+    }
+}
+
+/// The meaning of a sign for one address, or for several that share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cell {
+    /// The use of all these addresses; if they differ, the one that comes first in [`Cell::of`].
+    All(AddressUse),
+    /// Some of these addresses are in use, and none is borrowed.
+    Some,
+}
+
+/// The uses of an address, each with its sign, its name and its colour in a picture.
+const USES: [(AddressUse, char, &str, &str); 5] = [
+    (AddressUse::Free, '.', "free", "#e8e8e8"),
+    (AddressUse::Used, '#', "in use", "#0059b3"),
+    (AddressUse::Borrowed, 'b', "borrowed by another node", "#b3007d"),
+    (AddressUse::InCooldown, '~', "in cooldown", "#e0a000"),
+    (AddressUse::Reserved, 'r', "reserved", "#707070"),
+];
+
+fn use_row(wanted: AddressUse) -> (char, &'static str) {
+    USES.iter().find(|(found, ..)| *found == wanted).map_or((' ', ""), |(_, sign, _, colour)| (*sign, colour))
+}
+
+/// The sign of an address.
+fn sign(wanted: AddressUse) -> char {
+    use_row(wanted).0
+}
+
+/// The colour of an address in a picture.
+fn colour(wanted: AddressUse) -> &'static str {
+    use_row(wanted).1
+}
+
+/// The colour of a block of which so many tenths cannot be assigned.
+fn colour_of_tenths(tenths: usize) -> &'static str {
+    const COLOURS: [&str; 11] = [
+        "#e8e8e8", "#cfe0f2", "#b5d2ec", "#9ac3e6", "#7fb3df", "#63a3d8", "#4793d0", "#2c82c7", "#1470bd", "#005eb0",
+        "#b32400",
+    ];
+    COLOURS.get(tenths).copied().unwrap_or("#b32400")
+}
+
+impl Cell {
+    /// The sign of several addresses: if they differ, borrowed ones come first, then used, resting and free ones.
+    fn of(uses: &[AddressUse]) -> Self {
+        let has = |wanted| uses.contains(&wanted);
+        match uses {
+            [first, rest @ ..] if rest.iter().all(|found| found == first) => Self::All(*first),
+            _ if has(AddressUse::Borrowed) => Self::All(AddressUse::Borrowed),
+            _ if has(AddressUse::Used) => Self::Some,
+            _ if has(AddressUse::InCooldown) => Self::All(AddressUse::InCooldown),
+            _ => Self::All(AddressUse::Free),
+        }
+    }
+
+    /// The sign.
+    fn sign(self) -> char {
+        match self {
+            Self::All(found) => sign(found),
+            Self::Some => '+',
+        }
+    }
+
+    /// The number of its colour in a terminal; `None` for the usual one.
+    fn terminal_colour(self) -> Option<u8> {
+        match self {
+            Self::All(AddressUse::Free) => None,
+            Self::All(AddressUse::Used) | Self::Some => Some(34),
+            Self::All(AddressUse::Borrowed) => Some(35),
+            Self::All(AddressUse::InCooldown) => Some(33),
+            Self::All(AddressUse::Reserved) => Some(90),
+        }
+    }
+}
+
+/// The sign of a block of which so many tenths cannot be assigned.
+fn sign_of_tenths(tenths: usize) -> char {
+    match tenths {
+        0 => '.',
+        10 => '#',
+        tenths => char::from_digit(u32::try_from(tenths).unwrap_or(9), 10).unwrap_or('9'),
+    }
+}
+
+/// The number of the colour of such a block in a terminal.
+fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
+    match tenths {
+        0 => None,
+        1..6 => Some(32),
+        6..10 => Some(33),
+        _ => Some(31),
+    }
+}
+
+/// In pools with more places for blocks than this, only claimed blocks are drawn.
+const MOST_PLACES: u64 = 4096;
+/// The length of the longest name of an owner that is drawn whole.
+const MOST_OF_OWNER: usize = 24;
+/// The least number of signs of a line, however narrow the terminal is.
+const LEAST_CELLS: usize = 8;
+/// The sign of a place without a claimed block.
+const UNCLAIMED: char = '-';
+
+/// The look of a drawing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Style {
+    /// The number of columns.
+    pub(crate) width: usize,
+    /// True if there are colours.
+    pub(crate) colours: bool,
+    /// The detail.
+    pub(crate) detail: Detail,
+}
+
+/// Draws pools one below the other, with the meaning of the signs at the end.
+pub(crate) fn draw(sections: &[Section], style: Style) -> String {
+    let mut text = String::new();
+    let (mut has_addresses, mut has_blocks) = (false, false);
+    for section in sections {
+        text.push_str(&section.heading());
+        text.push('\n');
+        if section.blocks.is_empty() {
+            text.push('\n');
+            continue;
+        }
+        if section.in_detail(style.detail) {
+            has_addresses = true;
+            draw_addresses(&section.blocks, style, &mut text);
+        } else {
+            has_blocks = true;
+            draw_blocks(section, style, &mut text);
+        }
+        text.push('\n');
+    }
+    if has_addresses {
+        let reported = USES.map(|(_, sign, name, _)| format!("{sign} {name}"));
+        text.push_str(&format!("{}   + some in use\n", reported.join("   ")));
+    }
+    if has_blocks {
+        text.push_str(&format!(
+            "a sign is a block: . all free   1 to 9 tenths that are not   # none free   {UNCLAIMED} not claimed\n"
+        ));
+    }
+    text
+}
+
+/// Draws a line for each block, with a sign for each address, or for several if there is not enough room.
+fn draw_addresses(blocks: &[Drawn], style: Style, text: &mut String) {
+    let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
+    let owners = blocks.iter().map(|block| short(&block.owner).chars().count()).max().unwrap_or_default();
+    let counts = blocks.iter().map(|block| count(block).len()).max().unwrap_or_default();
+    let room = style.width.saturating_sub(cidrs + owners + counts + 6).max(LEAST_CELLS);
+    for block in blocks {
+        let each = block.uses.len().div_ceil(room).max(1);
+        let cells: Vec<Cell> = block.uses.chunks(each).map(Cell::of).collect();
+        let owner = short(&block.owner);
+        text.push_str(&format!("{:cidrs$}  {owner:owners$}  ", block.cidr));
+        paint(cells.iter().map(|cell| (cell.sign(), cell.terminal_colour())), style.colours, text);
+        let padding = room.min(block.uses.len()).saturating_sub(cells.len());
+        text.push_str(&format!("{:padding$}  {:>counts$}\n", "", count(block)));
+    }
+}
+
+fn count(block: &Drawn) -> String {
+    format!("{}/{}", block.in_use, block.uses.len())
+}
+
+fn short(owner: &str) -> String {
+    if owner.chars().count() <= MOST_OF_OWNER {
+        return owner.to_owned();
+    }
+    let kept: String = owner.chars().take(MOST_OF_OWNER - 1).collect();
+    format!("{kept}~")
+}
+
+/// Draws a sign for each block, and for each place without a block if there are not too many places.
+fn draw_blocks(section: &Section, style: Style, text: &mut String) {
+    let places = places(section);
+    let label = |place: &Place<'_>| place.first.to_string();
+    let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
+    let room = style.width.saturating_sub(labels + 2).max(LEAST_CELLS);
+    // A power of two, so that lines begin at round addresses.
+    let each = 1 << room.ilog2();
+    for line in places.chunks(each) {
+        let Some(first) = line.first() else { continue };
+        text.push_str(&format!("{:labels$}  ", label(first)));
+        let cells = line.iter().map(|place| match place.block {
+            Some(block) => (sign_of_tenths(block.tenths()), terminal_colour_of_tenths(block.tenths())),
+            None => (UNCLAIMED, Some(90)),
+        });
+        paint(cells, style.colours, text);
+        text.push('\n');
+    }
+}
+
+/// A place for a block.
+struct Place<'a> {
+    first: IpAddr,
+    block: Option<&'a Drawn>,
+}
+
+fn places(section: &Section) -> Vec<Place<'_>> {
+    let claimed = |block| Place { first: Drawn::first(block), block: Some(block) };
+    let all = section.places.filter(|places| *places <= MOST_PLACES);
+    let bits = section.blocks.first().map(|block| block.net.prefix_len());
+    let pool = section.cidr.as_ref().and_then(|cidr| cidr.parse::<IpNet>().ok());
+    let even = bits.filter(|bits| section.blocks.iter().all(|block| block.net.prefix_len() == *bits));
+    let (Some(_), Some(bits), Some(pool)) = (all, even, pool) else {
+        return section.blocks.iter().map(claimed).collect();
+    };
+    let Ok(subnets) = pool.subnets(bits) else { return section.blocks.iter().map(claimed).collect() };
+    let mut blocks = section.blocks.iter().peekable();
+    subnets.map(|net| Place { first: net.network(), block: blocks.next_if(|block| block.net == net) }).collect()
+}
+
+impl Drawn {
+    fn first(&self) -> IpAddr {
+        self.net.network()
+    }
+}
+
+/// Writes signs; neighbours of one colour share its escape sequence.
+fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &mut String) {
+    let mut now = None;
+    for (sign, colour) in cells {
+        if colours && colour != now {
+            text.push_str(&colour.map_or("\u{1b}[0m".to_owned(), |number| format!("\u{1b}[0;{number}m")));
+            now = colour;
+        }
+        text.push(sign);
+    }
+    if now.is_some() {
+        text.push_str("\u{1b}[0m");
+    }
+}
+
+/// Sizes in pixels.
+const SVG_WIDTH: usize = 1000;
+const SVG_MARGIN: usize = 20;
+const SVG_LINE: usize = 18;
+const SVG_LABEL: usize = 330;
+const SVG_CELL: usize = 12;
+
+/// A picture of all pools.
+pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
+    let mut body = String::new();
+    let mut y = SVG_MARGIN;
+    for section in sections {
+        y += SVG_LINE;
+        _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{y}" class="h">{}</text>"#, escape_xml(&section.heading()));
+        y += SVG_LINE / 2;
+        y = if section.in_detail(detail) {
+            svg_addresses(&section.blocks, y, &mut body)
+        } else {
+            svg_blocks(section, y, &mut body)
+        };
+        y += SVG_LINE;
+    }
+    y = svg_legend(y, &mut body);
+    format!(
+        concat!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" "#,
+            r#"role="img" font-family="monospace" font-size="12">"#,
+            "\n<style>.h{{font-weight:bold;font-size:13px}}</style>\n",
+            r##"<rect width="100%" height="100%" fill="#ffffff"/>"##,
+            "\n{body}</svg>\n"
+        ),
+        width = SVG_WIDTH,
+        height = y + SVG_MARGIN,
+        body = body
+    )
+}
+
+/// The picture in a page of its own, with a text about it, and lines below it.
+pub(crate) fn html(sections: &[Section], detail: Detail, about: &str, below: &[String]) -> String {
+    let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escape_xml(line))).collect();
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Addresses</title>\n\
+         <style>body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}</style>\n</head>\n<body>\n\
+         <p>{}</p>\n{}{below}</body>\n</html>\n",
+        escape_xml(about),
+        svg(sections, detail)
+    )
+}
+
+/// Draws a line for each block; neighbouring addresses of the same use share a rectangle.
+fn svg_addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
+    let mut y = top;
+    let room = SVG_WIDTH - SVG_LABEL - 2 * SVG_MARGIN;
+    for block in blocks {
+        let text = y + SVG_LINE - 5;
+        _ = writeln!(body, r#"<g><title>{}</title>"#, escape_xml(&block.reported()));
+        let owner = if block.owner.is_empty() { "-" } else { &block.owner };
+        let label = clipped(&format!("{}  {owner}", block.cidr));
+        _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{text}">{}</text>"#, escape_xml(&label));
+        let all = block.uses.len().max(1);
+        let mut begun = 0;
+        while let Some(first) = block.uses.get(begun) {
+            let alike = block.uses.iter().skip(begun).take_while(|found| *found == first).count();
+            let (x, width) = (room * begun / all, room * (begun + alike) / all - room * begun / all);
+            let (x, fill) = (SVG_MARGIN + SVG_LABEL + x, colour(*first));
+            _ = writeln!(
+                body,
+                r#"<rect x="{x}" y="{}" width="{}" height="{}" fill="{fill}" stroke="white" stroke-width="0.5"/>"#,
+                y + 2,
+                width.max(1),
+                SVG_LINE - 4
+            );
+            begun += alike;
+        }
+        body.push_str("</g>\n");
+        y += SVG_LINE;
+    }
+    y
+}
+
+/// Draws a square for each block.
+fn svg_blocks(section: &Section, top: usize, body: &mut String) -> usize {
+    let each = 64;
+    let mut y = top;
+    for line in section.blocks.chunks(each) {
+        if let Some(first) = line.first() {
+            let text = y + SVG_CELL - 2;
+            _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{text}">{}</text>"#, escape_xml(&first.cidr));
+        }
+        for (place, block) in line.iter().enumerate() {
+            let (x, size) = (SVG_MARGIN + 180 + place * SVG_CELL, SVG_CELL - 1);
+            _ = writeln!(
+                body,
+                r#"<rect x="{x}" y="{y}" width="{size}" height="{size}" fill="{}"><title>{}</title></rect>"#,
+                colour_of_tenths(block.tenths()),
+                escape_xml(&block.reported())
+            );
+        }
+        y += SVG_CELL;
+    }
+    y
+}
+
+fn svg_legend(top: usize, body: &mut String) -> usize {
+    let mut x = SVG_MARGIN;
+    let y = top + SVG_LINE;
+    for (_, _, name, fill) in USES {
+        _ = writeln!(body, r#"<rect x="{x}" y="{}" width="10" height="10" fill="{fill}"/>"#, y - 9);
+        _ = writeln!(body, r#"<text x="{}" y="{y}">{name}</text>"#, x + 15);
+        x += 40 + name.len() * 8;
+    }
+    let y = y + SVG_LINE;
+    _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{y}">a block: all free</text>"#);
+    for tenths in 0..=10 {
+        let x = SVG_MARGIN + 130 + tenths * SVG_CELL;
+        let fill = colour_of_tenths(tenths);
+        _ = writeln!(body, r#"<rect x="{x}" y="{}" width="11" height="11" fill="{fill}"/>"#, y - 10);
+    }
+    _ = writeln!(body, r#"<text x="{}" y="{y}">none free</text>"#, SVG_MARGIN + 140 + 11 * SVG_CELL);
+    y
+}
+
+/// A label, cut if there is no room for it.
+fn clipped(label: &str) -> String {
+    const MOST: usize = 44;
+    if label.chars().count() <= MOST { label.to_owned() } else { label.chars().take(MOST - 1).chain(['~']).collect() }
+}
+
+/// A text, escaped for XML.
+fn escape_xml(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sign_tells_the_most_of_what_it_stands_for() {
+        use AddressUse::{Borrowed, Free, InCooldown, Reserved, Used};
+        let reported = [
+            (vec![Free, Free], '.'),
+            (vec![Used, Used], '#'),
+            (vec![Free, Used], '+'),
+            (vec![Free, Borrowed, Used], 'b'),
+            (vec![Free, InCooldown], '~'),
+            (vec![Reserved, Reserved], 'r'),
+            (vec![Reserved, Free], '.'),
+        ];
+        for (uses, sign) in reported {
+            assert_eq!(Cell::of(&uses).sign(), sign, "{uses:?}");
+        }
+    }
+
+    #[test]
+    fn text_is_escaped() {
+        assert_eq!(escape_xml(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
+        assert_eq!(clipped(&"x".repeat(50)).chars().count(), 44);
+    }
+}
