@@ -113,7 +113,7 @@ impl Assignment<'_> {
     }
 
     /// Assigns these addresses.
-    pub(super) async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
+    async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
             let assigned = self.this(work, *ip, &requested).await?;
@@ -124,7 +124,7 @@ impl Assignment<'_> {
     }
 
     /// Assigns this address.
-    pub(super) async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
+    async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
         let unit = pool.unit_of(ip);
@@ -194,7 +194,7 @@ impl Assignment<'_> {
     }
 
     /// True for a secondary network in a store that Calico reads.
-    pub(super) fn is_secondary(&self) -> bool {
+    fn is_secondary(&self) -> bool {
         self.request.bridge.is_some() && self.around.beside_calico
     }
 
@@ -282,20 +282,20 @@ impl Assignment<'_> {
 
 /// The settings that the addresses of one request share.
 #[derive(Debug)]
-pub(super) struct Specific<'a> {
-    pub(super) request: &'a AssignRequest,
-    pub(super) around: &'a Surroundings,
-    pub(super) holder: &'a Attribute,
-    pub(super) handle: &'a str,
-    pub(super) owner: Owner,
+struct Specific<'a> {
+    request: &'a AssignRequest,
+    around: &'a Surroundings,
+    holder: &'a Attribute,
+    handle: &'a str,
+    owner: Owner,
     /// Whether the network is not Calico's, in a store that Calico reads.
-    pub(super) is_secondary: bool,
-    pub(super) now: OffsetDateTime,
+    is_secondary: bool,
+    now: OffsetDateTime,
 }
 
 impl Specific<'_> {
     /// Assigns an address of a pool, and returns its block.
-    pub(super) async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
+    async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
             refuse_among_prefixes(work, pool).await?;

@@ -493,7 +493,7 @@ const MOST_BITS_ASKED_FOR: u8 = 12;
 
 /// All blocks that a pool can have, in the order in which a host walks through them. Hosts start at different blocks; in
 /// pools whose blocks are single addresses, of which a host needs many, each walk starts elsewhere.
-pub(super) fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> Blocks {
+fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> Blocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
@@ -501,7 +501,7 @@ pub(super) fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> Blocks {
 /// The places where a host searches for a block that is not stored yet, as many at a time as one round trip queries:
 /// first from its start point on. Blocks that were claimed like that form long stretches, the longer the fuller the
 /// pool is; so if the host has met one, it then tries places all over the pool. The others come in order.
-pub(super) struct Places<'a> {
+struct Places<'a> {
     pool: &'a Pool,
     walk: Blocks,
     start: u64,
@@ -509,7 +509,7 @@ pub(super) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    pub(super) fn new(pool: &'a Pool, host: &str, now: OffsetDateTime) -> Self {
+    fn new(pool: &'a Pool, host: &str, now: OffsetDateTime) -> Self {
         Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
     }
 
@@ -546,7 +546,7 @@ fn scatter(number: u64) -> u64 {
 
 /// The blocks of a pool that may be stored, in the order of a host's walk. In a pool with very many blocks these are
 /// those that are stored, by the text of their keys. Not guarded.
-pub(super) async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: Blocks) -> Result<Vec<IpNet>> {
+async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: Blocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MOST_BITS_ASKED_FOR {
         return Ok(walk.collect());
     }

@@ -46,7 +46,7 @@ pub struct Part {
     /// The handles of the node's tunnels, and of its own prefixes, that have addresses of it.
     pub tunnels: Vec<String>,
     /// How long the block is as it is stored.
-    pub(super) bytes: usize,
+    bytes: usize,
 }
 
 /// All that a node has.

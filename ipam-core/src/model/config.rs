@@ -21,7 +21,7 @@ pub enum AddressPersistence {
 
 impl AddressPersistence {
     /// The name in the settings.
-    pub(super) fn as_str(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::Enabled => "Enabled",
             Self::Disabled => "Disabled",

@@ -316,7 +316,7 @@ fn changed_metadata(mut metadata: Object, written: &Object) -> Object {
 }
 
 /// The object in a field, if there is one.
-pub(super) fn inner<'a>(object: &'a Object, field: &str) -> Option<&'a Object> {
+fn inner<'a>(object: &'a Object, field: &str) -> Option<&'a Object> {
     object.get(field)?.as_object()
 }
 
