@@ -85,7 +85,7 @@ impl std::error::Error for Blind {}
 pub struct Sight {
     /// The addresses that interfaces hold.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names of all network namespaces, as [`network_namespace`](crate::network_namespace) gives them, without what
+    /// The names of all network namespaces, as [`network_namespace`] gives them, without what
     /// may follow a slash. `None` if one of them has no name for this process: a security module shields all processes
     /// that are in it.
     pub namespaces: Option<BTreeSet<String>>,

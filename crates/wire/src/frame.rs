@@ -35,7 +35,7 @@ const BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER>> =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// The daemon's first frame on a connection: a [`Hello`](crate::Hello).
+    /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
     /// The daemon has the request. The body is empty.
     Taken = b't',

@@ -40,7 +40,7 @@ pub struct Hold {
     pub handle: Option<String>,
     /// The number that each assignment of the address changes.
     pub sequence_number: u64,
-    /// The workload endpoint that goes with it, see [`with_endpoints`](super::with_endpoints).
+    /// The workload endpoint that goes with it, see [`with_endpoints`].
     pub endpoint: Option<EndpointOf>,
     /// All that is recorded with it.
     entry: Attribute,

@@ -34,7 +34,7 @@ type Object = Map<String, Value>;
 ///
 /// # Errors
 /// [`InvalidPool`] for a field that is of another type or has a value that it cannot have, and for tunnels that do not
-/// go together, or not with a load balancer. The other rules are those of [`super::check_new_pool`].
+/// go together, or not with a load balancer. The other rules are those of [`check_new_pool`].
 pub fn read_pool_spec(
     name: &str,
     written: &Object,
