@@ -1,13 +1,10 @@
-//! Affinities: claiming blocks for an owner, and releasing them. An owner is a node, or a virtual one such as Calico's
-//! load balancer.
+//! Affinities: claiming blocks for an owner, releasing them, alone or with all of a pool, and forgetting an owner. An owner is a
+//! node, or a virtual one such as Calico's load balancer.
 //!
 //! Each block is changed in one commit, after which block, handle and affinity agree. So a call that breaks off has
 //! done some blocks wholly and the others not at all. Guards: the block and the owner's affinity to it; for a claim the
 //! pool and the settings as well. The list of an owner's affinities is read without a guard: an affinity that is made
 //! meanwhile is merely missed.
-
-mod pool;
-mod remove;
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -17,13 +14,11 @@ use crate::boxed;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Owner, Pool, ranges_around};
-use crate::net::Family;
+use crate::model::{Block, Document, NewPool, Owner, Pool, ranges_around};
+use crate::net::{Family, overlap};
 use crate::pools;
 use crate::surroundings::read_config;
 use crate::workset::Workset;
-
-pub(crate) use remove::drop_legacy_in;
 
 /// The most blocks that one call claims: an IPv6 pool has more than anybody can walk through.
 pub const MOST_BLOCKS_CLAIMED: u128 = 4096;
@@ -275,4 +270,155 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     let Some(first) = pools::block_of(pool, cidr.network()) else { return Err(Error::OutsidePools(cidr)) };
     let subnets = cidr.subnets(first.prefix_len()).map_err(|_| Error::SmallerThanBlock(cidr))?;
     Ok(subnets.collect())
+}
+
+/// The most passes over the affinities. If an affinity proves stale, the block may have another owner, whose affinity
+/// was made after the listing.
+const LOOKS: usize = 3;
+
+impl Ipam {
+    /// Releases all blocks inside a network, of nodes and of virtual owners: before a pool is deleted or divided. The
+    /// network need not be a pool's. Disable the pool first: a block that is claimed meanwhile is missed. No address is
+    /// released.
+    ///
+    /// Calico passes over virtual owners, and releases blocks in use, too: [`ReleaseIf::Any`].
+    ///
+    /// # Errors
+    /// Damaged blocks, after all others were done; those of the store, when some blocks may have been released already.
+    #[boxed]
+    pub async fn release_pool_affinities(
+        &self,
+        cidr: IpNet,
+        which: ReleaseIf,
+        deadline: Deadline,
+    ) -> Result<ReleasedBlocks> {
+        let cidr = cidr.trunc();
+        let mut done = ReleasedBlocks::default();
+        let mut failure = None;
+        for _ in 0..LOOKS {
+            let mut stale = false;
+            (done.in_use, failure) = (Vec::new(), None);
+            for (owner, block) in self.affinities_inside(cidr).await? {
+                match transact!(self, deadline, |tx| self.release_block(tx, &owner, block, which).await) {
+                    Ok(Release::Done) => done.released.push(block),
+                    Ok(Release::InUse) => done.in_use.push(block),
+                    Ok(Release::NotOurs) => stale = true,
+                    Err(error @ Error::Malformed(_)) => failure = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            if !stale {
+                break;
+            }
+        }
+        failure.map_or(Ok(done), Err)
+    }
+
+    /// Deletes the affinities to blocks that are not there and that a new pool would not have: they are inside the pool or
+    /// around it, and of another size than its blocks. Their owners, or Calico, could make those blocks over others.
+    /// Returns how many were deleted.
+    ///
+    /// # Errors
+    /// Any store error; some affinities may have been deleted already.
+    #[boxed]
+    pub async fn drop_affinities_beside(&self, new: &NewPool, deadline: Deadline) -> Result<usize> {
+        let mut dropped = 0;
+        for (owner, block) in self.affinities_inside(new.cidr).await? {
+            let Some(key) = keys::affinity(&owner, block).filter(|_| block.prefix_len() != new.size_of_blocks()) else {
+                continue;
+            };
+            dropped += transact!(self, deadline, |tx| {
+                tx.prefetch(vec![key.clone(), keys::block(block)], Vec::new()).await?;
+                let is_stale = tx.get(&keys::block(block)).await?.is_none() && tx.get(&key).await?.is_some();
+                if is_stale {
+                    tx.delete(&key)?;
+                }
+                Ok(usize::from(is_stale))
+            })?;
+        }
+        Ok(dropped)
+    }
+
+    /// The owners of affinities to the blocks of a network, and to a block around it.
+    async fn affinities_inside(&self, cidr: IpNet) -> Result<Vec<(Owner, IpNet)>> {
+        let mut inside = Vec::new();
+        for prefix in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
+            let listing = self.store().list_at(Range::Prefix(prefix), Revision::UNSET, Content::KeysOnly).await?;
+            let parsed = listing.kvs.iter().filter_map(|kv| keys::parse_affinity(&kv.key));
+            inside.extend(parsed.filter(|(_, block)| overlap(*block, cidr)));
+        }
+        Ok(inside)
+    }
+}
+
+impl Ipam {
+    /// Forgets a node that is gone, or a virtual owner: releases all its blocks, also those in use and those of its
+    /// secondary networks, and deletes the keys that old versions kept for a node. The holder of an address of such a
+    /// block keeps it, also the node's own containers: release those by their handles. The node's document is not
+    /// changed. Can be repeated.
+    ///
+    /// # Errors
+    /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same
+    /// where the store can be reached.
+    #[boxed]
+    pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
+        let released = match owner {
+            Owner::Host(name) => self.release_node_affinities(name, ReleaseIf::Any, deadline).await,
+            _ => self.release_all_affinities(owner, ReleaseIf::Any, deadline).await,
+        };
+        if let Owner::Host(name) = owner {
+            let key = keys::legacy_host(name);
+            transact!(self, deadline, |tx| {
+                tx.get(&key).await?;
+                Ok(tx.delete(&key)?)
+            })?;
+        }
+        released
+    }
+
+    /// Releases one block of a node that is gone, by exactly this name, also if it is in use; true if it was the
+    /// node's. An affinity of the node to a block of another owner is deleted as well. The commit fails if the node has
+    /// come back.
+    ///
+    /// # Errors
+    /// `Invalid` if the node is registered; a damaged block; those of the store.
+    pub async fn give_up_block(&self, node: &str, cidr: IpNet, deadline: Deadline) -> Result<bool> {
+        let owners = Owner::all_of(node);
+        transact!(self, deadline, |tx| {
+            let affinities = owners.iter().filter_map(|owner| keys::affinity(owner, cidr));
+            tx.prefetch(affinities.chain([keys::block(cidr)]).collect(), Vec::new()).await?;
+            self.require_gone(tx, node).await?;
+            let key = keys::block(cidr);
+            let stored = tx.snapshot_get(&key).await?;
+            let whose = stored.and_then(|value| Block::decode(&key, value.as_bytes()).ok()?.owner());
+            let mut was_its = false;
+            for owner in &owners {
+                let Some(affinity) = keys::affinity(owner, cidr) else { continue };
+                if whose.as_ref() == Some(owner) || tx.snapshot_get(&affinity).await?.is_some() {
+                    was_its |= matches!(self.release_block(tx, owner, cidr, ReleaseIf::Any).await?, Release::Done);
+                }
+            }
+            Ok(was_its)
+        })
+    }
+
+    /// Deletes what old versions kept for a node that is gone.
+    ///
+    /// # Errors
+    /// `Invalid` if the node is registered; those of the store.
+    pub async fn drop_legacy(&self, node: &str, deadline: Deadline) -> Result<()> {
+        transact!(self, deadline, |tx| {
+            self.require_gone(tx, node).await?;
+            drop_legacy_in(tx, node).await
+        })
+    }
+}
+
+/// Deletes what old versions kept for a node, as a part of a commit.
+pub(crate) async fn drop_legacy_in(tx: &mut Transaction, node: &str) -> Result<()> {
+    let key = keys::legacy_host(node);
+    if tx.get(&key).await?.is_some() {
+        tx.delete(&key)?;
+    }
+    Ok(())
 }

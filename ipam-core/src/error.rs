@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::document::DocumentError;
 use crate::filling::Filling;
+use crate::model::spec::DocumentError;
 use crate::model::{
     ContradictorySettings, InvalidPool, Malformed, NotOwner, OwnerRefusal, ReleaseConflict, Subject, UnusableBlock,
 };

@@ -40,15 +40,12 @@
 //! | affinity type `virtual` | [`Owner::Virtual`](model::Owner::Virtual), [`Owner::load_balancer`](model::Owner::load_balancer) | said by the owner, not by the use |
 //! | `UpgradeHost` | | nothing to do on etcd |
 
-mod addresses;
 pub mod affinity;
 pub mod assign;
 pub mod attachment;
-mod borrowed;
 pub mod census;
 mod check;
 pub mod covering;
-mod document;
 pub mod endpoints;
 mod error;
 pub mod filling;
@@ -59,7 +56,6 @@ pub mod intents;
 mod ipam;
 pub mod model;
 pub mod net;
-mod owners;
 pub mod pools;
 pub mod quarantine;
 mod release;
@@ -67,7 +63,6 @@ pub mod reservations;
 mod resources;
 pub mod samples;
 pub mod selector;
-mod settings;
 pub mod sticky;
 pub mod surroundings;
 pub mod timestamps;
@@ -80,10 +75,9 @@ pub mod workset;
 /// Boxes the future of a verb. The compiler makes the code of an `async fn` in each crate that awaits it. With the box it is made
 /// here once: after a change of this crate, the programs and tests of the workspace are built in 165 s instead of 198.
 pub(crate) use async_recursion::async_recursion as boxed;
-pub use borrowed::{Borrowed, BorrowedAddress};
 pub use check::{CheckResult, Standing};
-pub use document::{DocumentError, DocumentKind};
 pub use error::{BridgeError, Error, OverlapError, PlaceInUse, QuotaReached, Resource, Result, VmError};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
+pub use model::spec::{DocumentError, DocumentKind};
 pub use release::ReleasedAddresses;
-pub use usage::{Holding, Inventory};
+pub use usage::{Borrowed, BorrowedAddress, Holding, Inventory};

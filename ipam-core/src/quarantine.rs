@@ -14,9 +14,9 @@ use kv::Deadline;
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 
-use crate::assign::held_by;
 use crate::attachment::{Attachment, Ownership};
 use crate::boxed;
+use crate::check::held_by;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};

@@ -4,11 +4,16 @@
 //! Guards: every block that loses an address and the handles of those addresses, so that nothing is released that has
 //! been assigned to another holder meanwhile. The handle, which names the blocks to read, is not guarded when nothing
 //! of it is found: then there is nothing to release, as of the revision that was read.
+//!
+//! Calico releases by handle, whatever the name of the node is. Here a handle alone is too little: a container id that
+//! a person has chosen can turn up on two nodes. So an allocation of another node is released with the attachment if
+//! handle, network and interface are the attachment's, and the container id is one that runtimes make, or the other
+//! node is not registered any more.
+//!
+//! DEL of a virtual machine's pod removes the pod from the owners; the machine's addresses are released with the machine.
+//! That no other pod is an owner is true of the blocks as they were read, and each of them is written.
 
-mod renamed;
-mod vm;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -22,11 +27,13 @@ use crate::error::{Resource, Result};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Attribute, Block, Document, Handle, Node, Pool, ReleaseRequest, handle_id};
+use crate::model::{
+    Attribute, Block, Document, Handle, Node, OwnerChange, OwnerUpdate, Pool, ReleaseRequest, handle_id,
+};
 use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
+use crate::vm::{Fate, VmHolds, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
 use crate::workset::{Workset, likely_counters};
-use renamed::Renamed;
 
 /// The most blocks of a handle that are changed in one commit: four of the largest usual ones are a megabyte.
 const MOST_BLOCKS_AT_ONCE: usize = 4;
@@ -413,4 +420,133 @@ async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet
         }
     }
     Ok(())
+}
+
+/// The other names that were found, with the addresses under them.
+#[derive(Debug, Default)]
+struct Renamed {
+    handle: String,
+    goes: BTreeMap<String, BTreeSet<IpAddr>>,
+    stays: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+impl Renamed {
+    /// Scans the blocks of the handles, of which the attachment's is one. That another node is not registered is
+    /// guarded, and costs a read only where the container id does not decide.
+    async fn find(work: &mut Workset<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
+        let named = blocks_of_handles(work, handles).await?;
+        let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
+        work.read_ahead(&blocks).await?;
+        let mut renamed = Self { handle: own.handle(), ..Self::default() };
+        let mut found: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+        for (_, cidr) in named.iter().filter(|(handle, _)| *handle == renamed.handle) {
+            let Some(block) = work.block(*cidr).await? else { continue };
+            for (ip, entry) in block.allocated().filter(|(_, entry)| entry.has_handle(&renamed.handle)) {
+                if let Some(node) = own.other_node(entry) {
+                    found.entry(node.to_owned()).or_default().insert(ip);
+                }
+            }
+        }
+        for (node, addresses) in found {
+            let key = keys::resource(ResourceKind::Node, &node);
+            let goes = own.has_unique_id() || work.tx.get(&key).await?.is_none();
+            let names = if goes { &mut renamed.goes } else { &mut renamed.stays };
+            names.insert(node, addresses);
+        }
+        Ok(renamed)
+    }
+
+    /// True if an allocation is released with the attachment, under another name of the node.
+    fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
+        !self.goes.is_empty()
+            && entry.has_handle(&self.handle)
+            && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
+    }
+
+    /// Logs what was done, and returns the released addresses.
+    fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
+        let Self { handle, goes, stays } = &renamed;
+        for (node, addresses) in goes {
+            tracing::warn!(handle, node, ?addresses, "released addresses that were recorded for another node name");
+        }
+        for (node, addresses) in stays {
+            tracing::warn!(
+                handle,
+                node,
+                ?addresses,
+                "left addresses of the same container id: they are recorded for another node, which is registered"
+            );
+        }
+        released
+    }
+}
+
+impl Ipam {
+    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left and the machine is being
+    /// deleted, or addresses of machines are not kept, all that the machine holds is released. The same commit releases
+    /// the container's own addresses, as [`release_attachment_of`](Self::release_attachment_of) finds them. Finding
+    /// nothing is not an error, so that the call can be repeated.
+    ///
+    /// # Errors
+    /// Those of the store, and damaged documents that stand in the way.
+    #[boxed]
+    pub async fn release_vm_pod(
+        &self,
+        vm: &VmPod,
+        attachment: &Attachment,
+        old_handles: &[String],
+        addresses: &[IpAddr],
+        deadline: Deadline,
+    ) -> Result<Vec<IpAddr>> {
+        self.settle_intents(attachment, deadline).await?;
+        let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
+        let own_handles: Vec<String> = [attachment.handle()].into_iter().chain(old_handles.iter().cloned()).collect();
+        let all_handles: Vec<String> = own_handles.iter().chain([&vm.handle]).cloned().collect();
+        transact!(self, deadline, |tx| {
+            let more = likely.iter().map(|cidr| keys::block(*cidr)).chain([switch_key()]);
+            let more = more.chain(likely_counters(&attachment.network, &attachment.node, Some(&vm.namespace)));
+            prefetch(self, tx, &attachment.node, &all_handles, more).await?;
+            let mut own = attachment.clone();
+            own.node = self.known_name(tx, &attachment.node).await?;
+            let is_off = is_off(tx).await?;
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            let (mut gone, renamed) = self.release_own(&mut work, &own, &own_handles, cooldown).await?;
+
+            let holds = VmHolds::read(&mut work, &vm.handle).await?;
+            let (owned, has_others) = owned_by(&mut work, vm, &holds).await?;
+            if has_others || (vm.fate == Fate::Stays && !is_off) {
+                for (ip, cidr, update) in owned {
+                    work.change(cidr, |block| block.set_owners(ip, &vm.handle, &update)).await?.transpose()?;
+                }
+                holds.mend(&mut work, &vm.handle).await?;
+            } else {
+                let handle = [vm.handle.clone()];
+                let more = self.release_from_handles(&mut work, &handle, usize::MAX, cooldown, |_| true).await?;
+                gone.released.extend(more.released);
+                gone.emptied.extend(more.emptied);
+            }
+            Ok((gone.write(work, &own.node).await?, renamed))
+        })
+        .map(Renamed::reported)
+    }
+}
+
+/// The addresses of which the pod is an owner, each with the change that removes it; and whether another pod is an owner.
+async fn owned_by(
+    work: &mut Workset<'_>,
+    vm: &VmPod,
+    holds: &VmHolds,
+) -> Result<(Vec<(IpAddr, IpNet, OwnerUpdate)>, bool)> {
+    let (mut owned, mut has_others) = (Vec::new(), false);
+    for (ip, cidr) in &holds.addresses {
+        let Some(entry) = work.block(*cidr).await?.and_then(|block| block.attributes_of(*ip)) else { continue };
+        let owners = [entry.attributes(), entry.alternate_attributes()];
+        let [active, alternate] = owners.map(|owner| vm.is_named_by(owner).then(OwnerChange::clear));
+        has_others |= owners.iter().any(|owner| !owner.is_empty() && !vm.is_named_by(owner));
+        if active.is_some() || alternate.is_some() {
+            owned.push((*ip, *cidr, OwnerUpdate { active, alternate }));
+        }
+    }
+    Ok((owned, has_others))
 }

@@ -1,4 +1,5 @@
-//! Pools and reservations: making them, and taking reservations away.
+//! Pools, reservations and the settings that all nodes share: making pools and reservations, deleting reservations, reading and
+//! changing the settings.
 
 use std::net::IpAddr;
 
@@ -10,8 +11,8 @@ use crate::boxed;
 use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Document, IpReservation, NewPool, Pool, check_name, check_new_pool};
-use crate::surroundings::decode_all;
+use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
+use crate::surroundings::{decode_all, read_config};
 use crate::workset::Workset;
 
 /// Where those take turns that make a pool beside very many others.
@@ -105,5 +106,41 @@ impl Ipam {
             Ok(tx.delete(&key)?)
         })?;
         Ok(())
+    }
+}
+
+impl Ipam {
+    /// The settings; the defaults where none are stored. Reading them stores nothing.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged document.
+    pub async fn config(&self, deadline: Deadline) -> Result<IpamConfig> {
+        transact!(reading self, deadline, |tx| read_config(tx).await)
+    }
+
+    /// Changes the settings, and returns them. `change` is given what is stored now, and may be called again if somebody
+    /// else changes the settings meanwhile: no change of anybody gets lost, where Calico overwrites. Fields that this version
+    /// does not know stay as they are. A change that changes nothing writes nothing. From then on no assignment goes through
+    /// that was decided by the old settings; what was assigned before stays.
+    ///
+    /// Guards: the settings.
+    ///
+    /// # Errors
+    /// `Settings`, with Calico's texts, for settings that contradict each other; those of the store; a damaged document.
+    pub async fn change_config(
+        &self,
+        change: impl Fn(IpamConfig) -> IpamConfig,
+        deadline: Deadline,
+    ) -> Result<IpamConfig> {
+        let key = keys::config();
+        transact!(self, deadline, |tx| {
+            let stored = read_config(tx).await?;
+            let wanted = change(stored.clone());
+            if wanted != stored {
+                wanted.check()?;
+                tx.put(&key, wanted.encode()?)?;
+            }
+            Ok(wanted)
+        })
     }
 }

@@ -1,16 +1,18 @@
-//! Reading for people: the use of pools, and the holder of an address. Nothing is changed, nothing is locked: all of an
-//! answer is from one revision.
+//! Reading for people: the use of pools, the holder of an address, the addresses of a handle, and the addresses that nodes have
+//! borrowed. Nothing is changed, nothing is locked: all of an answer is from one revision.
 
 use std::net::IpAddr;
 
-use kv::{Content, Deadline, ErrorKind, Kv, Pages, Range, Revision};
+use ipnet::IpNet;
+use kv::{Content, Deadline, ErrorKind, Kv, Pages, Range, Revision, Transaction};
+use serde::Serialize;
 
-use crate::addresses::block_around;
 use crate::boxed;
-use crate::error::Result;
+use crate::covering::blocks_of;
+use crate::error::{Error, Resource, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{AddressState, Attribute, Block, Document, IpReservation, Pool};
+use crate::model::{AddressState, Attribute, Block, Document, Handle, IpReservation, Owner, Pool, ReleaseRequest};
 use crate::reservations::Reservations;
 use crate::surroundings::{decode_all, read_config};
 use crate::utilization::{Tally, Utilization};
@@ -193,5 +195,176 @@ impl Ipam {
                 AddressState::Free | AddressState::Outside => Holding::Free,
             })
         })
+    }
+}
+
+impl Ipam {
+    /// The addresses that are held under a handle, ascending, on whatever node. The blocks say what is held: a handle that
+    /// counts too much, or names a block that is gone, does no harm. Resting addresses are nobody's.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such handle; those of the store; damaged documents.
+    #[boxed]
+    pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
+        transact!(reading self, deadline, |tx| {
+            let key = keys::handle(handle);
+            tx.prefetch(vec![key.clone(), keys::config()], Vec::new()).await?;
+            let stored = tx.snapshot_get(&key).await?.ok_or_else(|| Resource::Handle.not_found(handle))?;
+            let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            work.read_ahead(&blocks).await?;
+            let mut held = Vec::new();
+            for cidr in blocks {
+                held.extend(work.block(cidr).await?.map(|block| block.ips_by_handle(handle)).unwrap_or_default());
+            }
+            held.sort_unstable();
+            Ok(held)
+        })
+    }
+
+    /// The holder of an address: handle, attributes of the active and of the alternate owner. As
+    /// [`holding`](Self::holding), but an address that nobody has is an error, as in Calico. Also addresses of disabled
+    /// pools and of blocks that have outlived their pool are looked at.
+    ///
+    /// # Errors
+    /// With Calico's texts: `Unassigned` if nobody has it, `CoolingDown` if it was released and is in cooldown. Those
+    /// of the store; a damaged block.
+    #[boxed]
+    pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
+        match self.holding(ip, deadline).await? {
+            Holding::Held(attribute) => Ok(attribute),
+            Holding::InCooldown(_) => Err(Error::CoolingDown(ip)),
+            Holding::Free => Err(Error::Unassigned(ip)),
+        }
+    }
+}
+
+/// The block that an address is of: see [`blocks_of`]. Pools are
+/// read without a guard: a pool that comes or goes does not move an address to another block.
+pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
+    let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
+    tx.prefetch(vec![keys::config()], vec![range.clone().into()]).await?;
+    let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
+    let blocks = blocks_of(tx, &pools, &[ReleaseRequest::new(ip)]).await?;
+    Ok(blocks.into_keys().next().unwrap_or_else(|| ip.into()))
+}
+
+/// The borrowed addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Borrowed {
+    /// The addresses, block by block.
+    pub addresses: Vec<BorrowedAddress>,
+    /// The number of addresses that do not name their node, so that nobody knows whether they are borrowed.
+    pub without_node: usize,
+}
+
+/// An address that is borrowed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BorrowedAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// The node that has it.
+    pub node: String,
+    /// The block that it is of.
+    #[serde(serialize_with = "as_text")]
+    pub block: IpNet,
+    /// The owner of that block; empty if it has none.
+    pub block_owner: String,
+    /// The kind of its holder: `pod`, a kind of tunnel, or empty where that is not recorded.
+    pub kind: String,
+    /// The holder: namespace and name, or the handle.
+    pub allocated_to: String,
+}
+
+impl Ipam {
+    /// The addresses that are borrowed, as of one revision. Those that rest are nobody's.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` after the deadline.
+    #[boxed]
+    pub async fn borrowed(&self, deadline: Deadline) -> Result<Borrowed> {
+        Ok(borrowed(&self.all_blocks(deadline).await?))
+    }
+}
+
+/// Looks through blocks.
+fn borrowed(blocks: &[Block]) -> Borrowed {
+    let mut found = Borrowed::default();
+    for block in blocks {
+        let block_owner = match block.owner() {
+            Some(owner) if owner.node().is_some() => owner.node().unwrap_or_default().to_owned(),
+            Some(Owner::Host(name) | Owner::Virtual(name) | Owner::Other(name)) => name,
+            None => String::new(),
+        };
+        for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            match entry.node() {
+                None => found.without_node += 1,
+                Some(node) if node == block_owner => {}
+                Some(node) => {
+                    let (kind, allocated_to) = holder(entry);
+                    found.addresses.push(BorrowedAddress {
+                        ip,
+                        node: node.to_owned(),
+                        block: block.cidr(),
+                        block_owner: block_owner.clone(),
+                        kind,
+                        allocated_to,
+                    });
+                }
+            }
+        }
+    }
+    found
+}
+
+fn holder(entry: &Attribute) -> (String, String) {
+    match entry.pod() {
+        Some(name) => ("pod".to_owned(), format!("{}/{name}", entry.namespace().unwrap_or_default())),
+        None => (entry.get("type").unwrap_or_default().to_owned(), entry.handle().unwrap_or_default().to_owned()),
+    }
+}
+
+fn as_text<S: serde::Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(net)
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn what_another_node_has_is_borrowed() {
+        let now = datetime!(2026-01-01 0:00 UTC);
+        let mut block = Block::new("10.0.0.0/28".parse().unwrap(), Some(&Owner::host("a")), now, None).unwrap();
+        let mut give = |last: u8, attributes: &[(&str, &str)]| {
+            let attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+            let ip = IpAddr::from([10, 0, 0, last]);
+            block.assign_specific(ip, &Attribute::new(Some(&format!("h{last}")), attributes)).unwrap();
+        };
+        give(1, &[("node", "a"), ("pod", "own")]);
+        give(2, &[("node", "b"), ("pod", "web"), ("namespace", "default")]);
+        give(4, &[("node", "c"), ("type", "ipipTunnelAddress")]);
+        give(5, &[]);
+        let mut orphan = Block::new("10.0.0.16/28".parse().unwrap(), None, now, None).unwrap();
+        let node = [("node".to_owned(), "a".to_owned())].into();
+        orphan.assign_specific("10.0.0.17".parse().unwrap(), &Attribute::new(Some("h"), node)).unwrap();
+        let found = borrowed(&[block, orphan]);
+        let rows: Vec<String> = found
+            .addresses
+            .iter()
+            .map(|a| format!("{} {} {} '{}' '{}' {}", a.ip, a.node, a.block, a.block_owner, a.kind, a.allocated_to))
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                "10.0.0.2 b 10.0.0.0/28 'a' 'pod' default/web",
+                "10.0.0.4 c 10.0.0.0/28 'a' 'ipipTunnelAddress' h4",
+                "10.0.0.17 a 10.0.0.16/28 '' '' h",
+            ]
+        );
+        assert_eq!(found.without_node, 1);
     }
 }

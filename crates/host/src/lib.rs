@@ -5,17 +5,13 @@
 //! everything, or it says that it did not.
 
 mod held;
-mod listed;
 mod machine;
-mod mounts;
-mod netns;
 mod probe;
 mod routes;
 mod sight;
 
 pub use held::{Held, HeldBlocks, Notes};
 pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
-pub use netns::network_namespace;
 pub use probe::{Mac, Probed, probe};
 pub use routes::{Route, all_routes, routes};
-pub use sight::{Blind, Sight, scan};
+pub use sight::{Blind, Sight, network_namespace, scan};

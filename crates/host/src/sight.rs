@@ -11,14 +11,25 @@
 //!
 //! In a container with processes of its own (LXC, kind, WSL) the look is whole for the namespaces that were made in there,
 //! and says nothing of others: [`Sight::within`] tells.
+//!
+//! # The name of a network namespace
+//!
+//! The name that is recorded with an address is `DEVICE:INODE` of the file by which the kernel shows the namespace, for example
+//! `4:4026532201`. Where the process that records it runs in a process id namespace of its own, a slash and the inode of that
+//! one follow: `4:4026532201/4026532300`. Only a process that sees all processes of that one can tell whether the network
+//! namespace is still there.
+//!
+//! The kernel uses an inode again after a namespace has gone. A name that leads to another namespace by now looks alive,
+//! which keeps an address for too long and never frees it too early. After a reboot a name means nothing.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,11 +37,10 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 use nix::ifaddrs::getifaddrs;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::stat::makedev;
+use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
-use crate::listed::{addresses_of, listing};
 use crate::machine::ip_of;
-use crate::mounts::{net_inode, network_namespaces};
-use crate::netns::{self, Reach};
 
 /// The inode of the first user namespace of a kernel. Only there do capabilities reach everything.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
@@ -75,7 +85,7 @@ impl std::error::Error for Blind {}
 pub struct Sight {
     /// The addresses that interfaces hold.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names of all network namespaces, as [`network_namespace`](crate::network_namespace) gives them, without what
+    /// The names of all network namespaces, as [`network_namespace`] gives them, without what
     /// may follow a slash. `None` if one of them has no name for this process: a security module shields all processes
     /// that are in it.
     pub namespaces: Option<BTreeSet<String>>,
@@ -116,7 +126,7 @@ pub fn scan() -> Result<Sight, Blind> {
 /// A container with processes of its own may have users of its own too: all that is in there belongs to them, or else it
 /// cannot be entered, which the search says.
 fn can_see() -> Result<Option<String>, Blind> {
-    let within = match netns::reach() {
+    let within = match reach() {
         None => {
             return Err(Blind::new("this process has no /proc of its own; mount one, or run it on the machine itself"));
         }
@@ -238,7 +248,7 @@ impl Search {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
                     // It is there also if something else is mounted above it, so that no path leads to it.
-                    self.names.insert(netns::name(mounted.device, mounted.inode));
+                    self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
                     self.visit(mounted.inode, &thread.join("root").join(below_root));
                 }
@@ -314,12 +324,151 @@ fn enter(inode: u64, path: &Path) -> io::Result<Entered> {
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
     let addresses = getifaddrs()?.filter_map(|interface| ip_of(&interface.address?));
     let listing = listing(Path::new("/proc/thread-self"))?;
-    Ok(Entered { name: netns::name(about.dev(), inode), listing, addresses: addresses.collect() })
+    Ok(Entered { name: namespace_name(about.dev(), inode), listing, addresses: addresses.collect() })
 }
 
 /// Opens what should be a namespace. It may have become a pipe, whose other end nobody has opened.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits()).open(path)
+}
+
+/// The inode of the first process id namespace of a kernel. Only in there are all processes to be seen.
+const FIRST_PID_NAMESPACE: u64 = 4_026_531_836;
+
+/// The name of a namespace by what its file has.
+fn namespace_name(device: u64, inode: u64) -> String {
+    format!("{device}:{inode}")
+}
+
+/// The name of the network namespace that a path leads to, as this process records it; `None` for a path that leads to no
+/// namespace. The path is not opened, since it may be anything, a pipe for one.
+pub fn network_namespace(path: &Path) -> Option<String> {
+    let kind = statfs(path).ok()?.filesystem_type();
+    let about = fs::metadata(path).ok().filter(|_| kind == NSFS_MAGIC)?;
+    let name = namespace_name(about.dev(), about.ino());
+    match pid_namespace()? {
+        FIRST_PID_NAMESPACE => Some(name),
+        own => Some(format!("{name}/{own}")),
+    }
+}
+
+/// The inode of the process id namespace of this process.
+fn pid_namespace() -> Option<u64> {
+    let link = fs::read_link("/proc/self/ns/pid").ok()?;
+    link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// How far this process sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Reach {
+    /// It sees every process of the machine.
+    Machine,
+    /// It sees the processes of this process id namespace, which is not the machine's first.
+    Container(String),
+}
+
+/// How far this process sees; `None` if it has no /proc of its own.
+fn reach() -> Option<Reach> {
+    Some(match pid_namespace()? {
+        FIRST_PID_NAMESPACE => Reach::Machine,
+        own => Reach::Container(own.to_string()),
+    })
+}
+
+/// A namespace that a mount keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mounted {
+    /// The device of the file system of all namespaces.
+    device: u64,
+    /// Its inode, as in [`net_inode`].
+    inode: u64,
+    /// Where it is mounted, below the root of the process whose list it stands in.
+    at: PathBuf,
+}
+
+/// The inode in the text by which the kernel names a network namespace, `net:[4026531840]`; `None` for all other texts.
+fn net_inode(text: &[u8]) -> Option<u64> {
+    let number = text.strip_prefix(b"net:[")?.strip_suffix(b"]")?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// The network namespaces in the text of a `mountinfo` file. Proc(5) has the fields: the third is the device as
+/// `major:minor`, the fourth the root of the mount, which for a namespace is its name, the fifth the mount point; the file
+/// system's type follows the lone `-`.
+fn network_namespaces(mountinfo: &[u8]) -> Vec<Mounted> {
+    mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
+}
+
+fn parse_mount(line: &[u8]) -> Option<Mounted> {
+    let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let dash = fields.iter().position(|field| *field == b"-")?;
+    if fields.get(dash + 1) != Some(&&b"nsfs"[..]) {
+        return None;
+    }
+    let (major, minor) = std::str::from_utf8(fields.get(2)?).ok()?.split_once(':')?;
+    let device = makedev(major.parse().ok()?, minor.parse().ok()?);
+    Some(Mounted {
+        device,
+        inode: net_inode(fields.get(3)?)?,
+        at: PathBuf::from(OsString::from_vec(unescape(fields.get(4)?))),
+    })
+}
+
+/// Takes back the escapes of blanks, tabs, line ends and backslashes: a backslash and three octal digits.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, after @ ..] = rest {
+        let digits = after.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..=b'7').contains(digit)));
+        if let (b'\\', Some(digits)) = (first, digits) {
+            let value = digits.iter().fold(0_u32, |value, digit| value * 8 + u32::from(digit - b'0'));
+            plain.push(u8::try_from(value).unwrap_or(b'?'));
+            rest = after.get(3..).unwrap_or_default();
+        } else {
+            plain.push(*first);
+            rest = after;
+        }
+    }
+    plain
+}
+
+/// The addresses in the network namespace of a thread, by its folder in /proc.
+fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
+    let read = |name: &str| fs::read_to_string(thread.join("net").join(name));
+    let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
+    match read("if_inet6") {
+        Ok(text) => addresses.extend(parse_if_inet6(&text)),
+        // A kernel without IPv6; a thread that has gone had no IPv4 either.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    Ok(addresses)
+}
+
+/// The mark that tells the lists of one network namespace from those of all others at the same time: the inode of
+/// one of its lists. Everybody may ask for it.
+fn listing(thread: &Path) -> io::Result<u64> {
+    fs::metadata(thread.join("net/dev")).map(|about| about.ino())
+}
+
+/// The local addresses in `fib_trie`: a line that ends with the address, and after it one with `/32 host LOCAL`.
+fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
+    let mut last = None;
+    text.lines().filter_map(move |line| {
+        if let Some((_, leaf)) = line.split_once("|-- ") {
+            last = leaf.trim().parse::<Ipv4Addr>().ok();
+            return None;
+        }
+        last.filter(|_| line.trim() == "/32 host LOCAL").map(IpAddr::V4)
+    })
+}
+
+/// `if_inet6`: a line for each address, which comes first, in 32 digits.
+fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
+    text.lines().filter_map(|line| {
+        let digits = line.split_whitespace().next().filter(|digits| digits.len() == 32)?;
+        u128::from_str_radix(digits, 16).ok().map(|bits| IpAddr::V6(Ipv6Addr::from(bits)))
+    })
 }
 
 #[cfg(test)]
@@ -343,7 +492,59 @@ mod tests {
             search.outcome(None)
         });
         let sight = entering.join().unwrap().unwrap();
-        let own = netns::network_namespace(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let own = network_namespace(Path::new("/proc/thread-self/ns/net")).unwrap();
         assert_eq!(sight.namespaces, Some([own].into()));
+    }
+
+    #[test]
+    fn a_namespace_has_a_name_and_nothing_else_has_one() {
+        let own = network_namespace(Path::new("/proc/thread-self/ns/net")).unwrap();
+        let link = fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let inode = link.to_str().unwrap().trim_start_matches("net:[").trim_end_matches(']').to_owned();
+        assert_eq!(own.split_once(':').unwrap().1.split('/').next().unwrap(), inode, "{own}");
+        for other in ["/no/such/file", "/", "/proc/self/status", "/dev/null", "a\0b", ""] {
+            assert_eq!(network_namespace(Path::new(other)), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn namespaces_are_found_among_other_mounts() {
+        let text = b"22 1 0:21 / /proc rw,nosuid shared:5 - proc proc rw\n\
+            36 24 0:4 net:[4026532281] /run/netns/blue rw shared:7 - nsfs nsfs rw\n\
+            37 24 0:4 net:[4026532282] /run/a\\040b\\134c rw - nsfs nsfs rw\n\
+            38 24 0:4 uts:[4026532283] /run/uts rw - nsfs nsfs rw\n\
+            39 24 0:4 net:[7] /not/of/this/kind rw - tmpfs tmpfs rw\n\
+            40 24 0:4 short\n";
+        let found = network_namespaces(text);
+        let expected = [(4_026_532_281, "/run/netns/blue"), (4_026_532_282, "/run/a b\\c")];
+        assert_eq!(found, expected.map(|(inode, at)| Mounted { device: 4, inode, at: at.into() }));
+    }
+
+    #[test]
+    fn only_network_namespaces_have_the_name_of_one() {
+        assert_eq!(net_inode(b"net:[12]"), Some(12));
+        for other in [&b"uts:[12]"[..], b"net:[x]", b"net:[12] (deleted)", b"", b"socket:[12]"] {
+            assert_eq!(net_inode(other), None);
+        }
+    }
+
+    #[test]
+    fn local_addresses_are_told_from_networks_and_broadcasts() {
+        let text = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     +-- 10.0.0.0/24 2 0 2\n\
+            \x20       |-- 10.0.0.0\n           /24 link UNICAST\n        |-- 10.0.0.5\n           /32 host LOCAL\n\
+            \x20       |-- 10.0.0.255\n           /32 link BROADCAST\n     |-- 127.0.0.0\n        /8 host LOCAL\n";
+        assert_eq!(parse_fib_trie(text).collect::<Vec<_>>(), ["10.0.0.5".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn addresses_of_ipv6_have_32_digits() {
+        let text = "fd000000000000000000000000000002 04 40 00 82     eth0\n00000000000000000000000000000001 01 80 10 80 lo\nx\n";
+        let expected: [IpAddr; 2] = ["fd00::2".parse().unwrap(), "::1".parse().unwrap()];
+        assert_eq!(parse_if_inet6(text).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn the_own_addresses_are_listed() {
+        assert!(addresses_of(Path::new("/proc/thread-self")).unwrap().contains(&"127.0.0.1".parse().unwrap()));
     }
 }

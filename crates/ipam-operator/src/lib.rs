@@ -14,10 +14,8 @@ pub mod history;
 pub mod inspect;
 pub mod moving;
 mod node_prefix;
-mod pool_deletion;
-mod quarantine;
+mod pools;
 mod quotas;
-mod split;
 mod sticky;
 
 use std::sync::Arc;
@@ -26,9 +24,8 @@ use ipam_core::{Ipam, Nodes};
 use kv::Store;
 
 pub use node_prefix::NodePrefix;
-pub use pool_deletion::InUse;
+pub use pools::{InUse, Split, Which};
 pub use quotas::QuotaRow;
-pub use split::{Split, Which};
 pub use sticky::KeptAddress;
 
 /// The verbs that only a person uses on the store of an allocator.

@@ -1,4 +1,4 @@
-//! Addresses that workloads keep: pinning, unpinning and listing them. See [`ipam_core::sticky`].
+//! Addresses that are kept from others: pins, unpins and lists those of workloads (see [`ipam_core::sticky`]), and ends a quarantine.
 
 use std::net::IpAddr;
 
@@ -6,8 +6,9 @@ use ipam_core::assign::refuse_among_prefixes;
 use ipam_core::attachment::{INTERFACE, NETWORK};
 use ipam_core::covering::blocks_of;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{AddressState, Attribute, Block, IpReservation, Pool, ReleaseRequest, StickyAddress};
+use ipam_core::model::{AddressState, Attribute, Block, Document, IpReservation, Pool, ReleaseRequest, StickyAddress};
 use ipam_core::pools::block_of;
+use ipam_core::quarantine::{QUARANTINE, Quarantined, take};
 use ipam_core::reservations::Reservations;
 use ipam_core::sticky::{PINNED, STICKY, STICKY_FOR, Sticky, Until, is_pinned, pinned_to, waits_until};
 use ipam_core::surroundings::{decode_all, read_config};
@@ -234,5 +235,26 @@ impl Around {
     fn reserved_by(&self) -> Option<&str> {
         let covers = |one: &&IpReservation| Reservations::from_documents([*one]).0.touches(self.unit());
         self.reservations.iter().find(covers).map(IpReservation::name)
+    }
+}
+
+impl Operator {
+    /// Takes an address out of the quarantine. Returns why it was there.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not in there.
+    pub async fn release_quarantined(&self, ip: IpAddr, deadline: Deadline) -> Result<Quarantined> {
+        let key = keys::resource(ResourceKind::IpReservation, QUARANTINE);
+        transact!(self.ipam(), deadline, |tx| {
+            let stored = tx.get(&key).await?;
+            let document = stored.map(|value| IpReservation::decode(&key, value.as_bytes())).transpose()?;
+            let taken = document.and_then(|mut document| Some((take(&mut document, ip)?, document)));
+            let (taken, document) = taken.ok_or_else(|| Error::Invalid(format!("{ip} is not in quarantine")))?;
+            match document.texts().is_empty() {
+                true => tx.delete(&key)?,
+                false => tx.put(&key, document.encode()?)?,
+            }
+            Ok(taken)
+        })
     }
 }

@@ -10,8 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::frame::{Frame, Kind, MAX_ANSWER, Progress};
-use crate::hello::Hello;
+use crate::frame::{Frame, Hello, Kind, MAX_ANSWER, Progress};
 use crate::peer;
 
 /// A daemon counts as frozen when it has sent nothing for this long, or when its store has finished nothing for this long.
@@ -124,7 +123,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::hello::Identity;
+    use crate::frame::Identity;
 
     fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, io::Result<Connection>) {
         let folder = tempfile::tempdir().unwrap();

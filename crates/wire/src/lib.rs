@@ -15,11 +15,11 @@
 
 mod client;
 mod frame;
-mod hello;
 pub mod keys;
 pub mod name;
 pub mod peer;
 
 pub use client::{Connection, FROZEN_AFTER};
-pub use frame::{Frame, Kind, MAX_ANSWER, MAX_REQUEST, Progress, VERSION, decode, encode, malformed};
-pub use hello::{FileId, Hello, Identity};
+pub use frame::{
+    FileId, Frame, Hello, Identity, Kind, MAX_ANSWER, MAX_REQUEST, Progress, VERSION, decode, encode, malformed,
+};

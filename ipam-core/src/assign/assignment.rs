@@ -1,16 +1,26 @@
 //! An assignment: the pools and blocks from which the addresses of a request come.
+//!
+//! Requested addresses are assigned all or none. Guards: the blocks that change, and the affinity of a block that is new. As in
+//! Calico, node selectors and the limit of blocks are not checked, and a reserved address is assigned on a routed network
+//! if it is requested; on a bridged network it is a gateway or outside the configured range, and is refused.
+//!
+//! A bridged network may have several pools of a family. They are an ordered list, and the first one with room serves. Disabled
+//! ones are passed over. A pool that was full is tried last for a minute, where [hints](crate::hints) are remembered: so a
+//! steady assignment reads nothing of it. No assignment is refused before every pool was tried. A configuration in
+//! host-local's words may define several sets of ranges of one family. Each set has a list of pools of its own, and an
+//! attachment gets one address of each.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use time::OffsetDateTime;
 
-use super::auto::Pass;
-use super::held::Held;
-use super::request::{AssignRequest, Assigned, Gateway, NamespaceLabels, Repeated};
-use super::specific::Specific;
+use super::auto::{Pass, refuse_among_prefixes};
+use super::request::{AssignRequest, Assigned, Gateway, NamespaceLabels, PoolDefinition, Repeated};
 use super::sticky::Kept;
-use super::{bridge, define};
-use crate::error::{BridgeError, Error, Result};
+use super::{bridge, define, secondary};
+use crate::check::Held;
+use crate::error::{BridgeError, Error, OverlapError, Result};
 use crate::ipam::Ipam;
 use crate::model::{AssignmentMode, Attribute, Block, Owner, PREFIX_LENGTH_ANNOTATION, Pool, keys};
 use crate::net::Family;
@@ -103,7 +113,7 @@ impl Assignment<'_> {
     }
 
     /// Assigns these addresses.
-    pub(super) async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
+    async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
             let assigned = self.this(work, *ip, &requested).await?;
@@ -114,7 +124,7 @@ impl Assignment<'_> {
     }
 
     /// Assigns this address.
-    pub(super) async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
+    async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
         let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
         let unit = pool.unit_of(ip);
@@ -148,12 +158,7 @@ impl Assignment<'_> {
     }
 
     /// Makes a pool ready for a bridged network, and returns its gateway.
-    pub(super) async fn prepare_bridge(
-        &mut self,
-        work: &mut Workset<'_>,
-        pool: &Pool,
-        wish: Gateway,
-    ) -> Result<Option<IpAddr>> {
+    async fn prepare_bridge(&mut self, work: &mut Workset<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
         if pool.prefix_length().is_some() {
             return match wish {
                 Gateway::Recorded => Ok(None),
@@ -189,7 +194,7 @@ impl Assignment<'_> {
     }
 
     /// True for a secondary network in a store that Calico reads.
-    pub(super) fn is_secondary(&self) -> bool {
+    fn is_secondary(&self) -> bool {
         self.request.bridge.is_some() && self.around.beside_calico
     }
 
@@ -199,7 +204,7 @@ impl Assignment<'_> {
     }
 
     /// The other one of the node's two owners.
-    pub(super) fn other_owner(&self) -> Option<Owner> {
+    fn other_owner(&self) -> Option<Owner> {
         match self.around.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
             Owner::Host(name) => Some(Owner::secondary(&name)),
@@ -209,7 +214,7 @@ impl Assignment<'_> {
 
     /// Refuses, for a secondary network, a pool from which Calico assigns addresses, too; and for a network of Calico's
     /// a pool of prefixes, since Felix routes single addresses only.
-    pub(super) fn require_manual(&self, pool: &Pool) -> Result<()> {
+    fn require_manual(&self, pool: &Pool) -> Result<()> {
         let is_calicos = self.request.bridge.is_none() && !self.request.attachment.container.is_empty();
         if pool.prefix_length().is_some() && self.around.beside_calico && is_calicos {
             return Err(Error::PrefixesBesideCalico(pool.name().to_owned()));
@@ -220,7 +225,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    pub(super) fn specific(&self) -> Specific<'_> {
+    fn specific(&self) -> Specific<'_> {
         Specific {
             request: self.request,
             around: self.around,
@@ -272,5 +277,234 @@ impl Assignment<'_> {
             work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
         }
         Ok(())
+    }
+}
+
+/// The settings that the addresses of one request share.
+#[derive(Debug)]
+struct Specific<'a> {
+    request: &'a AssignRequest,
+    around: &'a Surroundings,
+    holder: &'a Attribute,
+    handle: &'a str,
+    owner: Owner,
+    /// Whether the network is not Calico's, in a store that Calico reads.
+    is_secondary: bool,
+    now: OffsetDateTime,
+}
+
+impl Specific<'_> {
+    /// Assigns an address of a pool, and returns its block.
+    async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
+        let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
+        if work.block(cidr).await?.is_none() {
+            refuse_among_prefixes(work, pool).await?;
+            let reserved = self.request.host_reserved.as_ref();
+            let block = Block::of_length(cidr, pool.length(), Some(&self.owner), self.now, reserved);
+            work.create(block?).await?;
+            work.confirm_affinity(&self.owner, cidr).await?;
+        } else if let Some(other) = work.overlap_of(cidr).await? {
+            return Err(OverlapError::Block { block: cidr, other }.into());
+        }
+        if self.is_secondary {
+            let network = &self.request.attachment.network;
+            let block = work.block(cidr).await?;
+            if let Some(Owner::Host(node)) = block.and_then(Block::owner)
+                && !secondary::make_secondary(work, cidr, &node, network, self.now).await?
+            {
+                return Err(BridgeError::CalicosBlock { ip, block: cidr, node }.into());
+            }
+        }
+        if self.around.config.strict_affinity() {
+            work.block(cidr).await?.map_or(Ok(()), |block| block.require_owner(&self.owner))?;
+        }
+        let assigned = work.change(cidr, |block| block.assign_specific(ip, self.holder)).await?;
+        assigned.unwrap_or(Ok(())).map_err(|error| Error::AlreadyAssigned(error.0))?;
+        work.touch_handle(self.handle, cidr);
+        Ok(cidr)
+    }
+}
+
+impl Assignment<'_> {
+    /// Assigns addresses of one family on a bridged network: one from each set of ranges that has none yet, or so many
+    /// from the pools that the request names.
+    async fn on_bridge(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
+        let sets = self.request.sets(family);
+        if sets.len() < 2 {
+            let requested = self.requested_pools(work, family).await?;
+            return self.on_bridge_of(work, family, wanted, &requested, &[]).await;
+        }
+        let mut left = wanted;
+        for set in sets {
+            let is_served = self.answer.iter().any(|assigned| set.iter().any(|one| one.has(assigned.ip)));
+            if is_served || left == 0 {
+                continue;
+            }
+            left -= 1;
+            // One set must keep off the addresses of another.
+            self.around.allow_all();
+            self.requested_pools(work, family).await?;
+            let mut requested: Vec<IpNet> = Vec::new();
+            for one in &set {
+                let cidr = define::pool_of(self.around, one).map_or(one.cidr, Pool::cidr);
+                self.around.keep_off(&one.name, &define::outside(cidr, &one.ranges));
+                if !requested.contains(&cidr) {
+                    requested.push(cidr);
+                }
+            }
+            self.on_bridge_of(work, family, 1, &requested, &set).await?;
+        }
+        self.around.allow_all();
+        Ok(())
+    }
+
+    /// The same from these pools; where they are those of one set of several, from its ranges.
+    async fn on_bridge_of(
+        &mut self,
+        work: &mut Workset<'_>,
+        family: Family,
+        wanted: usize,
+        requested: &[IpNet],
+        set: &[&PoolDefinition],
+    ) -> Result<()> {
+        // A disabled pool assigns nothing new, and a container that has an address of it keeps it.
+        let disabled = self.around.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
+        let disabled: Vec<Pool> = disabled.cloned().collect();
+        let is_enabled = |cidr: &IpNet| disabled.iter().all(|pool| pool.cidr() != *cidr);
+        let enabled: Vec<IpNet> = requested.iter().copied().filter(is_enabled).collect();
+        let pools = self.select(family, if enabled.is_empty() { requested } else { &enabled })?;
+        pools.iter().try_for_each(|pool| self.require_manual(pool))?;
+        if requested.is_empty() && pools.len() > 1 {
+            let candidates = pools.iter().map(|pool| pool.name().to_owned()).collect();
+            return Err(BridgeError::SeveralPools { family, candidates }.into());
+        }
+        let has = |block: IpNet| pool_holding(pools.iter().chain(&disabled), block);
+        let is_of_set = |ip: IpAddr| set.is_empty() || set.iter().any(|one| one.has(ip));
+        let held = self.held.iter().filter(|held| {
+            let is_new = !self.answer.iter().any(|assigned| assigned.ip == held.ip);
+            is_new && is_of_set(held.ip) && has(held.block).is_some()
+        });
+        let held: Vec<(IpAddr, IpNet)> = held.take(wanted).map(|held| (held.ip, held.block)).collect();
+        for (ip, block) in &held {
+            let Some(pool) = has(*block) else { continue };
+            let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
+            self.add(work, *ip, *block, pool, gateway).await?;
+        }
+        for _ in held.len()..wanted {
+            let kept = self.take_kept(work, family, &pools, is_of_set).await?;
+            match kept.and_then(|(ip, block)| Some((ip, block, pool_holding(&pools, block)?))) {
+                Some((ip, block, pool)) => {
+                    let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
+                    self.add(work, ip, block, pool, gateway).await?;
+                }
+                None => self.first_with_room(work, family, &pools, requested).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Assigns an address of the first of these pools that has room; if none has, one that has waited for its workload for
+    /// too long.
+    async fn first_with_room(
+        &mut self,
+        work: &mut Workset<'_>,
+        family: Family,
+        pools: &[Pool],
+        requested: &[IpNet],
+    ) -> Result<()> {
+        let attachment = &self.request.attachment;
+        let known = if pools.len() > 1 { self.ipam.recall_full_pools(attachment) } else { Vec::new() };
+        let (last, first): (Vec<&Pool>, Vec<&Pool>) = pools.iter().partition(|pool| known.contains(&pool.cidr()));
+        let (mut full, mut gateways, mut refused) = (Vec::new(), Vec::new(), None);
+        for pool in first.into_iter().chain(last) {
+            let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
+            let mut taken = Vec::new();
+            match self.pass(family, 1, &[pool]).take_free(work, &mut taken).await {
+                Ok(()) => {
+                    full.retain(|pool| !self.is_shared(family, *pool));
+                    if !full.is_empty() {
+                        self.ipam.remember_full_pools(attachment, &full);
+                    }
+                    return self.add_new(work, family, &taken, pool, gateway).await;
+                }
+                // The limit of blocks is what an operator can change: it is reported before the lack of room.
+                Err(error) if error.is_exhaustion() => {
+                    if !matches!(refused, Some(Error::BlockLimit)) {
+                        refused = Some(error);
+                    }
+                    full.push(pool.cidr());
+                    gateways.push((pool, gateway));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for (pool, gateway) in gateways {
+            let mut taken = Vec::new();
+            self.pass(family, 1, &[pool]).take_overdue(work, &mut taken).await?;
+            if !taken.is_empty() {
+                return self.add_new(work, family, &taken, pool, gateway).await;
+            }
+        }
+        let all: Vec<&Pool> = pools.iter().collect();
+        Err(match refused {
+            Some(Error::Exhausted { .. }) | None => self.pass(family, 1, &all).short(0, 0),
+            Some(error) => error,
+        })
+    }
+
+    /// True if several sets of ranges have a part of a pool each: the pool is not full where the part of one set is.
+    fn is_shared(&self, family: Family, pool: IpNet) -> bool {
+        let is_in = |one: &&PoolDefinition| define::pool_of(self.around, one).map_or(one.cidr, Pool::cidr) == pool;
+        self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
+    }
+
+    /// Adds addresses that the attachment has got now.
+    async fn add_new(
+        &mut self,
+        work: &mut Workset<'_>,
+        family: Family,
+        taken: &[(IpAddr, IpNet)],
+        pool: &Pool,
+        gateway: Option<IpAddr>,
+    ) -> Result<()> {
+        self.keep_new(family, taken);
+        for (ip, block) in taken {
+            self.add(work, *ip, *block, pool, gateway).await?;
+        }
+        Ok(())
+    }
+
+    async fn add(
+        &mut self,
+        work: &mut Workset<'_>,
+        ip: IpAddr,
+        block: IpNet,
+        pool: &Pool,
+        gateway: Option<IpAddr>,
+    ) -> Result<()> {
+        self.guard_pool(work, pool.cidr()).await?;
+        self.answer.push(Assigned::of(pool, ip, block, gateway));
+        Ok(())
+    }
+
+    /// The gateway that the network wants in one of its pools: the configured address that lies in it, or that the pool's
+    /// definition names. Where the configured one lies in another pool of the network, this one has a gateway, too: the one
+    /// on record, else the first address.
+    fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
+        let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
+        if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {
+            return Gateway::At(*address);
+        }
+        let of_pool = self.request.define.iter().filter(|one| one.cidr == pool.cidr());
+        if let Some(address) = of_pool.filter_map(|one| one.gateway).next() {
+            return Gateway::At(address);
+        }
+        match wish {
+            Gateway::At(address) if !pool.cidr().contains(&address) => {
+                let is_anothers = requested.iter().any(|other| other.contains(&address));
+                if is_anothers { Gateway::First } else { wish }
+            }
+            wish => wish,
+        }
     }
 }

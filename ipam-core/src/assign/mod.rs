@@ -1,44 +1,29 @@
-//! Assigning addresses to an attachment.
+//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the same code and stops
+//! before the commit.
 
 mod assignment;
 mod auto;
 pub mod bridge;
 pub mod define;
-mod ensure;
 mod explain;
-mod fallback;
 mod handle;
-mod held;
 mod request;
-mod search;
 mod secondary;
-mod specific;
 mod sticky;
-mod together;
-mod unused;
 mod vm;
-mod would;
 
+use std::collections::BTreeSet;
 use std::slice;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
-use assignment::Assignment;
-pub use ensure::BlockRequest;
-pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
-pub use handle::HandleRequest;
-pub(crate) use held::held_by;
-use held::renew;
-pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
-pub use search::refuse_among_prefixes;
-use sticky::Kept;
-pub use would::Trial;
-
 use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP, namespace_of};
 use crate::boxed;
+use crate::check::{held_by, renew};
 use crate::error::{Error, Result};
-use crate::gc::{self, Leftover, Leftovers, is_short};
+use crate::gc::{self, Evidence, Leftover, Leftovers, is_short};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::{
@@ -50,6 +35,13 @@ use crate::sticky::Sticky;
 use crate::surroundings::{Surroundings, read_config};
 use crate::timestamps::parse_go_string;
 use crate::workset::{Workset, likely_counters};
+
+use assignment::Assignment;
+pub use auto::refuse_among_prefixes;
+pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
+pub use handle::{BlockRequest, HandleRequest};
+pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
+use sticky::Kept;
 
 /// The most requested addresses for which blocks of every possible size are read along with the surroundings.
 const MOST_GIVEN_AHEAD: usize = 2;
@@ -317,5 +309,111 @@ impl Done {
     /// The answer to a single request.
     fn only_answer(self) -> Vec<Assigned> {
         self.answers.into_iter().flatten().collect()
+    }
+}
+
+/// True for different attachments of one node.
+fn is_beside(one: &Attachment, other: &Attachment) -> bool {
+    let is_same = one.network == other.network && one.container == other.container && one.interface == other.interface;
+    one.node == other.node && !is_same
+}
+
+impl Ipam {
+    /// Assigns addresses to several attachments of one node, as [`assign`](Self::assign) does to each of them, one
+    /// after the other, but in one commit, in which a block that several get addresses of is written once. The answers
+    /// are in the order of the requests. A commit has room for about a hundred of them.
+    ///
+    /// If one of several cannot be served, nothing happens to any: assign to each alone then, which may also free the
+    /// leftovers of earlier boots.
+    ///
+    /// # Errors
+    /// Those of [`assign`](Self::assign) for one of them; `Invalid` if they are of several nodes, if two of them are
+    /// the same, or if there are several and [pending commits](crate::intents) are recorded.
+    #[boxed]
+    pub async fn assign_together(&self, requests: &[AssignRequest], deadline: Deadline) -> Result<Vec<Vec<Assigned>>> {
+        match requests {
+            [] => return Ok(Vec::new()),
+            [request] => return Ok(vec![self.assign(request, deadline).await?]),
+            _ => {}
+        }
+        let are_apart = |(place, one): (usize, &AssignRequest)| {
+            requests[..place].iter().all(|other| is_beside(&one.attachment, &other.attachment))
+        };
+        if !requests.iter().enumerate().all(are_apart) {
+            return Err(Error::Invalid("only different attachments of one node are assigned to together".to_owned()));
+        }
+        if self.intents().is_some() {
+            let text = "where intents are noted, attachments are assigned to one by one";
+            return Err(Error::Invalid(text.to_owned()));
+        }
+        Ok(self.assign_all(requests, &mut Findings::default(), deadline).await?.answers)
+    }
+
+    /// Assigns to all, with the hints for the network and node of the first. A pending commit is for the first: where
+    /// these are recorded, it is the only one.
+    async fn assign_all(
+        &self,
+        requests: &[AssignRequest],
+        findings: &mut Findings,
+        deadline: Deadline,
+    ) -> Result<Done> {
+        let Some(AssignRequest { attachment, .. }) = requests.first() else { return Ok(Done::default()) };
+        self.settle_intents(attachment, deadline).await?;
+        let recalled = self.recall(attachment);
+        findings.used.clone_from(&recalled);
+        let store = self.noting(attachment);
+        let done = transact!(on store, deadline, |tx| {
+            self.assign_in(tx, requests, None, findings).await
+        })?;
+        self.remember(attachment, &recalled, &findings.used);
+        Ok(done)
+    }
+}
+
+/// The result of an assignment up to its commit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trial {
+    /// The addresses that would be assigned.
+    pub assigned: Vec<Assigned>,
+    /// The keys that the commit would write.
+    pub keys: Vec<Key>,
+}
+
+impl Ipam {
+    /// The addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that it would write. Nothing is written, and no
+    /// assignment that broke off is settled. Leftovers of earlier boots count as not in use: the machine is not
+    /// scanned, which may take longer than the caller has.
+    ///
+    /// # Errors
+    /// Those of [`assign`](Self::assign).
+    #[boxed]
+    pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Trial> {
+        let mut findings = Findings { is_trial: true, ..Findings::default() };
+        let refused = match self.try_assign(request, None, &mut findings, deadline).await {
+            Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.cooldown <= 0 => error,
+            done => return done,
+        };
+        let (Some(_), Some(boot)) = (self.live(), &request.attachment.boot) else { return Err(refused) };
+        let (boot, up, live) = (boot.clone(), Duration::ZERO, BTreeSet::new());
+        let evidence = Evidence { boot, up, live, namespaces: None, within: None };
+        let leftovers = Leftovers { found: findings.leftovers, evidence };
+        let mut again = Findings { is_trial: true, ..Findings::default() };
+        match self.try_assign(request, Some(&leftovers), &mut again, deadline).await {
+            Err(error) if is_short(&error) => Err(refused),
+            done => done,
+        }
+    }
+
+    async fn try_assign(
+        &self,
+        request: &AssignRequest,
+        leftovers: Option<&Leftovers>,
+        findings: &mut Findings,
+        deadline: Deadline,
+    ) -> Result<Trial> {
+        transact!(self, deadline, |tx| {
+            let done = self.assign_in(tx, slice::from_ref(request), leftovers, findings).await?;
+            Ok(Trial { assigned: done.only_answer(), keys: tx.forget_writes() })
+        })
     }
 }

@@ -1,21 +1,29 @@
-//! The estates of nodes in a store, as of one revision, for a caller that frees them when a node is gone, or hands them
-//! on when a node got another name.
+//! The estates of nodes in a store, as of one revision, for a caller that frees them when a node is gone, or hands them over: a
+//! machine got another name, or one took the place of another with its containers, which keep their addresses.
+//!
+//! Each commit of a hand-over makes whole blocks the other node's: owner, affinity, what is recorded with the addresses, and the
+//! handles of tunnels and of the node's own prefixes, which have the node's name in them. A store whose one node is pinned
+//! pins the new name in the same commit, so that a DEL finds what the commit has moved. Guards: the blocks, the affinities,
+//! the handles that change, and that the old node is not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Transaction};
 
-use super::endpoints::NodeEndpoint;
-use super::hand_over::named_handles_in;
-use super::hold::Hold;
+use super::hold::{Hold, NodeEndpoint};
+use crate::affinity::drop_legacy_in;
+use crate::boxed;
 use crate::error::{Error, Result};
-use crate::ipam::{Ipam, Nodes};
+use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Block, Document, WINDOWS_RESERVED_HANDLE};
+use crate::model::{Block, Document, Owner, WINDOWS_RESERVED_HANDLE, is_node_handle, renamed_node_handle};
 use crate::sticky::waits_until;
+use crate::surroundings::read_config;
 use crate::usage::{Reading, reread};
 use crate::vm::is_vms;
+use crate::workset::{Found, Workset};
 
 /// Which nodes a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,7 +46,7 @@ pub struct Part {
     /// The handles of the node's tunnels, and of its own prefixes, that have addresses of it.
     pub tunnels: Vec<String>,
     /// How long the block is as it is stored.
-    pub(super) bytes: usize,
+    bytes: usize,
 }
 
 /// All that a node has.
@@ -220,5 +228,177 @@ impl Ipam {
             None => Ok(()),
             Some(_) => Err(Error::Invalid(format!("node {node} is registered, so what it has is its own"))),
         }
+    }
+}
+
+/// How many keys the blocks of a commit have; it has a few of its own besides.
+const MOST_KEYS: usize = 96;
+/// How many bytes the blocks of a commit have, unless one alone has more.
+const MOST_BYTES: usize = 1_000_000;
+
+/// The blocks and addresses that a commit has handed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HandedOver {
+    /// The blocks that are its own now.
+    pub blocks: Vec<IpNet>,
+    /// The addresses that are recorded for it now.
+    pub addresses: Vec<IpAddr>,
+    /// The handles that have another name now: the old one and the new one.
+    pub handles: Vec<(String, String)>,
+}
+
+/// The handles that end with the node's name and have something in a block: those of its tunnels, and of the prefixes that it
+/// has itself.
+fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
+    let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
+    handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
+}
+
+/// The addresses of a block that are recorded for a node, also as a second owner.
+fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
+    let is_its = |recorded: Option<&str>| recorded == Some(node);
+    let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
+    let its = held.filter(|(_, entry)| is_its(entry.node()) || is_its(entry.alternate_node()));
+    its.map(|(address, _)| address).collect()
+}
+
+impl Estate {
+    /// Its blocks as one commit each can hand them over; a single empty one if it has no blocks.
+    pub fn shares(&self) -> Vec<Vec<IpNet>> {
+        let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
+        for (cidr, part) in &self.parts {
+            // The block and two affinities; each tunnel has two handles.
+            let more = 3 + 2 * part.tunnels.len();
+            if !share.is_empty() && (keys + more > MOST_KEYS || bytes + part.bytes > MOST_BYTES) {
+                shares.push(std::mem::take(&mut share));
+                (keys, bytes) = (0, 0);
+            }
+            share.push(*cidr);
+            (keys, bytes) = (keys + more, bytes + part.bytes);
+        }
+        if !share.is_empty() || shares.is_empty() {
+            shares.push(share);
+        }
+        shares
+    }
+}
+
+impl Ipam {
+    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`Estate::shares`], in one commit. Blocks
+    /// that are the other node's already stay as they are, so it can be repeated.
+    ///
+    /// # Errors
+    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node; `UnknownNode` if nodes are registered
+    /// and `to` is not; damaged handles; those of the store.
+    #[boxed]
+    pub async fn hand_over(&self, from: &str, to: &str, blocks: &[IpNet], deadline: Deadline) -> Result<HandedOver> {
+        if to.is_empty() || to.contains('/') || to == from {
+            return Err(Error::Invalid(format!("{to:?} cannot be the name of another node")));
+        }
+        let needed: Vec<Key> = blocks
+            .iter()
+            .flat_map(|cidr| {
+                let owners = [from, to].into_iter().flat_map(Owner::all_of);
+                owners.filter_map(|owner| keys::affinity(&owner, *cidr)).chain([keys::block(*cidr)])
+            })
+            .chain([keys::config(), keys::PINNED_NODE.into(), keys::legacy_host(from)])
+            .chain([from, to].map(|node| keys::resource(ResourceKind::Node, node)))
+            .collect();
+        transact!(self, deadline, |tx| {
+            tx.prefetch(needed.clone(), Vec::new()).await?;
+            self.require_gone(tx, from).await?;
+            self.require_known(tx, to).await?;
+            self.pin_instead(tx, from, to).await?;
+            let cooldown = read_config(tx).await?.cooldown_seconds();
+            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut done = HandedOver::default();
+            for cidr in blocks {
+                hand_over_block(&mut work, (from, to), *cidr, &mut done).await?;
+            }
+            work.write().await?;
+            Ok(done)
+        })
+    }
+
+    /// That a node is registered, where nodes are.
+    pub(super) async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
+        let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
+        let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();
+        if is_known || (self.nodes() == Nodes::FirstSeen && tx.snapshot_is_empty(&registered).await?) {
+            return Ok(());
+        }
+        Err(Error::UnknownNode(node.to_owned()))
+    }
+
+    /// Gives the store's one node its new name, and drops what old versions kept under the old one.
+    async fn pin_instead(&self, tx: &mut Transaction, from: &str, to: &str) -> Result<()> {
+        let pin = Key::from(keys::PINNED_NODE);
+        if self.nodes() == Nodes::FirstSeen
+            && tx.get(&pin).await?.is_some_and(|name| name.as_bytes() == from.as_bytes())
+        {
+            tx.put(&pin, to)?;
+        }
+        drop_legacy_in(tx, from).await
+    }
+}
+
+async fn hand_over_block(
+    work: &mut Workset<'_>,
+    (old, new): (&str, &str),
+    cidr: IpNet,
+    done: &mut HandedOver,
+) -> Result<()> {
+    let (heir, addresses, named) = match work.find(cidr).await? {
+        Found::Damaged => return Ok(()),
+        Found::Absent => (None, Vec::new(), BTreeSet::new()),
+        Found::There(block) => {
+            let heir = block.owner().and_then(|owner| owner.renamed(old, new));
+            (heir, recorded_for(block, old), named_handles_in(block, old))
+        }
+    };
+    if heir.is_some() || !addresses.is_empty() || !named.is_empty() {
+        work.change(cidr, |block| block.rename_node(old, new)).await?;
+        for before in named {
+            let Some(after) = renamed_node_handle(&before, old, new) else { continue };
+            work.touch_handle(&before, cidr);
+            work.touch_handle(&after, cidr);
+            done.handles.push((before, after));
+        }
+        done.addresses.extend(addresses);
+    }
+    if let Some(heir) = &heir {
+        work.confirm_affinity(heir, cidr).await?;
+        done.blocks.push(cidr);
+    }
+    // One to a block that is another's or not there is stale, and goes.
+    for owner in Owner::all_of(old) {
+        let Some(key) = keys::affinity(&owner, cidr) else { continue };
+        if work.tx.snapshot_get(&key).await?.is_some() {
+            work.drop_affinity(&owner, cidr).await?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gc::Part;
+
+    fn estate(parts: usize, bytes: usize, tunnels: usize) -> Estate {
+        let cidr = |number: usize| format!("10.0.{number}.0/24").parse().unwrap();
+        let tunnels = vec![String::new(); tunnels];
+        let part = Part { is_own: true, bytes, tunnels, ..Part::default() };
+        Estate { parts: (0..parts).map(|number| (cidr(number), part.clone())).collect(), ..Estate::default() }
+    }
+
+    #[test]
+    fn shares_fit_into_commits_and_leave_nothing_out() {
+        let sizes = |estate: &Estate| estate.shares().iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(sizes(&estate(0, 0, 0)), [0]);
+        assert_eq!(sizes(&estate(70, 1, 0)), [32, 32, 6], "by keys");
+        assert_eq!(sizes(&estate(5, 400_000, 0)), [2, 2, 1], "by bytes");
+        assert_eq!(sizes(&estate(2, 2_000_000, 0)), [1, 1], "one that is longer than a commit should be");
+        assert_eq!(sizes(&estate(10, 1, 5)), [7, 3], "by handles");
     }
 }

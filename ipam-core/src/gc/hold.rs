@@ -1,18 +1,25 @@
-//! Freeing addresses, each only while it is held as it was read.
+//! Frees addresses with their workload endpoints, each only while it is held as it was read. An assignment that finds no room
+//! frees the leftovers of earlier boots here, in its own commit.
+//!
+//! An endpoint is deleted on the same evidence as its addresses, and in the same commit. That commit fails, or passes the address
+//! over, if the container has asked for the address again, so no endpoint of a live container is deleted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
+use time::OffsetDateTime;
 
-use super::Allocation;
-use crate::attachment::{BOOT, INTERFACE, NETWORK, TIMESTAMP};
+use super::decide::{Verdict, verdict};
+use super::{Allocation, Evidence, Holdings, Kind};
+use crate::attachment::{Attachment, BOOT, INTERFACE, NETWORK, TIMESTAMP};
 use crate::boxed;
-use crate::endpoints::EndpointOf;
-use crate::error::Result;
+use crate::endpoints::{EndpointOf, EndpointOwner};
+use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
-use crate::model::{Attribute, Block, keys};
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{Attribute, Block, Document, Handle, Orchestrator, Subject, WorkloadEndpoint, split_endpoint_name};
 use crate::surroundings::read_config;
 use crate::workset::{Found, Workset};
 
@@ -33,7 +40,7 @@ pub struct Hold {
     pub handle: Option<String>,
     /// The number that each assignment of the address changes.
     pub sequence_number: u64,
-    /// The workload endpoint that goes with it, see [`with_endpoints`](super::with_endpoints).
+    /// The workload endpoint that goes with it, see [`with_endpoints`].
     pub endpoint: Option<EndpointOf>,
     /// All that is recorded with it.
     entry: Attribute,
@@ -54,7 +61,7 @@ impl Hold {
     }
 
     /// The same, with the endpoint that goes with it.
-    pub(super) fn with_endpoint(self, endpoint: Option<EndpointOf>) -> Self {
+    fn with_endpoint(self, endpoint: Option<EndpointOf>) -> Self {
         Self { endpoint, ..self }
     }
 
@@ -220,4 +227,314 @@ fn tell(batch: &[Hold], freed: &Freed) {
     for EndpointOf { namespace, name, .. } in &freed.endpoints {
         tracing::info!(namespace, name, "deleted the workload endpoint");
     }
+}
+
+/// How many endpoints are deleted in a commit at most: each is a key, and a commit touches 120.
+pub const MOST_ENDPOINTS: usize = 64;
+
+/// How many endpoints are handed to another node in a commit at most: each is a key that goes and one that comes.
+pub const MOST_ENDPOINTS_MOVED: usize = 32;
+
+/// The workload endpoint of a container or a pod on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeEndpoint {
+    /// The node.
+    pub node: String,
+    /// The endpoint's namespace.
+    pub namespace: String,
+    /// The endpoint's name.
+    pub name: String,
+    /// The container's id; empty if the endpoint names none.
+    pub container: String,
+    /// The interface in the container that the endpoint is named after.
+    pub interface: String,
+    /// The addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl NodeEndpoint {
+    /// An endpoint that the CNI plugin has stored; `None` for any other, and for one whose name and document name two nodes.
+    fn of(endpoint: &WorkloadEndpoint) -> Option<Self> {
+        let [node, orchestrator, ..] = split_endpoint_name(endpoint.name())?;
+        let is_of_plugin = [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == orchestrator);
+        let is_of_node = endpoint.node().is_empty() || endpoint.node() == node;
+        (is_of_plugin && is_of_node).then(|| Self {
+            node,
+            namespace: endpoint.namespace().to_owned(),
+            name: endpoint.name().to_owned(),
+            container: endpoint.container().to_owned(),
+            interface: endpoint.endpoint().to_owned(),
+            addresses: endpoint.addresses(),
+        })
+    }
+
+    fn key(&self) -> Key {
+        keys::workload_endpoint(&self.namespace, &self.name)
+    }
+
+    /// True if it is the endpoint of an attachment: of its interface, or of its address.
+    fn is_of(&self, one: &Allocation) -> bool {
+        self.container == one.container
+            && (self.interface == one.interface || self.addresses.iter().any(|ip| one.unit.contains(ip)))
+    }
+}
+
+/// The allocations to be freed, each with the endpoint that goes with it.
+///
+/// An endpoint stays if the node holds another address for its container that is not freed, or if an interface of the machine
+/// has an address of the endpoint.
+pub fn with_endpoints(
+    freed: &[Allocation],
+    holdings: &Holdings,
+    endpoints: &[NodeEndpoint],
+    evidence: &Evidence,
+) -> Vec<Hold> {
+    let addresses: HashSet<IpAddr> = freed.iter().map(|one| one.address).collect();
+    let others = holdings.allocations.iter().filter(|one| !addresses.contains(&one.address));
+    let kept: HashSet<&str> = others.map(|one| one.container.as_str()).collect();
+    let is_live = |endpoint: &NodeEndpoint| endpoint.addresses.iter().any(|ip| evidence.live.contains(ip));
+    let mut going: HashMap<&str, Vec<&NodeEndpoint>> = HashMap::new();
+    for endpoint in endpoints.iter().filter(|one| !kept.contains(one.container.as_str()) && !is_live(one)) {
+        going.entry(&endpoint.container).or_default().push(endpoint);
+    }
+    let with_endpoint = |one: &Allocation| {
+        let endpoint = going.get(one.container.as_str()).and_then(|of| of.iter().find(|endpoint| endpoint.is_of(one)));
+        let endpoint = endpoint.map(|endpoint| EndpointOf {
+            namespace: endpoint.namespace.clone(),
+            name: endpoint.name.clone(),
+            owner: EndpointOwner::Container(one.container.clone()),
+        });
+        Hold::from(one).with_endpoint(endpoint)
+    };
+    freed.iter().map(with_endpoint).collect()
+}
+
+impl Ipam {
+    /// The workload endpoints of some nodes that the CNI plugin has stored, in any namespace. Damaged ones are left out. It
+    /// takes the names of the cluster's endpoints, and the documents of those nodes'.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn node_endpoints(
+        &self,
+        is_wanted: impl Fn(&str) -> bool + Send + Sync,
+        deadline: Deadline,
+    ) -> Result<Vec<NodeEndpoint>> {
+        let endpoints = self.endpoints_of_nodes(is_wanted, deadline).await?;
+        Ok(endpoints.iter().filter_map(NodeEndpoint::of).collect())
+    }
+
+    /// Deletes endpoints of a node that is gone, at most [`MOST_ENDPOINTS`], in one commit, and returns those that were there.
+    ///
+    /// # Errors
+    /// `Invalid` if the node is registered; those of the store.
+    pub async fn delete_endpoints_of_gone<'e>(
+        &self,
+        node: &str,
+        endpoints: &'e [NodeEndpoint],
+        deadline: Deadline,
+    ) -> Result<Vec<&'e NodeEndpoint>> {
+        let deleted = transact!(self, deadline, |tx| {
+            let registered = keys::resource(ResourceKind::Node, node);
+            tx.prefetch(endpoints.iter().map(NodeEndpoint::key).chain([registered]).collect(), Vec::new()).await?;
+            self.require_gone(tx, node).await?;
+            let mut deleted = Vec::new();
+            for endpoint in endpoints.iter().filter(|endpoint| endpoint.node == node) {
+                let key = endpoint.key();
+                if tx.get(&key).await?.is_some() {
+                    tx.delete(&key)?;
+                    deleted.push(endpoint);
+                }
+            }
+            Ok(deleted)
+        })?;
+        for NodeEndpoint { namespace, name, .. } in &deleted {
+            tracing::info!(namespace, name, node, "deleted the workload endpoint of a node that is gone");
+        }
+        Ok(deleted)
+    }
+
+    /// Makes endpoints of the node `from` the node `to`'s, at most [`MOST_ENDPOINTS_MOVED`], in one commit, and returns each that
+    /// was there with its new name. One that the other node has already under that name stays as it is, and so does the old one.
+    ///
+    /// # Errors
+    /// Those of [`hand_over`](Self::hand_over); damaged endpoints.
+    pub async fn hand_over_endpoints<'e>(
+        &self,
+        from: &str,
+        to: &str,
+        endpoints: &'e [NodeEndpoint],
+        deadline: Deadline,
+    ) -> Result<Vec<(&'e NodeEndpoint, String)>> {
+        transact!(self, deadline, |tx| {
+            let nodes = [from, to].map(|node| keys::resource(ResourceKind::Node, node));
+            tx.prefetch(endpoints.iter().map(NodeEndpoint::key).chain(nodes).collect(), Vec::new()).await?;
+            self.require_gone(tx, from).await?;
+            self.require_known(tx, to).await?;
+            let mut moved = Vec::new();
+            for endpoint in endpoints.iter().filter(|endpoint| endpoint.node == from) {
+                let key = endpoint.key();
+                let Some(value) = tx.get(&key).await? else { continue };
+                let Some(new) = WorkloadEndpoint::decode(&key, value.as_bytes())?.on_node(to) else { continue };
+                if tx.get(&new.key()).await?.is_none() {
+                    tx.put(&new.key(), new.encode()?)?;
+                    tx.delete(&key)?;
+                    moved.push((endpoint, new.name().to_owned()));
+                }
+            }
+            Ok(moved)
+        })
+    }
+}
+
+/// How many attachments one assignment frees at most, so that the next ones find room at once.
+const MOST_ATTACHMENTS: usize = 16;
+/// How many blocks and handles that may touch: well below what a commit can, which has the assignment's own besides.
+const MOST_KEYS: usize = 64;
+
+/// An attachment with an address of an earlier boot, and when that was given.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Leftover {
+    /// Unix seconds; what nobody knows the time of comes last.
+    since: i64,
+    handle: String,
+    interface: String,
+}
+
+impl Leftover {
+    /// The leftovers in the blocks from the node of an attachment and boots other than its own, oldest first, each
+    /// attachment once and the one that asks not at all.
+    pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
+        let allocations = blocks.flat_map(|block| {
+            let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
+                Kind::Ours(one) => Some(*one),
+                Kind::Unmarked | Kind::Special | Kind::Other => None,
+            };
+            block.allocated().filter_map(of_node).collect::<Vec<_>>()
+        });
+        Self::among(allocations, asks)
+    }
+
+    /// The same among these allocations of the node.
+    fn among(allocations: impl Iterator<Item = Allocation>, asks: &Attachment) -> Vec<Self> {
+        let Some(boot) = &asks.boot else { return Vec::new() };
+        let mut found: Vec<Self> = Vec::new();
+        for one in allocations {
+            let its_own = one.interface == asks.interface && one.handle == asks.handle();
+            if !its_own && one.boot.as_ref().is_some_and(|other| other != boot) {
+                let since = one.assigned_at().map_or(i64::MAX, OffsetDateTime::unix_timestamp);
+                found.push(Self { since, handle: one.handle, interface: one.interface });
+            }
+        }
+        found.sort();
+        let mut known = BTreeSet::new();
+        found.retain(|one| known.insert((one.handle.clone(), one.interface.clone())));
+        found
+    }
+}
+
+/// The leftovers that an assignment may free, and the evidence.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    /// Oldest first.
+    pub(crate) found: Vec<Leftover>,
+    /// The evidence of the machine, gathered after they were found.
+    pub(crate) evidence: Evidence,
+}
+
+impl Ipam {
+    /// The leftovers on an attachment's node that count for the subject of a quota, wherever they are, oldest first.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn leftovers_of(
+        &self,
+        subject: &Subject,
+        asks: &Attachment,
+        deadline: Deadline,
+    ) -> Result<Vec<Leftover>> {
+        if asks.boot.is_none() {
+            return Ok(Vec::new());
+        }
+        let (holdings, _) = self.holdings_within(&asks.node, &self.reach_of(&asks.node), deadline).await?;
+        let counts = |one: &Allocation| subject.kind.name_in(&one.entry) == Some(&subject.name);
+        Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
+    }
+
+    /// Frees leftovers of a node as a part of what the workset will write. An attachment that has become live, was
+    /// renewed, or is spread over too many blocks stays.
+    pub(crate) async fn free_leftovers(
+        &self,
+        work: &mut Workset<'_>,
+        node: &str,
+        leftovers: &Leftovers,
+    ) -> Result<Vec<Allocation>> {
+        let (mut freed, mut blocks, mut attachments) = (Vec::new(), BTreeSet::new(), 0);
+        for leftover in &leftovers.found {
+            let allocations = whole(work, node, leftover).await?;
+            let all: Vec<&Allocation> = allocations.iter().collect();
+            let began = self.began(&leftovers.evidence);
+            if all.is_empty() || verdict(&all, &leftovers.evidence, began) != Verdict::Earlier {
+                continue;
+            }
+            let more: BTreeSet<IpNet> = allocations.iter().map(|one| one.block).collect();
+            if attachments + 1 + blocks.union(&more).count() > MOST_KEYS {
+                continue;
+            }
+            for cidr in &more {
+                let addresses: BTreeSet<IpAddr> =
+                    allocations.iter().filter(|one| one.block == *cidr).map(|one| one.address).collect();
+                let now = self.now();
+                // Nobody has used them since the machine began to run, so they need not rest; where they are to rest all the
+                // same, the assignment does not come here.
+                work.change(*cidr, |block| block.release_where(now, 0, |ip, _| addresses.contains(&ip))).await?;
+                work.touch_handle(&leftover.handle, *cidr);
+            }
+            blocks.extend(more);
+            freed.extend(allocations);
+            attachments += 1;
+            if attachments == MOST_ATTACHMENTS {
+                break;
+            }
+        }
+        Ok(freed)
+    }
+}
+
+/// All that an attachment has on the node, in whatever block. Nothing if its handle or a block is damaged.
+async fn whole(work: &mut Workset<'_>, node: &str, leftover: &Leftover) -> Result<Vec<Allocation>> {
+    let key = keys::handle(&leftover.handle);
+    let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
+    let blocks: Vec<IpNet> = match Handle::decode(&key, stored.as_bytes()) {
+        Ok(handle) => handle.blocks().map(|(cidr, _)| cidr).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "passing over a damaged handle");
+            return Ok(Vec::new());
+        }
+    };
+    if blocks.len() > MOST_KEYS / 2 {
+        return Ok(Vec::new());
+    }
+    work.read_ahead(&blocks).await?;
+    let mut found = Vec::new();
+    for cidr in blocks {
+        let block = match work.find(cidr).await? {
+            Found::There(block) => block,
+            Found::Absent => continue,
+            Found::Damaged => return Ok(Vec::new()),
+        };
+        for (address, entry) in block.allocated().filter(|(_, entry)| entry.has_handle(&leftover.handle)) {
+            if let Kind::Ours(one) = Allocation::of(block, address, entry, node)
+                && one.interface == leftover.interface
+            {
+                found.push(*one);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// True if an assignment failed for want of room.
+pub(crate) fn is_short(error: &Error) -> bool {
+    error.is_exhaustion()
 }

@@ -1,4 +1,5 @@
-//! WorkloadEndpoint: the document that says which addresses, profiles and interface a container or a pod has.
+//! WorkloadEndpoint, the document that records the addresses, profiles and interface of a container or a pod; Calico's rules for it,
+//! with Calico's texts; and the profile of a network without a policy of its own.
 
 use std::net::IpAddr;
 
@@ -7,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 use time::OffsetDateTime;
 
-use super::codec::{Document, Malformed};
-use super::endpoint_rules::endpoint_name_on;
+use super::codec::{Document, Malformed, to_json};
+use super::handle::workload_endpoint_name;
 use super::keys;
 use super::resource::{Labels, Resource, object};
-use super::spec_field::spec_fields;
+use super::spec::spec_fields;
 use crate::timestamps::rfc3339;
 
 spec_fields! {
@@ -39,9 +40,9 @@ spec_fields! {
 }
 
 /// The label that repeats the endpoint's namespace. Calico sets it on each write.
-pub(super) const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
+const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
 /// The label that repeats the orchestrator. Calico sets it on each write.
-pub(super) const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
+const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
 /// The label that names the pod's service account. Calico sets it if the name is shorter than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// The longest name of a service account that becomes a label, in bytes.
@@ -299,11 +300,189 @@ pub fn host_network(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
+/// The longest name of a document, in bytes.
+const MAX_NAME: usize = 253;
+/// The longest value of a label, and the longest name after its prefix, in bytes.
+const MAX_LABEL: usize = 63;
+
+const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
+const LABEL_NAME: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+    alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
+    '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and \
+    must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for \
+    validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+
+/// Checks what an endpoint of this name would store.
+///
+/// # Errors
+/// Calico's text, which lists every field that it does not accept.
+pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
+    let mut wrong = Wrong::default();
+    wrong.check_document_name(name);
+    for (label, value) in &facts.labels {
+        if label != LABEL_NAMESPACE && label != LABEL_ORCHESTRATOR {
+            wrong.check_label(label, value);
+        }
+    }
+    wrong.check_name("Node", &facts.node);
+    if !facts.container.is_empty() && !is_label(&facts.container, |c| c.is_ascii_alphanumeric() || c == '-') {
+        wrong.tagged("ContainerID", &facts.container, "containerID");
+    }
+    wrong.check_name("Pod", &facts.pod);
+    wrong.check_name("Endpoint", &facts.endpoint);
+    wrong.check_name("ServiceAccountName", &facts.service_account);
+    for (index, profile) in facts.profiles.iter().enumerate() {
+        wrong.check_name(&format!("Profiles[{index}]"), profile);
+    }
+    let interface = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    if facts.interface.is_empty() || facts.interface.len() > 15 || !facts.interface.chars().all(interface) {
+        wrong.tagged("InterfaceName", &facts.interface, "interface");
+    }
+    let inside =
+        |(inner, outer): &(_, IpAddr)| facts.addresses.contains(inner) && IpAddr::is_ipv4(inner) == outer.is_ipv4();
+    if !facts.nats.iter().all(inside) {
+        let pairs: Vec<String> = facts.nats.iter().map(|(inner, outer)| format!("{{{inner} {outer}}}")).collect();
+        wrong.field("IPNATs", &format!("[{}]", pairs.join(" ")), "NAT is not in the endpoint networks");
+    }
+    wrong.finish()
+}
+
+/// Fields that are not accepted, in the order of the document.
+#[derive(Default)]
+struct Wrong(Vec<String>);
+
+impl Wrong {
+    fn field(&mut self, field: &str, value: &str, reason: &str) {
+        self.0.push(format!("{field} = '{value}' ({reason})"));
+    }
+
+    /// A value that does not fit the rule of this name.
+    fn tagged(&mut self, field: &str, value: &str, tag: &str) {
+        // The blank before the parenthesis is Calico's.
+        self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
+    }
+
+    fn check_document_name(&mut self, name: &str) {
+        if name.len() > MAX_NAME {
+            self.field("Metadata.Name", name, &format!("name is too long by {} bytes", name.len() - MAX_NAME));
+        }
+        if !is_subdomain(name) {
+            let rule = "name must consist of lower case alphanumeric characters, '-' or '.'";
+            self.field("Metadata.Name", name, &format!("{rule} (regex: {SUBDOMAIN})"));
+        }
+    }
+
+    fn check_name(&mut self, field: &str, value: &str) {
+        if !value.is_empty() && !is_subdomain(value) {
+            self.tagged(field, value, "name");
+        }
+    }
+
+    fn check_label(&mut self, label: &str, value: &str) {
+        let (prefix, name) = label.split_once('/').map_or((None, label), |(prefix, name)| (Some(prefix), name));
+        let mut wrong = |reason: String| self.field("Metadata.Labels (label)", label, &reason);
+        if prefix.is_some_and(|prefix| !is_subdomain(prefix)) {
+            wrong("prefix part must be a lowercase RFC 1123 subdomain".to_owned());
+        }
+        if name.is_empty() {
+            wrong("name part must be non-empty".to_owned());
+        } else if name.len() > MAX_LABEL {
+            wrong(format!("name part must be no more than {MAX_LABEL} bytes"));
+        }
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !is_label(name, allowed) {
+            wrong(format!("name part {LABEL_NAME}"));
+        }
+        if value.len() > MAX_LABEL {
+            self.field("Metadata.Labels (value)", value, &format!("must be no more than {MAX_LABEL} bytes"));
+        }
+        if !value.is_empty() && !is_label(value, allowed) {
+            self.field("Metadata.Labels (value)", value, LABEL_VALUE);
+        }
+    }
+
+    fn finish(self) -> Result<(), String> {
+        match self.0.as_slice() {
+            [] => Ok(()),
+            [one] => Err(format!("error with field {one}")),
+            several => {
+                let lines: String = several.iter().map(|field| format!("-  {field}\n")).collect();
+                Err(format!("error with the following fields:\n{lines}"))
+            }
+        }
+    }
+}
+
+/// True for allowed characters between two letters or digits.
+fn is_label(text: &str, allowed: impl Fn(char) -> bool) -> bool {
+    text.chars().all(allowed)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+fn is_subdomain(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    text.split('.').all(|part| is_label(part, allowed))
+}
+
+/// The parts of an endpoint's name: node, orchestrator, container id or pod, interface. Single dashes stand between the
+/// parts; a double dash is a dash inside of a part.
+pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
+    let mut parts = vec![String::new()];
+    let mut chars = name.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c != '-' {
+            parts.last_mut()?.push(c);
+        } else if chars.next_if_eq(&'-').is_some() {
+            parts.last_mut()?.push('-');
+        } else {
+            parts.push(String::new());
+        }
+    }
+    parts.try_into().ok()
+}
+
+/// The name of the same endpoint on another node; `None` if the name has no four parts, or the node's name cannot be one.
+pub fn endpoint_name_on(name: &str, node: &str) -> Option<String> {
+    let [_, orchestrator, workload, endpoint] = split_endpoint_name(name)?;
+    let parts = [("node", node), ("orchestrator", &orchestrator), ("workload", &workload), ("endpoint", &endpoint)];
+    workload_endpoint_name(&parts).ok()
+}
+
+/// The document of a new profile that has a network's name. Containers accept each other's traffic, pods accept all.
+/// `uid` is a random UUID; the time is cut to the second.
+///
+/// # Errors
+/// [`Malformed`] if it cannot be written, which does not happen.
+pub fn new_profile(
+    network: &str,
+    orchestrator: Orchestrator,
+    uid: &str,
+    now: OffsetDateTime,
+) -> Result<Value, Malformed> {
+    let ingress = match orchestrator {
+        Orchestrator::Cni => json!([{ "action": "Allow", "source": { "selector": format!("has({network})") } }]),
+        Orchestrator::K8s => json!([{ "action": "Allow" }]),
+    };
+    to_json(&json!({
+        "kind": "Profile",
+        "apiVersion": "projectcalico.org/v3",
+        "metadata": { "name": network, "uid": uid, "creationTimestamp": rfc3339(now) },
+        "spec": {
+            "ingress": ingress,
+            "egress": [{ "action": "Allow" }],
+            "labelsToApply": { network: "" },
+        },
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::resource::Labels;
 
-    fn facts() -> EndpointFacts {
+    fn pod_facts() -> EndpointFacts {
         EndpointFacts {
             node: "node1".into(),
             orchestrator: Orchestrator::K8s,
@@ -335,7 +514,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_stored_as_calico_stores_it() {
-        let endpoint = WorkloadEndpoint::new("shop", "node1-k8s-pod1-eth0", &facts(), "u", now());
+        let endpoint = WorkloadEndpoint::new("shop", "node1-k8s-pod1-eth0", &pod_facts(), "u", now());
         let stored: Json = serde_json::from_slice(endpoint.encode().unwrap().as_bytes()).unwrap();
         let expected = json!({"kind":"WorkloadEndpoint","apiVersion":"projectcalico.org/v3","metadata":{
             "name":"node1-k8s-pod1-eth0","generateName":"pod-","namespace":"shop","uid":"u","creationTimestamp":rfc3339(now()),
@@ -348,7 +527,7 @@ mod tests {
         assert_eq!(stored, expected);
         let again = WorkloadEndpoint::decode(&endpoint.key(), endpoint.encode().unwrap().as_bytes()).unwrap();
         assert_eq!(again, endpoint);
-        assert_eq!(again.addresses(), facts().addresses);
+        assert_eq!(again.addresses(), pod_facts().addresses);
     }
 
     #[test]
@@ -358,7 +537,7 @@ mod tests {
             br#"{"metadata":{"uid":"old","creationTimestamp":"2026-01-01T00:00:00Z","labels":{"gone":"x"},"later":1},
             "spec":{"ipNATs":[{"internalIP":"1.1.1.1","externalIP":"2.2.2.2"}],"pod":"pod1","unknown":{"a":null}}}"#;
         let mut endpoint = WorkloadEndpoint::decode(&key, stored).unwrap();
-        let facts = EndpointFacts { nats: Vec::new(), service_account: "a".repeat(63), ..facts() };
+        let facts = EndpointFacts { nats: Vec::new(), service_account: "a".repeat(63), ..pod_facts() };
         endpoint.update(&facts);
         let document = serde_json::to_value(endpoint.document()).unwrap();
         assert_eq!(endpoint.uid(), "old");
@@ -372,23 +551,113 @@ mod tests {
 
     #[test]
     fn on_another_node_it_has_that_ones_name() {
-        let endpoint = WorkloadEndpoint::new("shop", "old-k8s-my--pod-eth0", &facts(), "u", now());
+        let endpoint = WorkloadEndpoint::new("shop", "old-k8s-my--pod-eth0", &pod_facts(), "u", now());
         let moved = endpoint.on_node("new-host").unwrap();
         assert_eq!((moved.name(), moved.node(), moved.namespace()), ("new--host-k8s-my--pod-eth0", "new-host", "shop"));
         assert_eq!(moved.resource.metadata("name"), Some(&"new--host-k8s-my--pod-eth0".into()));
         assert_eq!((moved.uid(), moved.interface()), ("u", "cali8085686fbb3"));
         assert_eq!(moved.on_node("node1").unwrap().on_node("old").unwrap().name(), endpoint.name());
         assert_eq!(endpoint.on_node("-x"), None);
-        assert_eq!(WorkloadEndpoint::new("shop", "other", &facts(), "u", now()).on_node("a"), None);
+        assert_eq!(WorkloadEndpoint::new("shop", "other", &pod_facts(), "u", now()).on_node("a"), None);
     }
 
     #[test]
     fn a_second_network_appends_its_profile_once() {
-        let facts = EndpointFacts { profiles: vec!["net1".into()], orchestrator: Orchestrator::Cni, ..facts() };
+        let facts = EndpointFacts { profiles: vec!["net1".into()], orchestrator: Orchestrator::Cni, ..pod_facts() };
         let mut endpoint = WorkloadEndpoint::new("default", "n", &facts, "u", now());
         endpoint.add_profile("net2");
         endpoint.add_profile("net2");
         endpoint.add_profile("net1");
         assert_eq!(endpoint.profiles(), ["net1", "net2"]);
+    }
+
+    fn container_facts() -> EndpointFacts {
+        EndpointFacts {
+            node: "node1".into(),
+            orchestrator: Orchestrator::Cni,
+            container: "c1".into(),
+            pod: String::new(),
+            endpoint: "eth0".into(),
+            service_account: String::new(),
+            generate_name: String::new(),
+            labels: Labels::new(),
+            addresses: vec!["10.65.166.128".parse().unwrap()],
+            nats: Vec::new(),
+            profiles: vec!["net1".into()],
+            interface: "calic1".into(),
+            mac: String::new(),
+            ports: Vec::new(),
+            allowed_sources: Vec::new(),
+        }
+    }
+
+    fn error(name: &str, facts: &EndpointFacts) -> String {
+        check_endpoint(name, facts).unwrap_err()
+    }
+
+    #[test]
+    fn calicos_words() {
+        check_endpoint("node1-cni-c1-eth0", &container_facts()).unwrap();
+        let subdomain = "name must consist of lower case alphanumeric characters, '-' or '.' (regex: [a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)";
+        let upper = EndpointFacts { node: "Old-Name".into(), ..container_facts() };
+        assert_eq!(
+            error("Old--Name-cni-c4-eth0", &upper),
+            format!(
+                "error with the following fields:\n-  Metadata.Name = 'Old--Name-cni-c4-eth0' ({subdomain})\n-  Node = 'Old-Name' (Reason: failed to validate Field: Node because of Tag: name )\n"
+            )
+        );
+        let dot = EndpointFacts { container: "with.dot".into(), ..container_facts() };
+        assert_eq!(
+            error("node1-cni-with.dot-eth0", &dot),
+            "error with field ContainerID = 'with.dot' (Reason: failed to validate Field: ContainerID because of Tag: containerID )"
+        );
+        let profile = EndpointFacts { profiles: vec!["Net_1.x".into()], ..container_facts() };
+        assert_eq!(
+            error("n-cni-c-e", &profile),
+            "error with field Profiles[0] = 'Net_1.x' (Reason: failed to validate Field: Profiles[0] because of Tag: name )"
+        );
+        let long = "a".repeat(254);
+        assert_eq!(
+            error(&long, &container_facts()),
+            format!("error with field Metadata.Name = '{long}' (name is too long by 1 bytes)")
+        );
+    }
+
+    #[test]
+    fn labels_are_kuberneteses() {
+        let with = |name: &str, value: &str| EndpointFacts {
+            labels: [(name.into(), value.into())].into(),
+            ..container_facts()
+        };
+        check_endpoint("n", &with("a.b/c", "")).unwrap();
+        let long = "x".repeat(64);
+        assert_eq!(
+            error("n", &with("a", &long)),
+            format!("error with field Metadata.Labels (value) = '{long}' (must be no more than 63 bytes)")
+        );
+        let empty = error("n", &with("", "x"));
+        assert!(empty.contains("-  Metadata.Labels (label) = '' (name part must be non-empty)\n"), "{empty}");
+        assert!(empty.contains("(e.g. 'MyName',  or 'my.name',  or '123-abc', regex"), "{empty}");
+    }
+
+    #[test]
+    fn floating_addresses_belong_to_the_endpoint() {
+        let ip = |text: &str| text.parse().unwrap();
+        let with = |inner, outer| EndpointFacts { nats: vec![(ip(inner), ip(outer))], ..container_facts() };
+        check_endpoint("n", &with("10.65.166.128", "10.65.200.1")).unwrap();
+        assert_eq!(
+            error("n", &with("10.65.166.129", "10.65.200.1")),
+            "error with field IPNATs = '[{10.65.166.129 10.65.200.1}]' (NAT is not in the endpoint networks)"
+        );
+        assert!(check_endpoint("n", &with("10.65.166.128", "fd80::1")).is_err());
+    }
+
+    #[test]
+    fn names_are_split_at_single_dashes() {
+        let parts = split_endpoint_name("named--host-cni-a--b-eth0").unwrap();
+        assert_eq!(parts, ["named-host", "cni", "a-b", "eth0"]);
+        for name in ["a-b-c", "a-b-c-d-e", ""] {
+            assert_eq!(split_endpoint_name(name), None, "{name}");
+        }
     }
 }

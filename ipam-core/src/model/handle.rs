@@ -1,12 +1,13 @@
-//! A handle: in which blocks a container has addresses, and how many.
+//! Handles: the document that records in which blocks a container has addresses, the names that follow from a container's name,
+//! and the handles that end with a node's name (those of its tunnels and of its own prefixes).
 
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
 
-use super::codec::{Document, Field, Malformed, from_json, to_json};
-use super::kept::{Kept, document};
+use super::codec::{Document, Field, Kept, Malformed, document, from_json, to_json};
+use super::prefixes::beginning_of_node_prefix;
 
 document! {
     /// The document under a handle's key. The id is in the key alone.
@@ -92,6 +93,79 @@ impl Document for Handle {
     }
 }
 
+/// The handle of a container on a network: `<network>.<container id>`. It can not be taken apart again, since both
+/// halves may hold dots.
+pub fn handle_id(network: &str, container: &str) -> String {
+    format!("{network}.{container}")
+}
+
+/// True if a stored handle is this one. Of both only the part before the first carriage return counts: an old
+/// migration stored file contents with their line end.
+pub fn same_handle(stored: &str, handle: &str) -> bool {
+    stored.split('\r').next() == handle.split('\r').next()
+}
+
+/// A container whose name cannot be part of a workload endpoint's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("error constructing WorkloadEndpoint name: error with field {field} = '{value}' ({reason})")]
+pub struct InvalidWorkload {
+    field: &'static str,
+    value: String,
+    reason: &'static str,
+}
+
+/// Calico's name of a workload's endpoint: the parts joined by `-`, each `-` inside a part doubled.
+///
+/// `parts` are pairs of the field's name, as an error shows it, and its value: node, `k8s` or `cni`, pod or container
+/// id, interface.
+///
+/// # Errors
+/// [`InvalidWorkload`] for the first part that is empty or that begins or ends with `-`.
+pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, InvalidWorkload> {
+    let mut name = Vec::with_capacity(parts.len());
+    for (field, value) in parts {
+        let reason = if value.is_empty() {
+            "field should be assigned"
+        } else if value.starts_with('-') {
+            "field must not begin with a '-'"
+        } else if value.ends_with('-') {
+            "field must not end with a '-'"
+        } else {
+            name.push(value.replace('-', "--"));
+            continue;
+        };
+        return Err(InvalidWorkload { field, value: (*value).to_owned(), reason });
+    }
+    Ok(name.join("-"))
+}
+
+/// The beginnings of the handles of a node's tunnel addresses in Calico; the node's name follows. It finds them by
+/// these.
+const TUNNELS: [&str; 5] = [
+    "ipip-tunnel-addr-",
+    "vxlan-tunnel-addr-",
+    "vxlan-v6-tunnel-addr-",
+    "wireguard-tunnel-addr-",
+    "wireguard-v6-tunnel-addr-",
+];
+
+/// True for a handle that ends with this node's name.
+pub fn is_node_handle(handle: &str, node: &str) -> bool {
+    beginning(handle, node).is_some()
+}
+
+/// The name that a handle of the node `from` has when it is the node `to`'s. `None` for a handle that does not end with the
+/// node's name.
+pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String> {
+    beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
+}
+
+/// The part of such a handle before the node's name.
+fn beginning<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
+    let of_tunnel = handle.strip_suffix(node).filter(|kind| TUNNELS.contains(kind));
+    of_tunnel.or_else(|| beginning_of_node_prefix(handle, node))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,5 +206,34 @@ mod tests {
         assert!(odd.is_empty());
         assert!(Handle::decode(&Key::default(), br#"{"block":null}"#).unwrap().is_empty());
         assert!(Handle::decode(&Key::default(), br#"{"block":{"a":"b"}}"#).is_err());
+    }
+
+    #[test]
+    fn handles_compare_up_to_the_carriage_return() {
+        assert_eq!(handle_id("net1", "c1"), "net1.c1");
+        assert!(same_handle("net1.c1\r\neth0", "net1.c1"));
+        assert!(!same_handle("net1.c12", "net1.c1"));
+    }
+
+    #[test]
+    fn endpoint_names_are_calicos() {
+        let parts = [("node", "named-host"), ("orchestrator", "cni"), ("containerID", "abcd"), ("endpoint", "eth0")];
+        assert_eq!(workload_endpoint_name(&parts).unwrap(), "named--host-cni-abcd-eth0");
+        assert_eq!(
+            workload_endpoint_name(&[("node", "n"), ("containerID", "bad4-")]).unwrap_err().to_string(),
+            "error constructing WorkloadEndpoint name: error with field containerID = 'bad4-' (field must not end with a '-')"
+        );
+        assert!(workload_endpoint_name(&[("node", "")]).unwrap_err().to_string().contains("should be assigned"));
+    }
+
+    #[test]
+    fn a_handle_of_another_node_or_of_a_container_is_none() {
+        let renamed = |handle| renamed_node_handle(handle, "n1", "other");
+        assert_eq!(renamed("vxlan-v6-tunnel-addr-n1").as_deref(), Some("vxlan-v6-tunnel-addr-other"));
+        assert_eq!(renamed("margay-node-prefix.racks@n1").as_deref(), Some("margay-node-prefix.racks@other"));
+        for handle in ["vxlan-tunnel-addr-n11", "vxlan-tunnel-addr-v6-n1", "n1", "net.n1", "x-ipip-tunnel-addr-n1"] {
+            assert_eq!(renamed(handle), None, "{handle}");
+            assert!(!is_node_handle(handle, "n1"), "{handle}");
+        }
     }
 }

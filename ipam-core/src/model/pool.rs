@@ -10,9 +10,9 @@ use time::OffsetDateTime;
 
 use super::codec::{Document, Malformed};
 use super::keys::{self, ResourceKind};
-use super::pool_rules::default_block_size;
 use super::pool_spec::{
     ALLOWED_USES, ASSIGNMENT_MODE, BLOCK_SIZE, CIDR, DISABLED, NAMESPACE_SELECTOR, NAT_OUTGOING, NODE_SELECTOR,
+    default_block_size,
 };
 use super::prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for};
 use super::resource::{Labels, Resource};

@@ -1,14 +1,18 @@
-//! The common shape of pools, reservations and nodes: kind, metadata, spec.
+//! The common shape of pools, reservations and nodes (kind, metadata, spec), and the two short documents of that shape: the node, of
+//! which the allocator reads only the labels, and the address reservation.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
+use ipnet::IpNet;
 use kv::{Key, Value};
-use serde_json::Map;
+use serde_json::{Map, Value as Json};
 use time::OffsetDateTime;
 
-use super::codec::{Malformed, from_json, to_json};
+use super::codec::{Document, Malformed, from_json, to_json};
 use super::keys::{self, ResourceKind};
-use super::spec_field::SpecField;
+use super::spec::{SpecField, spec_fields};
+use crate::DocumentError;
 use crate::timestamps::rfc3339;
 
 /// Labels or annotations: names and their values.
@@ -233,6 +237,128 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
         Ok(())
     } else {
         Err("a name has only a-z, 0-9, '-' and '.', and begins and ends each part with a letter or a digit")
+    }
+}
+
+/// The document under a node's key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    resource: Resource,
+    labels: Labels,
+}
+
+impl Node {
+    /// A new node with these labels.
+    pub fn new(name: &str, labels: Labels, uid: &str, now: OffsetDateTime) -> Self {
+        let mut resource = Resource::new(ResourceKind::Node, name, uid, now);
+        resource.set_part("status", serde_json::json!({}));
+        if !labels.is_empty() {
+            resource.set_labels(&labels);
+        }
+        Self { resource, labels }
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.resource.name()
+    }
+
+    /// The labels.
+    pub fn labels(&self) -> &Labels {
+        &self.labels
+    }
+
+    /// The whole resource.
+    pub fn resource(&self) -> &Resource {
+        &self.resource
+    }
+}
+
+impl Document for Node {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        let resource = Resource::decode(ResourceKind::Node, key, value)?;
+        let labels = resource.labels();
+        Ok(Self { resource, labels })
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        self.resource.encode()
+    }
+}
+
+spec_fields! {
+    /// The fields that a reservation's spec can have.
+    pub const RESERVATION_FIELDS:
+    CIDRS = "reservedCIDRs" as "IPReservation.ReservedCIDRs";
+}
+
+/// The document under a reservation's key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IpReservation {
+    resource: Resource,
+}
+
+impl IpReservation {
+    /// A new reservation of these networks; a single address is a /32 or a /128.
+    pub fn new(name: &str, networks: &[IpNet], uid: &str, now: OffsetDateTime) -> Self {
+        let mut new = Self { resource: Resource::new(ResourceKind::IpReservation, name, uid, now) };
+        new.set_networks(networks);
+        new
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.resource.name()
+    }
+
+    /// The reserved networks or single addresses, as text. An entry that is not text is shown as its JSON.
+    pub fn texts(&self) -> Vec<String> {
+        let entries = self.resource.spec(CIDRS).and_then(Json::as_array).into_iter().flatten();
+        entries.map(|entry| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned)).collect()
+    }
+
+    /// Sets what is reserved.
+    pub fn set_networks(&mut self, networks: &[IpNet]) {
+        let texts = networks.iter().map(|net| net.trunc().to_string().into()).collect();
+        self.resource.set_spec(CIDRS, Some(Json::Array(texts)));
+    }
+
+    /// The whole resource.
+    pub fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    /// The whole resource, for its annotations.
+    pub fn resource_mut(&mut self) -> &mut Resource {
+        &mut self.resource
+    }
+}
+
+/// Reads a reservation's spec, and returns it as it is stored.
+///
+/// # Errors
+/// [`DocumentError::Invalid`] for an entry that is neither a network nor an address.
+pub fn read_reservation_spec(written: &Map<String, Json>) -> Result<Map<String, Json>, DocumentError> {
+    let wrong = |value: &Json| DocumentError::field(CIDRS.shown, value, "must be a list of networks and addresses");
+    let Some(value) = CIDRS.get(written) else { return Ok(Map::new()) };
+    let listed = value.as_array().ok_or_else(|| wrong(value))?;
+    for entry in listed {
+        let text = entry.as_str().ok_or_else(|| wrong(entry))?;
+        if text.parse::<IpNet>().is_err() && text.parse::<IpAddr>().is_err() {
+            return Err(DocumentError::field(CIDRS.shown, text, "is neither a network nor an address"));
+        }
+    }
+    let stored = (!listed.is_empty()).then(|| CIDRS.with(value.clone()));
+    Ok(stored.into_iter().collect())
+}
+
+impl Document for IpReservation {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        Ok(Self { resource: Resource::decode(ResourceKind::IpReservation, key, value)? })
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        self.resource.encode()
     }
 }
 

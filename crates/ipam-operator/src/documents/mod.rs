@@ -6,18 +6,19 @@
 //! know, and annotations of Margay's own. An unknown member of a document is refused, so that a slip of the pen is not
 //! taken for a value.
 
-mod build;
-mod manifest;
-mod settings;
 mod show;
 mod write;
 
+use ipam_core::Error;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{ENDPOINT_FIELDS, POOL_FIELDS, SETTINGS_FIELDS};
-use kv::Key;
-
+use ipam_core::model::{
+    ENDPOINT_FIELDS, InvalidPool, NewPool, POOL_FIELDS, PREFIX_LENGTH_ANNOTATION, Pool, SETTINGS_FIELDS, check_name,
+    check_new_pool, read_pool_spec,
+};
 pub use ipam_core::{DocumentError, DocumentKind};
-pub use manifest::Manifest;
+use kv::Key;
+use serde_json::Value;
+
 pub use show::{Documents, Namespaces, Shown};
 pub use write::{WriteMode, Written};
 
@@ -45,7 +46,24 @@ const PROFILE_FIELDS: [&str; 11] = [
     "destination",
 ];
 
-type Object = serde_json::Map<String, serde_json::Value>;
+const TOP: [&str; 5] = ["kind", "apiVersion", "metadata", "spec", "status"];
+const METADATA: [&str; 13] = [
+    "name",
+    "generateName",
+    "namespace",
+    "selfLink",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
+];
+
+type Object = serde_json::Map<String, Value>;
 
 /// The key of a document.
 fn key(kind: DocumentKind, full_name: &str) -> Key {
@@ -96,6 +114,257 @@ fn split(full_name: &str) -> (&str, &str) {
 
 /// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
-    let objects = build::TOP.into_iter().chain(["items"]).chain(build::METADATA);
+    let objects = TOP.into_iter().chain(["items"]).chain(METADATA);
     objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(PROFILE_FIELDS)
+}
+
+/// A document to write or delete, or one that names a document to show.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    kind: DocumentKind,
+    /// The full name.
+    name: String,
+    /// The version that it was made from, if it says so.
+    version: Option<String>,
+    /// All of it.
+    document: Object,
+}
+
+impl Manifest {
+    /// Reads a document, a list of documents (`IPPoolList` and the like, `List`), or an array of them; nothing is no document.
+    ///
+    /// # Errors
+    /// `Invalid` for what is no such document.
+    pub fn read(value: Value) -> Result<Vec<Self>, DocumentError> {
+        match value {
+            Value::Null => Ok(Vec::new()),
+            Value::Array(values) => values.into_iter().map(Self::read).try_fold(Vec::new(), |mut all, read| {
+                all.extend(read?);
+                Ok(all)
+            }),
+            Value::Object(mut object) => match object.remove("items") {
+                Some(items) if is_list(&object) => Self::read_items(&object, items),
+                Some(items) => {
+                    object.insert("items".to_owned(), items);
+                    Ok(vec![Self::one(object)?])
+                }
+                None if is_list(&object) => Ok(Vec::new()),
+                None => Ok(vec![Self::one(object)?]),
+            },
+            other => Err(invalid(format!("{other} is no document: kind, metadata and spec are wanted"))),
+        }
+    }
+
+    /// The items of a list. They take from it what they do not say themselves.
+    fn read_items(list: &Object, items: Value) -> Result<Vec<Self>, DocumentError> {
+        let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
+        let version = text(list, "apiVersion")?.unwrap_or_default();
+        let items = match items {
+            Value::Array(items) => items,
+            Value::Null => Vec::new(),
+            _ => return Err(invalid("the items of a list are an array")),
+        };
+        let complete = |item: Value| match item {
+            Value::Object(mut item) => {
+                if !kind.is_empty() {
+                    item.entry("kind").or_insert_with(|| kind.into());
+                    item.entry("apiVersion").or_insert_with(|| version.into());
+                }
+                Self::one(item)
+            }
+            other => Err(invalid(format!("{other} is no document: kind, metadata and spec are wanted"))),
+        };
+        items.into_iter().map(complete).collect()
+    }
+
+    fn one(document: Object) -> Result<Self, DocumentError> {
+        let kind = text(&document, "kind")?.ok_or_else(|| invalid("a document needs a kind"))?;
+        let kind = DocumentKind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
+            let known = DocumentKind::ALL.map(DocumentKind::as_str).join(", ");
+            invalid(format!("kind '{kind}' is none that Margay keeps: {known}"))
+        })?;
+        match text(&document, "apiVersion")? {
+            Some(API_VERSION) => {}
+            other => {
+                let reason = format!("must be {API_VERSION}");
+                return Err(DocumentError::field("APIVersion", other.unwrap_or_default(), reason));
+            }
+        }
+        let metadata = object(&document, "metadata")?.ok_or_else(|| invalid("a document needs metadata"))?;
+        let name = text(metadata, "name")?.ok_or_else(|| invalid("a document needs metadata.name"))?;
+        let namespace = text(metadata, "namespace")?.filter(|namespace| !namespace.is_empty());
+        let name = kind.full_name(namespace.unwrap_or(DEFAULT_NAMESPACE), name);
+        let version = text(metadata, "resourceVersion")?.filter(|version| !version.is_empty()).map(str::to_owned);
+        if let Some(labels) = object(metadata, "labels")? {
+            all_texts("metadata.labels", labels)?;
+        }
+        if let Some(annotations) = object(metadata, "annotations")? {
+            all_texts("metadata.annotations", annotations)?;
+        }
+        object(&document, "spec")?;
+        Ok(Self { kind, name, version, document })
+    }
+
+    /// One that says no more than of which document it is. The name is a full one.
+    pub fn named(kind: DocumentKind, name: impl Into<String>) -> Self {
+        Self { kind, name: name.into(), version: None, document: Object::new() }
+    }
+
+    /// The kind.
+    pub fn kind(&self) -> DocumentKind {
+        self.kind
+    }
+
+    /// The full name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same document in a namespace that was given beside it; a kind without namespaces has none.
+    ///
+    /// # Errors
+    /// `Invalid`, with Calico's text, if the document itself names another namespace.
+    pub fn within(self, namespace: &str) -> Result<Self, DocumentError> {
+        if !self.kind.is_namespaced() {
+            return Ok(self);
+        }
+        let metadata = self.metadata();
+        match text(&metadata, "namespace")?.filter(|own| !own.is_empty() && *own != namespace) {
+            Some(own) => {
+                Err(invalid(format!("resource namespace does not match client namespace. {own} != {namespace}")))
+            }
+            None => {
+                let (_, name) = split(&self.name);
+                Ok(Self { name: self.kind.full_name(namespace, name), ..self })
+            }
+        }
+    }
+
+    /// Checks what can be checked without a store, of a new document.
+    ///
+    /// # Errors
+    /// `Document`, and `Invalid` for a pool that must not be.
+    pub fn check(&self) -> Result<(), Error> {
+        self.check_name()?;
+        if self.kind == DocumentKind::Pool {
+            let checked = self.new_pool(None).and_then(|(new, _)| check_new_pool(&new, &[], &[]));
+            return Ok(checked?);
+        }
+        Ok(())
+    }
+
+    /// The pool that the document describes, and its spec as it is stored. The stored pool has what the document does not
+    /// say.
+    fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, Object), InvalidPool> {
+        let metadata = self.metadata();
+        let annotations = metadata.get("annotations").and_then(Value::as_object);
+        let length = annotations.and_then(|all| all.get(PREFIX_LENGTH_ANNOTATION)).and_then(Value::as_str);
+        read_pool_spec(&self.name, &self.spec(), length, stored)
+    }
+
+    /// The spec; an empty one if there is none.
+    fn spec(&self) -> Object {
+        self.document.get("spec").and_then(Value::as_object).cloned().unwrap_or_default()
+    }
+
+    /// The metadata; empty if there is none.
+    fn metadata(&self) -> Object {
+        self.document.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default()
+    }
+
+    /// Checks the name of a new document.
+    fn check_name(&self) -> Result<(), DocumentError> {
+        if self.kind == DocumentKind::Settings && self.name != SETTINGS_NAME {
+            return Err(DocumentError::field("Metadata.Name", &self.name, "the settings are named default"));
+        }
+        check_name(&self.name).map_err(|reason| DocumentError::field("Metadata.Name", &self.name, reason))
+    }
+}
+
+/// True for `IPPoolList` and the like, and for the `List` of other tools.
+fn is_list(object: &Object) -> bool {
+    object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"))
+}
+
+fn invalid(reason: impl Into<String>) -> DocumentError {
+    DocumentError::Invalid(reason.into())
+}
+
+/// A text; `null` counts as absent.
+fn text<'a>(object: &'a Object, field: &str) -> Result<Option<&'a str>, DocumentError> {
+    match object.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(invalid(format!("{field} must be a text, and is {other}: put it in quotes"))),
+    }
+}
+
+/// An object; `null` counts as absent.
+fn object<'a>(object: &'a Object, field: &str) -> Result<Option<&'a Object>, DocumentError> {
+    match object.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(inner)) => Ok(Some(inner)),
+        Some(_) => Err(invalid(format!("{field} must have fields of its own"))),
+    }
+}
+
+fn all_texts(place: &str, object: &Object) -> Result<(), DocumentError> {
+    match object.iter().find(|(_, value)| !value.is_string()) {
+        Some((name, value)) => Err(invalid(format!("{place}.{name} must be a text, and is {value}: put it in quotes"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn names(value: Value) -> Vec<(DocumentKind, String)> {
+        let read = Manifest::read(value).unwrap();
+        read.into_iter().map(|manifest| (manifest.kind, manifest.name)).collect()
+    }
+
+    fn document(kind: &str, name: &str) -> Value {
+        json!({"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}})
+    }
+
+    #[test]
+    fn documents_stand_alone_and_in_lists() {
+        let (pool, node) = (document("IPPool", "p"), document("Node", "n"));
+        let (is_pool, is_node) = ((DocumentKind::Pool, "p".to_owned()), (DocumentKind::Node, "n".to_owned()));
+        assert_eq!(names(pool.clone()), std::slice::from_ref(&is_pool));
+        assert_eq!(names(json!([pool, node])), [is_pool.clone(), is_node.clone()]);
+        assert_eq!(
+            names(json!({"kind": "List", "apiVersion": "v1", "items": [pool, node]})),
+            [is_pool.clone(), is_node]
+        );
+        let bare = json!({"metadata": {"name": "p"}});
+        assert_eq!(names(json!({"kind": "IPPoolList", "apiVersion": API_VERSION, "items": [bare]})), [is_pool]);
+        assert_eq!(names(json!({"kind": "IPPoolList", "apiVersion": API_VERSION})), []);
+        assert_eq!(names(Value::Null), []);
+    }
+
+    #[test]
+    fn what_is_no_document_is_refused_with_a_reason() {
+        for (value, reason) in [
+            (json!(7), "no document"),
+            (json!({}), "needs a kind"),
+            (document("NetworkPolicy", "x"), "kind 'NetworkPolicy' is none that Margay keeps: IPPool, IPReservation"),
+            (json!({"kind": "IPPool", "metadata": {"name": "p"}}), "must be projectcalico.org/v3"),
+            (json!({"kind": "IPPool", "apiVersion": API_VERSION}), "needs metadata"),
+            (json!({"kind": "IPPool", "apiVersion": API_VERSION, "metadata": {}}), "needs metadata.name"),
+            (json!({"kind": "IPPool", "apiVersion": API_VERSION, "metadata": {"name": 7}}), "put it in quotes"),
+            (
+                json!({"kind": "Node", "apiVersion": API_VERSION, "metadata": {"name": "n", "labels": {"a": true}}}),
+                "metadata.labels.a must be a text, and is true",
+            ),
+            (json!({"kind": "IPPool", "apiVersion": API_VERSION, "metadata": {"name": "p"}, "spec": 1}), "spec must"),
+            (json!({"kind": "IPPoolList", "items": 7}), "array"),
+        ] {
+            let error = Manifest::read(value.clone()).unwrap_err().to_string();
+            assert!(error.contains(reason), "{value}: {error}");
+        }
+    }
 }

@@ -1,12 +1,12 @@
 //! Documents as they are shown.
 
 use ipam_core::model::{Document, IpamConfig, Malformed, NewPool, Pool};
-use ipam_core::transact;
-use ipam_core::{Error, Result};
+use ipam_core::{Error, Result, transact};
 use kv::{Deadline, Key, Range, Revision, Transaction, Value as Stored};
 use serde_json::Value;
 
-use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME, settings, split};
+use super::write::settings_document;
+use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME, split};
 use crate::Operator;
 
 /// Which namespaces are listed of a kind that has namespaces.
@@ -92,7 +92,7 @@ impl Operator {
         let version = tx.written_at(&key);
         if kind == DocumentKind::Settings {
             let stored = stored.map(|value| IpamConfig::decode(&key, value.as_bytes())).transpose()?;
-            let document = settings::document(&stored.unwrap_or_default(), version);
+            let document = settings_document(&stored.unwrap_or_default(), version);
             return Ok(Some(Shown { name: name.to_owned(), document }));
         }
         stored.map(|value| shown(kind, &key, name, &value, version)).transpose().map_err(Error::from)

@@ -1,17 +1,20 @@
-//! Writing documents, and deleting them.
+//! Writes and deletes documents: builds the stored form of a document that a person has written, on top of the stored one. The
+//! settings take the form of a document `IPAMConfiguration`, named `default`.
 
-use ipam_core::Result;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{
-    Document, IpamConfig, Malformed, POOL_FIELDS, Pool, RESERVATION_FIELDS, check_changed_pool, read_reservation_spec,
+    Document, IpamConfig, Malformed, POOL_FIELDS, Pool, RESERVATION_FIELDS, SETTINGS_FIELDS, check_changed_pool,
+    read_reservation_spec,
 };
-use ipam_core::transact;
+use ipam_core::timestamps::rfc3339;
+use ipam_core::{Result, transact};
 use kv::{Deadline, Key, Revision, StoreExt, Transaction};
+use serde_json::Value;
+use time::OffsetDateTime;
 
-use super::build::{Birth, NODE_FIELDS, assemble};
-use super::{DocumentError, DocumentKind, Manifest, Object, settings};
+use super::{API_VERSION, DocumentError, DocumentKind, METADATA, Manifest, Object, SETTINGS_NAME, TOP};
 use crate::Operator;
-use crate::pool_deletion::InUse;
+use crate::pools::InUse;
 
 /// The state that a write expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +170,7 @@ impl Operator {
 
 fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Result<kv::Value> {
     let stored = stored.map(|value| IpamConfig::decode(key, value)).transpose()?;
-    Ok(settings::settings(manifest, stored.unwrap_or_default())?.encode()?)
+    Ok(read_settings(manifest, stored.unwrap_or_default())?.encode()?)
 }
 
 /// A new document has no version.
@@ -202,4 +205,210 @@ fn require_version(manifest: &Manifest, stored: Option<Revision>) -> Result<(), 
 fn same(stored: &[u8], wanted: &[u8]) -> bool {
     let read = |text: &[u8]| serde_json::from_slice::<Object>(text).ok();
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
+}
+
+/// Annotations that begin like this are Margay's own, and stay where a document does not name them.
+const OWN_ANNOTATIONS: &str = "margay.io/";
+
+/// The members of a node's spec.
+const NODE_FIELDS: [&str; 9] = [
+    "bgp",
+    "ipv4VXLANTunnelAddr",
+    "ipv6VXLANTunnelAddr",
+    "vxlanTunnelMACAddr",
+    "vxlanTunnelMACAddrV6",
+    "orchRefs",
+    "wireguard",
+    "addresses",
+    "interfaces",
+];
+
+/// Where the identity of a new document comes from.
+struct Birth {
+    uid: String,
+    now: OffsetDateTime,
+}
+
+/// Refuses fields of a spec that nobody knows, unless they are stored just so: then they were read from here.
+fn refuse_unknown(place: &str, written: &Object, known: &[&str], stored: Option<&Object>) -> Result<(), DocumentError> {
+    let is_unknown = |(name, value): &(&String, &Value)| {
+        !known.contains(&name.as_str()) && stored.and_then(|stored| stored.get(*name)) != Some(*value)
+    };
+    match written.iter().find(is_unknown) {
+        None => Ok(()),
+        Some((name, _)) if place.is_empty() => Err(DocumentError::Invalid(format!("unknown field \"{name}\""))),
+        Some((name, _)) => Err(DocumentError::Invalid(format!("unknown field \"{place}.{name}\""))),
+    }
+}
+
+/// Puts the document together: its labels, annotations and spec as they are written, all else as it was.
+fn assemble(
+    manifest: &Manifest,
+    stored: Option<&Object>,
+    (mut spec, known): (Object, &[&str]),
+    birth: impl FnOnce() -> Birth,
+) -> Result<Object, DocumentError> {
+    let stored_metadata = stored.and_then(|stored| inner(stored, "metadata"));
+    let stored_spec = stored.and_then(|stored| inner(stored, "spec"));
+    let written = manifest.metadata();
+    refuse_unknown("", &manifest.document, &TOP, stored)?;
+    refuse_unknown("metadata", &written, &METADATA, stored_metadata)?;
+    refuse_unknown("spec", &manifest.spec(), known, stored_spec)?;
+
+    let mut document = stored.cloned().unwrap_or_default();
+    document.insert("kind".to_owned(), manifest.kind().as_str().into());
+    document.insert("apiVersion".to_owned(), API_VERSION.into());
+    let metadata = match stored_metadata {
+        Some(stored) => changed_metadata(stored.clone(), &written),
+        None => new_metadata(manifest.name(), &written, birth()),
+    };
+    document.insert("metadata".to_owned(), Value::Object(metadata));
+    for (name, value) in stored_spec.into_iter().flatten() {
+        if !known.contains(&name.as_str()) {
+            spec.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+    }
+    document.insert("spec".to_owned(), Value::Object(spec));
+    if manifest.kind() == DocumentKind::Node {
+        let status = manifest.document.get("status").filter(|status| status.is_object()).cloned();
+        let entry = document.entry("status").or_insert_with(|| Value::Object(Object::new()));
+        if let Some(status) = status {
+            *entry = status;
+        }
+    }
+    Ok(document)
+}
+
+fn new_metadata(name: &str, written: &Object, birth: Birth) -> Object {
+    let mut metadata = Object::new();
+    metadata.insert("name".to_owned(), name.into());
+    metadata.insert("uid".to_owned(), birth.uid.into());
+    metadata.insert("creationTimestamp".to_owned(), rfc3339(birth.now).into());
+    for field in ["labels", "annotations", "ownerReferences", "finalizers"] {
+        if let Some(value) = written.get(field).filter(|value| !is_empty(value)) {
+            metadata.insert(field.to_owned(), value.clone());
+        }
+    }
+    metadata
+}
+
+fn changed_metadata(mut metadata: Object, written: &Object) -> Object {
+    let mut annotations = inner(written, "annotations").cloned().unwrap_or_default();
+    for (name, value) in inner(&metadata, "annotations").into_iter().flatten() {
+        if name.starts_with(OWN_ANNOTATIONS) {
+            annotations.entry(name.clone()).or_insert_with(|| value.clone());
+        }
+    }
+    let labels = inner(written, "labels").cloned().unwrap_or_default();
+    for (field, value) in [("labels", labels), ("annotations", annotations)] {
+        if value.is_empty() {
+            metadata.remove(field);
+        } else {
+            metadata.insert(field.to_owned(), Value::Object(value));
+        }
+    }
+    for field in ["ownerReferences", "finalizers"] {
+        if let Some(value) = written.get(field) {
+            metadata.insert(field.to_owned(), value.clone());
+        }
+    }
+    metadata
+}
+
+/// The object in a field, if there is one.
+fn inner<'a>(object: &'a Object, field: &str) -> Option<&'a Object> {
+    object.get(field)?.as_object()
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// The settings that a document says, on top of the stored ones: what it does not say is as if it had never been set.
+fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, DocumentError> {
+    let metadata = manifest.metadata();
+    for field in ["labels", "annotations"] {
+        if inner(&metadata, field).is_some_and(|fields| !fields.is_empty()) {
+            let reason = format!("the settings are stored without metadata.{field}: leave them away");
+            return Err(DocumentError::Invalid(reason));
+        }
+    }
+    let spec = manifest.spec();
+    refuse_unknown("", &manifest.document, &["kind", "apiVersion", "metadata", "spec"], None)?;
+    refuse_unknown("spec", &spec, &SETTINGS_FIELDS, None)?;
+    stored.with_spec(&spec)
+}
+
+/// The settings as a document, whether they are stored or not.
+pub(super) fn settings_document(settings: &IpamConfig, version: Option<Revision>) -> Object {
+    let mut metadata = Object::new();
+    metadata.insert("name".to_owned(), SETTINGS_NAME.into());
+    if let Some(version) = version {
+        metadata.insert("resourceVersion".to_owned(), version.to_string().into());
+    }
+    let mut document = Object::new();
+    document.insert("kind".to_owned(), DocumentKind::Settings.as_str().into());
+    document.insert("apiVersion".to_owned(), API_VERSION.into());
+    document.insert("metadata".to_owned(), Value::Object(metadata));
+    document.insert("spec".to_owned(), settings.spec());
+    document
+}
+
+#[cfg(test)]
+mod tests {
+    use ipam_core::model::Document;
+    use serde_json::json;
+
+    use super::*;
+
+    fn said_by(spec: Value) -> Result<IpamConfig, DocumentError> {
+        let key = ipam_core::model::keys::config();
+        let stored = br#"{"strict_affinity":true,"maxBlocksPerHost":3,"later":1}"#;
+        let document = json!({"kind": "IPAMConfiguration", "apiVersion": API_VERSION, "metadata": {"name": "default"},
+            "spec": spec});
+        read_settings(&Manifest::read(document).unwrap()[0], IpamConfig::decode(&key, stored).unwrap())
+    }
+
+    #[test]
+    fn what_is_not_said_is_the_default_and_what_is_not_known_stays() {
+        let text = |config: IpamConfig| String::from_utf8(config.encode().unwrap().as_bytes().to_vec()).unwrap();
+        assert_eq!(
+            text(said_by(json!({})).unwrap()),
+            r#"{"auto_allocate_blocks":true,"kubeVirtVMAddressPersistence":"Enabled","later":1}"#
+        );
+        let all = json!({"strictAffinity": true, "autoAllocateBlocks": false, "maxBlocksPerHost": 5,
+            "kubeVirtVMAddressPersistence": "Disabled", "ipCooldownSeconds": 60});
+        assert!(
+            said_by(json!({"strictAffinity": true, "maxBlocksPerHost": 1_000_000, "ipCooldownSeconds": 1_200})).is_ok()
+        );
+        let config = said_by(all.clone()).unwrap();
+        assert_eq!(settings_document(&config, None)["spec"], all);
+        assert_eq!(settings_document(&config, Some(Revision::new(7)))["metadata"]["resourceVersion"], "7");
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_refused() {
+        for (spec, reason) in [
+            (json!({"strictAffinity": "yes"}), "IPAMConfiguration.strictAffinity = 'yes' (must be true or false)"),
+            (json!({"maxBlocksPerHost": -1}), "must be a number from 0 to 1000000"),
+            (json!({"maxBlocksPerHost": 1_000_001}), "must be a number from 0 to 1000000"),
+            (
+                json!({"ipCooldownSeconds": 1_201}),
+                "IPAMConfiguration.ipCooldownSeconds = '1201' (must be a number from 0 to 1200)",
+            ),
+            (json!({"ipCooldownSeconds": 4_294_967_296_u64}), "must be a number"),
+            (json!({"kubeVirtVMAddressPersistence": "On"}), "must be Enabled or Disabled"),
+            (json!({"maxBlocksPerHost": 2}), "MaxBlocksPerHost requires StrictAffinity to be enabled"),
+            (json!({"autoAllocateBlocks": false}), "Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks'"),
+            (json!({"strict": true}), "unknown field \"spec.strict\""),
+        ] {
+            let error = said_by(spec).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
 }

@@ -1,28 +1,32 @@
 //! The facts kept of blocks while everything else is compared with them: affinities, handles, records of workloads, and the
-//! blocks themselves with each other.
+//! blocks with each other. Also finds what Calico acts on of networks that are not Calico's, in a store that Calico reads.
+//!
+//! An address with our name of the node is of such a network, and so is every other address of the same network. Of an
+//! address from before there were such names nothing more is known until its network has assigned one anew, somewhere in
+//! the cluster.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use ipam_core::attachment::{NAMESPACE, NETWORK, NODE, OWN_NODE, POD};
 use ipam_core::model::{Affinity, AffinityState, Block, Document, Owner, Pool};
 use ipam_core::net::{bounds, nth};
 use ipnet::IpNet;
 use kv::Kv;
 
-use super::code::Code;
-use super::finding::{Finding, Inspection, Subject, addresses};
+use super::finding::{Code, Finding, Inspection, Subject, addresses};
 
 /// The facts kept of the blocks, in the order in which they were read.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    notes: Vec<Note>,
+    notes: Vec<BlockNote>,
     by_cidr: HashMap<IpNet, u32>,
     /// How many addresses are held for nodes that are gone, and one of them.
     gone: BTreeMap<String, (u64, IpAddr)>,
 }
 
 #[derive(Debug)]
-struct Note {
+struct BlockNote {
     cidr: IpNet,
     /// The block's own owner; `None` for one that cannot be read.
     about: Option<About>,
@@ -88,7 +92,7 @@ impl Blocks {
     /// Notes a block, and returns its number.
     pub(super) fn note(&mut self, cidr: IpNet, about: Option<About>) -> u32 {
         let index = u32::try_from(self.notes.len()).unwrap_or(u32::MAX);
-        self.notes.push(Note { cidr, about });
+        self.notes.push(BlockNote { cidr, about });
         self.by_cidr.insert(cidr, index);
         index
     }
@@ -102,7 +106,7 @@ impl Blocks {
     pub(super) fn find(&self, cidr: IpNet) -> Known {
         match self.by_cidr.get(&cidr).and_then(|index| self.notes.get(*index as usize)) {
             None => Known::Absent,
-            Some(Note { about: None, .. }) => Known::Unreadable,
+            Some(BlockNote { about: None, .. }) => Known::Unreadable,
             Some(_) => Known::Readable,
         }
     }
@@ -171,9 +175,9 @@ impl Blocks {
     /// Networks overlap only if one has all of the other: in ascending order, larger ones first, those that have a
     /// block are on the stack.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
-        let mut ordered: Vec<&Note> = self.notes.iter().collect();
+        let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
-        let mut around: Vec<&Note> = Vec::new();
+        let mut around: Vec<&BlockNote> = Vec::new();
         for note in ordered {
             around.retain(|outer| outer.cidr.contains(&note.cidr));
             for outer in &around {
@@ -187,7 +191,7 @@ impl Blocks {
 }
 
 /// Finds the addresses that both of two blocks have assigned.
-fn find_twice(outer: &Note, inner: &Note, findings: &mut Vec<Finding>) {
+fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
     let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
     // The host bits of an ordinal are those of a shorter prefix than the block's: nothing is shifted out.
@@ -197,5 +201,98 @@ fn find_twice(outer: &Note, inner: &Note, findings: &mut Vec<Finding>) {
             let what = format!("blocks {} and {} both have assigned it", outer.cidr, inner.cidr);
             findings.push(Finding::new(Code::AddressTwice, Subject::Address(ip), what));
         }
+    }
+}
+
+/// The memory of the blocks.
+#[derive(Debug, Default)]
+pub(super) struct Secondary {
+    /// The networks that are known not to be Calico's.
+    known: BTreeSet<String>,
+    notes: Vec<SecondaryNote>,
+}
+
+/// A block in which one of such a network may be.
+#[derive(Debug)]
+struct SecondaryNote {
+    cidr: IpNet,
+    is_nodes: bool,
+    /// Whether a network that is not Calico's has used the block's pool.
+    is_bridged: bool,
+    /// How many addresses carry our names.
+    own: u64,
+    /// How many addresses carry Calico's names and the network's.
+    calicos: BTreeMap<String, u64>,
+    /// How many addresses name no network: Calico's program has assigned them.
+    nameless: u64,
+}
+
+impl Secondary {
+    /// Looks at a block.
+    pub(super) fn add(&mut self, block: &Block, is_bridged: bool) {
+        let is_nodes = matches!(block.owner(), Some(Owner::Host(name)) if !name.is_empty());
+        let mut note =
+            SecondaryNote { cidr: block.cidr(), is_nodes, is_bridged, own: 0, calicos: BTreeMap::new(), nameless: 0 };
+        for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
+            let network = entry.get(NETWORK);
+            if entry.get(OWN_NODE).is_some() {
+                note.own += 1;
+                if let Some(network) = network.filter(|network| !self.known.contains(*network)) {
+                    self.known.insert(network.to_owned());
+                }
+            }
+            let names_of_calicos = [NODE, POD, NAMESPACE].iter().any(|name| entry.get(name).is_some());
+            match network {
+                Some(network) if names_of_calicos => *note.calicos.entry(network.to_owned()).or_default() += 1,
+                None if entry.get(OWN_NODE).is_none() => note.nameless += 1,
+                _ => {}
+            }
+        }
+        // Most blocks of a cluster are Calico's alone.
+        if note.own > 0 || !note.calicos.is_empty() {
+            self.notes.push(note);
+        }
+    }
+
+    /// Says what is wrong, now that all networks are known.
+    pub(super) fn finish(&self, findings: &mut Vec<Finding>) {
+        for note in &self.notes {
+            findings.extend(self.names(note));
+            findings.extend(self.owner(note));
+        }
+    }
+
+    /// Addresses that kube-controllers may release.
+    fn names(&self, note: &SecondaryNote) -> Option<Finding> {
+        let known: Vec<(&String, &u64)> = note.calicos.iter().filter(|(name, _)| self.known.contains(*name)).collect();
+        let count: u64 = known.iter().map(|(_, count)| **count).sum();
+        let networks: Vec<String> = known.into_iter().map(|(name, _)| name.clone()).collect();
+        let what = format!("{} of {}", addresses(count), networks.join(", "));
+        let finding = Finding::new(Code::CalicosNames, Subject::Block(note.cidr), what);
+        (count > 0).then(|| finding.mendable(true).with_networks(networks))
+    }
+
+    /// A node's own block that should not be.
+    fn owner(&self, note: &SecondaryNote) -> Option<Finding> {
+        let (networks, others): (Vec<&String>, Vec<&String>) =
+            note.calicos.keys().partition(|network| self.known.contains(*network));
+        let networks: Vec<String> = networks.into_iter().cloned().collect();
+        let is_of_known = note.own > 0 || !networks.is_empty();
+        if !note.is_nodes || !(is_of_known || (note.is_bridged && note.nameless == 0)) {
+            return None;
+        }
+        let (code, what) = match (&others[..], note.nameless) {
+            ([], 0) => (Code::SecondaryOfNode, "all of its addresses are of such networks".to_owned()),
+            (others, 0) if !is_of_known => {
+                let names = others.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+                (Code::SecondaryOfNode, format!("whether {names} is Calico's is not known"))
+            }
+            (others, nameless) => {
+                let count: u64 = others.iter().filter_map(|name| note.calicos.get(*name)).sum();
+                (Code::MixedBlock, format!("{} of it may be Calico's", addresses(count + nameless)))
+            }
+        };
+        let finding = Finding::new(code, Subject::Block(note.cidr), what);
+        Some(finding.mendable(others.is_empty()).with_networks(networks))
     }
 }

@@ -18,8 +18,7 @@ use ipnet::IpNet;
 use kv::{Kv, Transaction};
 use time::{Duration, OffsetDateTime};
 
-use super::code::Code;
-use super::finding::{Finding, Inspection, Subject};
+use super::finding::{Code, Finding, Inspection, Subject};
 use super::mend::{Mended, is_newer};
 use super::surroundings::Surroundings;
 use crate::Operator;

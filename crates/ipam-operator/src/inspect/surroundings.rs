@@ -13,8 +13,7 @@ use ipam_core::selector::Selector;
 use ipnet::IpNet;
 use kv::Kv;
 
-use super::code::Code;
-use super::finding::{Cluster, Finding, Inspection, Subject};
+use super::finding::{Cluster, Code, Finding, Inspection, Subject};
 
 /// The documents that were read before the blocks.
 #[derive(Debug, Default)]

@@ -1,35 +1,33 @@
 //! A block: a small network whose addresses are assigned one by one, and their holders.
 
 mod owners;
-mod parts;
-mod refusals;
 mod release;
 mod secondary;
 mod sticky;
 mod stored;
-mod units;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use kv::{Key, Value};
 use serde::{Deserialize, Serialize};
-use smol_str::SmolStr;
+use smol_str::{SmolStr, format_smolstr};
 use time::{Duration, OffsetDateTime};
 
 use super::attribute::Attribute;
-use super::codec::Field;
-use super::kept::{Kept, Net, document};
+use super::codec::{Document, Field, Kept, Malformed, Net, document, from_json, to_json_of};
+use super::keys;
 use super::owner::Owner;
-use crate::net::Family;
+use super::prefixes::{is_of_prefixes, length_in_block};
+use crate::net::{Count, Family, nth, number};
 use crate::reservations::Reservations;
 use crate::timestamps::{Stamp, age, unix_nanos};
 
 pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
-pub use refusals::{AlreadyAssigned, NotOwner, UnusableBlock};
 pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
+pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{Flaws, StoredBlock};
-use units::capacity_of;
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
 /// used. Compared without regard to case.
@@ -424,6 +422,216 @@ impl Block {
     pub(crate) fn handles(&self) -> Vec<SmolStr> {
         self.allocated().filter_map(|(_, entry)| entry.holding_handle().cloned()).collect()
     }
+}
+
+/// How many networks of this length a block has, where a block can have so many: addresses or prefixes.
+fn capacity_of(cidr: IpNet, length: u8) -> Option<usize> {
+    let count = 1_usize.checked_shl(u32::from(length.checked_sub(cidr.prefix_len())?))?;
+    (count <= MAX_BLOCK_ADDRESSES).then_some(count)
+}
+
+impl Block {
+    /// How many addresses it has, or prefixes.
+    pub fn capacity(&self) -> usize {
+        self.allocations.len()
+    }
+
+    /// The length of what an ordinal stands for: that of a single address, or of a prefix.
+    pub fn length(&self) -> u8 {
+        self.family().bits() - self.host_bits()
+    }
+
+    /// The prefix of the block that has an address, or the address itself.
+    pub fn unit_of(&self, ip: IpAddr) -> IpNet {
+        let unit = self.cidr().contains(&ip).then(|| self.family().network(ip, self.length()));
+        unit.flatten().unwrap_or_else(|| ip.into())
+    }
+
+    /// The address that stands for an address in this block: of a prefix the first one.
+    pub fn first_of(&self, ip: IpAddr) -> IpAddr {
+        self.unit_of(ip).network()
+    }
+
+    /// True if the address is reserved, or some of its prefix is.
+    pub fn is_reserved(&self, ip: IpAddr, reservations: &Reservations) -> bool {
+        match self.host_bits() {
+            0 => reservations.contains(ip),
+            _ => reservations.touches(self.unit_of(ip)),
+        }
+    }
+
+    /// The ordinal of an address; `None` if it is not of this block.
+    pub fn ordinal(&self, ip: IpAddr) -> Option<usize> {
+        if !self.cidr().contains(&ip) {
+            return None;
+        }
+        let distance = number(ip).checked_sub(number(self.cidr().network()))?;
+        usize::try_from(distance.checked_shr(self.host_bits().into())?).ok()
+    }
+
+    /// The address of an ordinal; `None` if it lies outside.
+    pub fn address(&self, ordinal: usize) -> Option<IpAddr> {
+        nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
+    }
+
+    /// How many bits of an address its ordinal does not tell: none, or what a prefix leaves free.
+    fn host_bits(&self) -> u8 {
+        let bits = self.family().bits() - self.cidr().prefix_len();
+        bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
+    }
+
+    /// Checks that there are as many allocations as addresses, or as prefixes of some length.
+    fn check_size(&self, key: &Key) -> Result<(), Malformed> {
+        let (found, cidr) = (self.allocations.len(), self.cidr());
+        if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
+            return Ok(());
+        }
+        if is_of_prefixes(cidr) {
+            return Err(Malformed::new(key, format_args!("block {cidr} cannot have {found} prefixes")));
+        }
+        Err(Malformed::new(key, format_args!("{found} allocations for {} addresses", Count::of_net(cidr))))
+    }
+}
+
+/// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
+const BYTES: usize = 1024;
+const BYTES_OF_ENTRY: usize = 320;
+
+impl Block {
+    /// The entries that allocations point at.
+    fn attributes(&self) -> &[Attribute] {
+        self.attributes.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Adds an entry and returns its index.
+    fn push_attribute(&mut self, attribute: Attribute) -> usize {
+        let attributes = self.attributes.or_default();
+        attributes.push(attribute);
+        attributes.len() - 1
+    }
+
+    /// The allocated ordinals, ascending, whose entry's index passes the test.
+    fn ordinals_where(&self, test: impl Fn(usize) -> bool) -> Vec<usize> {
+        let allocated = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| Some((ordinal, (*slot)?)));
+        allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
+    }
+
+    /// Frees an allocated ordinal: to the end of the queue, its sequence number forgotten.
+    fn set_free(&mut self, ordinal: usize) {
+        if let Some(slot) = self.allocations.get_mut(ordinal)
+            && slot.take().is_some()
+        {
+            self.unallocated.push(ordinal);
+            if let Some(numbers) = self.sequence_numbers.get_mut() {
+                numbers.remove(format_smolstr!("{ordinal}").as_str());
+            }
+        }
+    }
+
+    fn sequence_of(&self, ordinal: usize) -> u64 {
+        let numbers = self.sequence_numbers.get();
+        numbers.and_then(|numbers| numbers.get(format_smolstr!("{ordinal}").as_str())).copied().unwrap_or(0)
+    }
+
+    /// Records the block's sequence number, as it is before this write counts it up, for an ordinal.
+    fn set_sequence(&mut self, ordinal: usize) {
+        let number = self.sequence_number();
+        self.sequence_numbers.or_default().insert(format_smolstr!("{ordinal}"), number);
+    }
+
+    /// Drops the entries that no allocation points at and renumbers the others, their order kept.
+    fn compact(&mut self) {
+        let Field::Is(attributes) = &mut self.attributes else { return };
+        let mut used = vec![false; attributes.len()];
+        for index in self.allocations.iter().flatten() {
+            if let Some(used) = used.get_mut(*index) {
+                *used = true;
+            }
+        }
+        // Where each entry moves to: the number of used ones before it.
+        let mut next = 0;
+        let moved: Vec<usize> = used
+            .iter()
+            .map(|used| {
+                let place = next;
+                next += usize::from(*used);
+                place
+            })
+            .collect();
+        let mut kept = used.iter();
+        attributes.retain(|_| kept.next().copied().unwrap_or_default());
+        for slot in self.allocations.iter_mut().flatten() {
+            if let Some(place) = moved.get(*slot) {
+                *slot = *place;
+            }
+        }
+    }
+
+    /// Checks a block that was read, and heals what can be healed without a guess.
+    ///
+    /// The allocations determine what is free; the queue only in which order. So the queue loses an ordinal that is
+    /// allocated or outside, and the second mention of one, and a free ordinal that it does not name is put at its end:
+    /// an address is then neither assigned twice nor lost for ever.
+    fn check(&mut self, key: &Key) -> Result<(), Malformed> {
+        self.cidr = Net(self.cidr().trunc());
+        if keys::parse_block(key) != Some(self.cidr()) {
+            return Err(Malformed::new(key, format_args!("the block inside is {}", self.cidr())));
+        }
+        self.check_size(key)?;
+        let entries = self.attributes().len();
+        if let Some(index) = self.allocations.iter().flatten().find(|index| **index >= entries) {
+            return Err(Malformed::new(key, format_args!("an allocation points at attribute {index} of {entries}")));
+        }
+        self.heal_queue();
+        Ok(())
+    }
+
+    fn heal_queue(&mut self) {
+        let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
+        // Keeps the first mention of each free ordinal, and leaves in `missing` those without any.
+        self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
+        let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
+        self.unallocated.extend(lost);
+    }
+}
+
+impl Document for Block {
+    fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
+        let mut block: Self = from_json(key, value)?;
+        block.check(key)?;
+        Ok(block)
+    }
+
+    fn encode(&self) -> Result<Value, Malformed> {
+        to_json_of(self, BYTES + self.attributes().len() * BYTES_OF_ENTRY)
+    }
+}
+
+/// A network that cannot be a block.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableBlock {
+    /// It has more than [`MAX_BLOCK_ADDRESSES`].
+    #[error("block {0} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size")]
+    TooLarge(IpNet),
+    /// It has no address beside those that the host keeps for itself.
+    #[error("block {0} is too small for what its host keeps for itself")]
+    NothingLeft(IpNet),
+}
+
+/// The address is held already, or in cooldown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("resource already exists: {0} with error: Address already assigned in block")]
+pub struct AlreadyAssigned(pub IpAddr);
+
+/// With strict affinity, the block is not the requesting owner's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotOwner {
+    /// It has another owner.
+    #[error("Block host affinity does not match")]
+    Other,
+    /// It has no owner.
+    #[error("Attempt to assign from block {0} with no affinity")]
+    Nobody(IpNet),
 }
 
 #[cfg(test)]

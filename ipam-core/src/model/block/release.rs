@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use time::OffsetDateTime;
 
 use super::{AddressState, Attribute, Block};
-use crate::model::workload::same_handle;
+use crate::model::handle::same_handle;
 use crate::sticky;
 
 /// An address to be released, and what must be true of it.

@@ -4,8 +4,7 @@ use kv::Key;
 use smol_str::SmolStr;
 
 use super::Block;
-use crate::model::codec::{Malformed, from_json};
-use crate::model::kept::Net;
+use crate::model::codec::{Malformed, Net, from_json};
 
 /// A block of which nothing was healed. Of the invariant of [`Block`] only the number of allocations holds.
 #[derive(Clone, Debug)]

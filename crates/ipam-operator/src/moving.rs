@@ -1,0 +1,461 @@
+//! Moving what a store holds to another one: what belongs to it, and the mark on a store that is being filled.
+//!
+//! Documents move as they are, byte for byte. [`ranges`] says where they are; [`compare`] says what has to be written
+//! and deleted so that a target has what its source has; [`Renaming`] makes the documents of one node those of another;
+//! [`Tally`] counts what a person wants to know.
+//!
+//! While a store is being filled, [the mark](ipam_core::filling) is on it.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::fmt;
+
+pub use ipam_core::filling::{Filling, Mark, MoveKind, State, mark_key};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Block, Document, Malformed, Owner, QuotaKind, Quotas, Subject, renamed_node_handle};
+use ipnet::IpNet;
+use kv::{Key, Kv, Range, Revision, Value};
+use serde::{Serialize, Serializer};
+use serde_json::Value as Json;
+
+/// All keys of ours begin so.
+const OURS: &str = "/margay/";
+
+/// The role of a moved key in its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The books: blocks, handles, affinities, settings, pools, reservations. A target has none of its own.
+    Books,
+    /// A description of the cluster around: nodes and the like. A target may have its own, which then stays as it is.
+    Around,
+}
+
+/// The key of the name of an embedded store's one node.
+fn pinned_node_key() -> Key {
+    keys::PINNED_NODE.into()
+}
+
+/// Where the keys are that are moved, ascending. The mark's is in there, too, and is not moved.
+pub fn ranges() -> Vec<Range> {
+    all().into_iter().map(|(range, _)| range).collect()
+}
+
+/// Where a store has to be empty to become a target.
+pub fn must_be_empty() -> Vec<Range> {
+    all().into_iter().filter(|(_, part)| *part == Part::Books).map(|(range, _)| range).collect()
+}
+
+/// The role of a key; `None` for one that is not moved.
+pub fn part_of(key: &Key) -> Option<Part> {
+    if *key == mark_key() {
+        return None;
+    }
+    all().into_iter().find(|(range, _)| range.contains(key.as_bytes())).map(|(_, part)| part)
+}
+
+/// The part of the ranges that begins at `from` and ends before `to`, or nowhere.
+pub fn ranges_between(from: &Key, to: Option<&Key>) -> Vec<Range> {
+    let mut between = Vec::new();
+    for range in ranges() {
+        let (first, end) = range.bounds();
+        let first = first.max(from.clone());
+        let end = match (end, to) {
+            (Some(end), Some(to)) => end.min(to.clone()),
+            (Some(end), None) => end,
+            (None, Some(to)) => to.clone(),
+            (None, None) => continue,
+        };
+        if first < end {
+            between.push(Range::FromTo(first, end));
+        }
+    }
+    between
+}
+
+fn all() -> [(Range, Part); 7] {
+    let resource = |kind| Range::Prefix(keys::resources_prefix(kind));
+    let other = |plural| Range::Prefix(keys::other_resources_prefix(plural));
+    [
+        (Range::Prefix(keys::ipam_prefix()), Part::Books),
+        (other("clusterinformations"), Part::Around),
+        (other("ipamconfigurations"), Part::Around),
+        (resource(ResourceKind::IpPool), Part::Books),
+        (resource(ResourceKind::IpReservation), Part::Books),
+        (resource(ResourceKind::Node), Part::Around),
+        (Range::prefix(OURS), Part::Books),
+    ]
+}
+
+/// One key to be changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Which one.
+    pub key: Key,
+    /// Its future value; `None` if it shall go.
+    pub value: Option<Value>,
+    /// When it was last written; unset if it is not there.
+    pub was: Revision,
+}
+
+/// A part of a source beside the same part of its target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// The changes, ascending.
+    pub changes: Vec<Change>,
+    /// How many keys are equal already.
+    pub equal: u64,
+    /// How many keys are the target's own and stay as they are.
+    pub kept: u64,
+}
+
+/// Compares a part of a source with the same part of its target; both ascend, and so does what `then` is called with: all
+/// that the target has once the changes are made.
+pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
+    let mut found = Difference::default();
+    let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
+    loop {
+        let order = match (source.peek(), target.peek()) {
+            (Some((key, _)), Some(kv)) => key.cmp(&kv.key),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return found,
+        };
+        let wanted = if order.is_le() { source.next() } else { None };
+        let there = if order.is_ge() { target.next() } else { None };
+        found.add(wanted, there, &mut then);
+    }
+}
+
+impl Difference {
+    fn add(&mut self, wanted: Option<(Key, Value)>, there: Option<Kv>, then: &mut impl FnMut(&Key, &Value)) {
+        match (wanted, there) {
+            (Some((key, value)), None) => {
+                then(&key, &value);
+                self.changes.push(Change { key, value: Some(value), was: Revision::UNSET });
+            }
+            (Some((key, value)), Some(there)) if value == there.value => {
+                then(&key, &value);
+                self.equal += 1;
+            }
+            (wanted, Some(there)) => match part_of(&there.key) {
+                Some(Part::Books) => {
+                    let value = wanted.map(|(_, value)| value);
+                    value.iter().for_each(|value| then(&there.key, value));
+                    self.changes.push(Change { key: there.key, value, was: there.mod_revision });
+                }
+                part => {
+                    then(&there.key, &there.value);
+                    self.kept += u64::from(part.is_some());
+                }
+            },
+            (None, None) => {}
+        }
+    }
+}
+
+/// The nodes that a document speaks of as owners of blocks, or as the store's own.
+pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
+    let mut nodes = BTreeSet::new();
+    let host = |owner: Owner| owner.node().map(str::to_owned);
+    if let Some((owner, _)) = keys::parse_affinity(key) {
+        nodes.extend(host(owner));
+    } else if keys::parse_block(key).is_some() {
+        nodes.extend(Block::decode(key, value).ok().and_then(|block| block.owner()).and_then(host));
+    } else if let Some(name) = keys::parse_resource(ResourceKind::Node, key) {
+        nodes.insert(name.to_owned());
+    } else if *key == pinned_node_key() {
+        nodes.extend(str::from_utf8(value).ok().map(str::to_owned));
+    }
+    nodes
+}
+
+/// A node's new name: its blocks, its affinities, what its containers and tunnels hold, its prefixes, and its own
+/// document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renaming {
+    from: String,
+    to: String,
+}
+
+impl Renaming {
+    /// The blocks and addresses of `from` become those of `to`.
+    pub fn new(from: impl Into<String>, to: impl Into<String>) -> Self {
+        Self { from: from.into(), to: to.into() }
+    }
+
+    /// The old name.
+    pub fn from(&self) -> &str {
+        &self.from
+    }
+
+    /// The key under which a document will be.
+    pub fn key(&self, key: Key) -> Key {
+        if let Some((owner, cidr)) = keys::parse_affinity(&key)
+            && let Some(renamed) = owner.renamed(&self.from, &self.to)
+        {
+            return keys::affinity(&renamed, cidr).unwrap_or(key);
+        }
+        if let Some(id) = keys::parse_handle(&key).and_then(|id| renamed_node_handle(id, &self.from, &self.to)) {
+            return keys::handle(&id);
+        }
+        if key == keys::legacy_host(&self.from) {
+            return keys::legacy_host(&self.to);
+        }
+        if keys::parse_resource(ResourceKind::Node, &key) == Some(self.from.as_str()) {
+            return keys::resource(ResourceKind::Node, &self.to);
+        }
+        key
+    }
+
+    /// A document, by its old key, as it will be.
+    ///
+    /// # Errors
+    /// [`Malformed`] for a block or a node that cannot be read: its owner is unknown.
+    pub fn value(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
+        if keys::parse_block(key).is_some() {
+            let mut block = Block::decode(key, value.as_bytes())?;
+            return if block.rename_node(&self.from, &self.to) { block.encode() } else { Ok(value) };
+        }
+        if keys::parse_resource(ResourceKind::Node, key) == Some(self.from.as_str()) {
+            return self.node(key, value.as_bytes());
+        }
+        if *key == keys::quotas() {
+            return self.quotas(key, value);
+        }
+        if *key == pinned_node_key() && value.as_bytes() == self.from.as_bytes() {
+            return Ok(self.to.as_str().into());
+        }
+        Ok(value)
+    }
+
+    /// The quota of the node. Its counter is no good in another store, and is counted anew.
+    fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
+        let mut quotas = Quotas::decode(key, value.as_bytes())?;
+        let [from, to] = [&self.from, &self.to].map(|name| Subject::new(QuotaKind::Node, name.as_str()));
+        match quotas.set(&from, None) {
+            None => Ok(value),
+            limit => {
+                quotas.set(&to, limit);
+                quotas.encode()
+            }
+        }
+    }
+
+    fn node(&self, key: &Key, value: &[u8]) -> Result<Value, Malformed> {
+        let mut node: Json = serde_json::from_slice(value).map_err(|error| Malformed::new(key, error))?;
+        match node.pointer_mut("/metadata/name") {
+            Some(name) => *name = self.to.as_str().into(),
+            None => return Err(Malformed::new(key, "the node has no name")),
+        }
+        serde_json::to_vec(&node).map(Value::new).map_err(|error| Malformed::new(key, error))
+    }
+}
+
+/// How much there is of each kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// All keys.
+    pub keys: u64,
+    /// Bytes of all keys and values.
+    pub bytes: u64,
+    /// Addresses that somebody has.
+    pub addresses: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Handles.
+    pub handles: u64,
+    /// Affinities.
+    pub affinities: u64,
+    /// Pools.
+    pub pools: u64,
+    /// Reservations.
+    pub reservations: u64,
+    /// Nodes.
+    pub nodes: u64,
+    /// Blocks that cannot be read. They are moved as they are.
+    pub damaged: u64,
+    /// The networks of the blocks. It is serialized as the number of blocks that lie in another block; they move unchanged, and
+    /// nothing is assigned from them.
+    #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
+    networks: Vec<IpNet>,
+}
+
+fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(overlapping(networks))
+}
+
+/// Returns how many of these networks lie in another one. Networks overlap only if one contains the other.
+fn overlapping(networks: &[IpNet]) -> u64 {
+    let mut ascending = networks.to_vec();
+    // By first address, and of those with the same one the largest first.
+    ascending.sort_unstable();
+    let mut outer: Option<IpNet> = None;
+    let mut count = 0;
+    for network in ascending {
+        if outer.is_some_and(|outer| outer.contains(&network)) {
+            count += 1;
+        } else {
+            outer = Some(network);
+        }
+    }
+    count
+}
+
+impl Tally {
+    /// One key more.
+    pub fn add(&mut self, key: &Key, value: &[u8]) {
+        self.keys += 1;
+        self.bytes += (key.as_bytes().len() + value.len()) as u64;
+        if let Some(network) = keys::parse_block(key) {
+            self.blocks += 1;
+            self.networks.push(network);
+            match Block::decode(key, value) {
+                Ok(block) => {
+                    let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
+                    self.addresses += held.count() as u64;
+                }
+                Err(_) => self.damaged += 1,
+            }
+        } else if keys::parse_handle(key).is_some() {
+            self.handles += 1;
+        } else if keys::parse_affinity(key).is_some() {
+            self.affinities += 1;
+        } else {
+            let is = |kind| u64::from(keys::parse_resource(kind, key).is_some());
+            self.pools += is(ResourceKind::IpPool);
+            self.reservations += is(ResourceKind::IpReservation);
+            self.nodes += is(ResourceKind::Node);
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    /// The numbers for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let some = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+        let addresses = some(self.addresses, "address", "addresses");
+        let blocks = some(self.blocks, "block", "blocks");
+        let handles = some(self.handles, "handle", "handles");
+        let pools = some(self.pools, "pool", "pools");
+        let keys = some(self.keys, "key", "keys");
+        write!(f, "{addresses} in {blocks}, {handles}, {pools}; {keys} in all")?;
+        if self.damaged > 0 {
+            let damaged = some(self.damaged, "block", "blocks");
+            write!(f, "; {damaged} that cannot be read went along as they are")?;
+        }
+        let overlapping = overlapping(&self.networks);
+        if overlapping > 0 {
+            let overlapping = some(overlapping, "block", "blocks");
+            write!(f, "; {overlapping} with addresses that other blocks have, too: see margay ipam check")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipam_core::filling::mark_key;
+    use ipam_core::model::keys::{self, ResourceKind};
+
+    use super::*;
+
+    #[test]
+    fn the_ranges_ascend_and_have_the_keys_of_every_kind() {
+        let bounds: Vec<_> = ranges().iter().map(Range::bounds).collect();
+        for pair in bounds.windows(2) {
+            assert!(pair[0].1.as_ref().unwrap() <= &pair[1].0, "{pair:?}");
+        }
+        let cidr = "10.0.0.0/26".parse().unwrap();
+        for key in [keys::block(cidr), keys::handle("n.c"), keys::config(), keys::legacy_host("a"), pinned_node_key()] {
+            assert_eq!(part_of(&key), Some(Part::Books), "{key}");
+        }
+        assert_eq!(part_of(&keys::resource(ResourceKind::IpPool, "p")), Some(Part::Books));
+        assert_eq!(part_of(&keys::resource(ResourceKind::Node, "n")), Some(Part::Around));
+        assert_eq!(part_of(&mark_key()), None);
+        assert_eq!(part_of(&"/calico/resources/v3/projectcalico.org/profiles/a".into()), None);
+    }
+
+    #[test]
+    fn parts_of_the_ranges_fit_together() {
+        let all = ranges_between(&Key::default(), None);
+        assert_eq!(all.len(), ranges().len());
+        let at = keys::handle("m");
+        let (low, high) = (ranges_between(&Key::default(), Some(&at)), ranges_between(&at, None));
+        assert_eq!(low.len() + high.len(), all.len() + 1, "one range is cut in two");
+        assert!(low.iter().all(|range| !range.contains(at.as_bytes())));
+        assert!(high[0].contains(at.as_bytes()));
+    }
+
+    fn kv(key: Key, value: &str, at: i64) -> Kv {
+        let at = Revision::new(at);
+        Kv { key, value: value.into(), create_revision: at, mod_revision: at, version: 1, lease: None }
+    }
+
+    #[test]
+    fn what_differs_is_changed_and_what_is_the_targets_own_stays() {
+        let node = |name| keys::resource(ResourceKind::Node, name);
+        let source = vec![
+            (keys::handle("equal"), "1".into()),
+            (keys::handle("new"), "1".into()),
+            (keys::handle("other"), "1".into()),
+            (node("a"), "source's".into()),
+            (node("b"), "source's".into()),
+        ];
+        let target = vec![
+            kv(keys::handle("equal"), "1", 3),
+            kv(keys::handle("gone"), "1", 4),
+            kv(keys::handle("other"), "2", 5),
+            kv(node("a"), "target's", 6),
+            kv(node("c"), "target's", 7),
+            kv(mark_key(), "{}", 8),
+        ];
+        let mut then = Vec::new();
+        let found = compare(source, target, |key, value| then.push((key.clone(), value.clone())));
+        let changes: Vec<_> = found
+            .changes
+            .iter()
+            .map(|change| (change.key.to_string(), change.value.is_some(), change.was.get()))
+            .collect();
+        let expected = [
+            (keys::handle("gone"), false, 4),
+            (keys::handle("new"), true, 0),
+            (keys::handle("other"), true, 5),
+            (node("b"), true, 0),
+        ];
+        assert_eq!(changes, expected.map(|(key, put, was)| (key.to_string(), put, was)));
+        assert_eq!((found.equal, found.kept), (1, 2));
+        let expected = [
+            (keys::handle("equal"), "1"),
+            (keys::handle("new"), "1"),
+            (keys::handle("other"), "1"),
+            (node("a"), "target's"),
+            (node("b"), "source's"),
+            (node("c"), "target's"),
+            (mark_key(), "{}"),
+        ];
+        assert_eq!(then, expected.map(|(key, value)| (key, value.into())));
+    }
+
+    #[test]
+    fn the_quota_of_a_node_goes_with_it() {
+        let mut quotas = Quotas::default();
+        let of = |name: &str| Subject::new(QuotaKind::Node, name);
+        quotas.set(&of("vm"), Some(50));
+        quotas.set(&of("other"), Some(7));
+        let renaming = Renaming::new("vm", "node3");
+        let renamed = renaming.value(&keys::quotas(), quotas.encode().unwrap()).unwrap();
+        let renamed = Quotas::decode(&keys::quotas(), renamed.as_bytes()).unwrap();
+        let limit = |name| renamed.limit(QuotaKind::Node, name);
+        assert_eq!((limit("vm"), limit("node3"), limit("other")), (None, Some(50), Some(7)));
+    }
+
+    #[test]
+    fn blocks_that_overlap_are_counted() {
+        let count = |networks: &[&str]| {
+            overlapping(&networks.iter().map(|network| network.parse().unwrap()).collect::<Vec<IpNet>>())
+        };
+        assert_eq!(count(&["10.0.0.64/26", "10.0.0.0/26", "10.0.1.0/26", "fd00::/122"]), 0);
+        assert_eq!(count(&["10.0.0.64/26", "10.0.0.0/24", "10.0.0.192/28", "10.0.1.0/26"]), 2);
+        assert_eq!(count(&["10.0.0.0/26", "10.0.0.0/24", "fd00::40/122", "fd00::/112", "fd00:0:0:1::/122"]), 2);
+    }
+}

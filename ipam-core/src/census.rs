@@ -1,0 +1,366 @@
+//! The use of every address of every block, as of one revision, for a caller that draws or counts it; how far quotas are used;
+//! and one node's share of the pools, which is read without the shares of others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use kv::{Content, Deadline, Range, Revision};
+
+use crate::attachment::BOOT;
+use crate::boxed;
+use crate::error::Result;
+use crate::gc::Reach;
+use crate::ipam::Ipam;
+use crate::model::keys::{self, ResourceKind};
+use crate::model::{
+    AddressState, Attribute, Block, Document, IpReservation, IpamConfig, Node, Owner, Pool, QuotaCount, Quotas, Subject,
+};
+use crate::quarantine::{Quarantine, quarantine_of};
+use crate::reservations::Reservations;
+use crate::surroundings::pool_holding;
+use crate::usage::{Reading, reread};
+use crate::utilization::{Tally, Usage};
+use crate::workset::each_of;
+
+/// The use of an address of a block. An address that is in use and reserved counts as in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AddressUse {
+    /// It can be assigned.
+    Free,
+    /// It is never assigned.
+    Reserved,
+    /// It was released, and is in cooldown.
+    InCooldown,
+    /// The block's owner has it, or it is not known who.
+    Used,
+    /// Another node than the block's owner has it.
+    Borrowed,
+}
+
+/// A block, address by address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockCensus {
+    /// The block.
+    pub cidr: IpNet,
+    /// The owner.
+    pub owner: Option<Owner>,
+    /// The uses of its addresses, in their order.
+    pub uses: Vec<AddressUse>,
+}
+
+impl BlockCensus {
+    /// How many addresses of the block are so.
+    pub fn count(&self, wanted: AddressUse) -> usize {
+        self.uses.iter().filter(|found| **found == wanted).count()
+    }
+}
+
+/// A pool with its blocks.
+#[derive(Clone, Debug)]
+pub struct PoolCensus {
+    /// The pool.
+    pub pool: Pool,
+    /// Its numbers, as [`Ipam::utilization`] has them.
+    pub usage: Usage,
+    /// Its blocks, in the order of their addresses.
+    pub blocks: Vec<BlockCensus>,
+}
+
+/// The blocks and addresses of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeCensus {
+    /// How many blocks are its own.
+    pub blocks: usize,
+    /// How many addresses it has, in its own blocks and in others.
+    pub used: usize,
+    /// How many of them were given in which boot of the node, where that is recorded.
+    pub boots: BTreeMap<String, usize>,
+}
+
+/// Everything.
+#[derive(Clone, Debug, Default)]
+pub struct Census {
+    /// The revision at which it is so.
+    pub revision: Revision,
+    /// The pools, by name.
+    pub pools: Vec<PoolCensus>,
+    /// Blocks that lie in no pool, in the order of their addresses.
+    pub orphaned: Vec<BlockCensus>,
+    /// The nodes that have blocks or addresses.
+    pub nodes: BTreeMap<String, NodeCensus>,
+    /// The nodes that are registered; empty if none is.
+    pub registered: BTreeSet<String>,
+    /// The use of the quotas, by kind and name.
+    pub quotas: Vec<QuotaUse>,
+    /// The addresses in quarantine.
+    pub quarantined: Quarantine,
+}
+
+impl Census {
+    /// How many addresses are in use by nodes that are not registered, in a store in which nodes are.
+    pub fn of_gone_nodes(&self) -> usize {
+        if self.registered.is_empty() {
+            return 0;
+        }
+        self.nodes.iter().filter(|(name, _)| !self.registered.contains(*name)).map(|(_, node)| node.used).sum()
+    }
+}
+
+impl Ipam {
+    /// The use of every address of every block. Read in pages; what is kept is a byte for each address.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.
+    #[boxed]
+    pub async fn census(&self, deadline: Deadline) -> Result<Census> {
+        Ok(reread(|| self.read_census(deadline)).await?)
+    }
+
+    async fn read_census(&self, deadline: Deadline) -> kv::Result<Census> {
+        let mut reading = Reading::new(deadline);
+        let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
+        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut reading).await?;
+        let reservations: Vec<IpReservation> =
+            self.read_all(resources(ResourceKind::IpReservation), &mut reading).await?;
+        let nodes: Vec<Node> = self.read_all(resources(ResourceKind::Node), &mut reading).await?;
+        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
+        let mut quotas = self.read_quotas(&mut reading).await?;
+        let quarantined = quarantine_of(&reservations);
+        let (reservations, _) = Reservations::from_documents(&reservations);
+        let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
+        let now = self.now();
+
+        let mut tally = Tally::new(&pools, &reservations);
+        let registered = nodes.iter().map(|node| node.name().to_owned()).collect();
+        let mut census = Census { registered, quarantined, ..Census::default() };
+        let mut blocks = Vec::new();
+        self.for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |mut block: Block| {
+            block.free_overdue(now);
+            let place = tally.add(&block);
+            quotas.add(&block);
+            _ = block.apply_cooldown(now, cooldown);
+            blocks.push((place, census.count(&block, &reservations)));
+        })
+        .await?;
+        blocks.sort_by_key(|(_, block)| block.cidr);
+        census.revision = reading.at;
+        census.quotas = quotas.finish();
+        let numbers = tally.finish().pools;
+        census.pools =
+            pools.into_iter().zip(numbers).map(|(pool, counted)| PoolCensus::new(pool, counted.usage)).collect();
+        for (place, block) in blocks {
+            match place.and_then(|place| census.pools.get_mut(place)) {
+                Some(pool) => pool.blocks.push(block),
+                None => census.orphaned.push(block),
+            }
+        }
+        Ok(census)
+    }
+}
+
+impl PoolCensus {
+    fn new(pool: Pool, usage: Usage) -> Self {
+        Self { pool, usage, blocks: Vec::new() }
+    }
+}
+
+impl Census {
+    /// Counts what a block's nodes have, and says what is with its addresses.
+    fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
+        let owner = block.owner();
+        let host = owner.as_ref().and_then(Owner::node);
+        if let Some(host) = host {
+            self.nodes.entry(host.to_owned()).or_default().blocks += 1;
+        }
+        let mut uses = Vec::with_capacity(block.capacity());
+        for ip in block.addresses() {
+            uses.push(match block.lookup(ip) {
+                AddressState::Assigned(entry) => self.of_holder(entry, host),
+                AddressState::CoolingDown(_) => AddressUse::InCooldown,
+                _ if block.is_reserved(ip, reservations) => AddressUse::Reserved,
+                _ => AddressUse::Free,
+            });
+        }
+        BlockCensus { cidr: block.cidr(), owner, uses }
+    }
+
+    fn of_holder(&mut self, entry: &Attribute, host: Option<&str>) -> AddressUse {
+        let Some(node) = entry.node() else { return AddressUse::Used };
+        if !self.nodes.contains_key(node) {
+            self.nodes.insert(node.to_owned(), NodeCensus::default());
+        }
+        if let Some(counted) = self.nodes.get_mut(node) {
+            counted.used += 1;
+            if let Some(boot) = entry.get(BOOT) {
+                *counted.boots.entry(boot.to_owned()).or_default() += 1;
+            }
+        }
+        if host.is_some_and(|host| host != node) { AddressUse::Borrowed } else { AddressUse::Used }
+    }
+}
+
+/// The use of a quota by one subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaUse {
+    /// The namespace, network or node.
+    pub subject: Subject,
+    /// How many addresses it may have.
+    pub limit: u64,
+    /// How many it has.
+    pub used: u64,
+}
+
+impl QuotaUse {
+    /// The used part in percent, rounded down; 100 for a limit of 0.
+    pub fn percent(&self) -> u64 {
+        self.used.saturating_mul(100).checked_div(self.limit).unwrap_or(100)
+    }
+}
+
+/// Counts, block by block, what the subjects with a limit have.
+struct QuotaTally {
+    quotas: Quotas,
+    counted: BTreeMap<Subject, u64>,
+}
+
+impl QuotaTally {
+    fn add(&mut self, block: &Block) {
+        each_of(&self.quotas, block, |kind, name, _| *self.counted.entry(Subject::new(kind, name)).or_default() += 1);
+    }
+
+    /// The subjects with a limit of their own, and all that the limit for any other holds for and that have addresses.
+    fn finish(mut self) -> Vec<QuotaUse> {
+        for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
+            self.counted.entry(subject).or_default();
+        }
+        let used = |(subject, used): (Subject, u64)| {
+            let limit = self.quotas.limit(subject.kind, &subject.name)?;
+            Some(QuotaUse { subject, limit, used })
+        };
+        self.counted.into_iter().filter_map(used).collect()
+    }
+}
+
+impl Ipam {
+    /// The quotas, and what to count their use with.
+    async fn read_quotas(&self, reading: &mut Reading) -> kv::Result<QuotaTally> {
+        let (quotas, counted) = self.read_counters(reading, Range::Key(keys::quotas())).await?;
+        Ok(QuotaTally { quotas, counted })
+    }
+
+    /// The use of the quotas by their counters, which may be too high, but not too low unless others assign, too. A
+    /// subject that has got no address since the quotas were changed is missing.
+    async fn counted_quotas(&self, reading: &mut Reading) -> kv::Result<Vec<QuotaUse>> {
+        let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
+        let used = |(subject, used): (Subject, u64)| {
+            let limit = quotas.limit(subject.kind, &subject.name)?;
+            Some(QuotaUse { subject, limit, used })
+        };
+        Ok(counted.into_iter().filter_map(used).collect())
+    }
+
+    async fn read_counters(&self, reading: &mut Reading, range: Range) -> kv::Result<(Quotas, BTreeMap<Subject, u64>)> {
+        let (mut quotas, mut at, mut counters) = (Quotas::default(), Revision::UNSET, Vec::new());
+        self.each(range, Content::Full, reading, |kv| {
+            if let Some(subject) = keys::parse_quota_use(&kv.key) {
+                counters.push((subject, kv.value.clone()));
+            } else if kv.key == keys::quotas() {
+                at = kv.mod_revision;
+                quotas = Quotas::decode(&kv.key, kv.value.as_bytes()).unwrap_or_else(|error| {
+                    tracing::warn!(%error, "passing over damaged quotas");
+                    Quotas::default()
+                });
+            }
+        })
+        .await?;
+        let good = |(subject, value)| Some((subject, QuotaCount::good(Some(&value), at)?));
+        Ok((quotas, counters.into_iter().filter_map(good).collect()))
+    }
+}
+
+/// A node's share of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolShare {
+    /// How many blocks are its own.
+    pub blocks: usize,
+    /// How many addresses it has, in its own blocks and in others.
+    pub used: usize,
+    /// How many of them are in blocks of others.
+    pub borrowed: usize,
+    /// How many addresses of its own blocks others have.
+    pub lent: usize,
+    /// How many addresses of its own blocks rest.
+    pub in_cooldown: usize,
+    /// How many addresses of its own blocks are free.
+    pub free: usize,
+}
+
+/// A node's share.
+#[derive(Clone, Debug, Default)]
+pub struct NodeShare {
+    /// A revision since which it is so.
+    pub revision: Revision,
+    /// The share of each pool, by the pool's name; pools without a share are here, too.
+    pub pools: BTreeMap<String, (IpNet, PoolShare)>,
+    /// How many blocks in its reach lie in no pool.
+    pub orphaned: usize,
+    /// How many of its addresses were given in which boot, where that is recorded.
+    pub boots: BTreeMap<String, usize>,
+    /// The use of the cluster's quotas, by their counters.
+    pub quotas: Vec<QuotaUse>,
+}
+
+impl Ipam {
+    /// The share of a node of a cluster, as far as it is in reach. It costs the same in a cluster of any size.
+    ///
+    /// # Errors
+    /// Those of the store. Damaged documents are passed over, and the log says so.
+    #[boxed]
+    pub async fn share_of(&self, node: &str, reach: &Reach, deadline: Deadline) -> Result<NodeShare> {
+        let mut reading = Reading::new(deadline);
+        let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
+        let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut reading).await?;
+        let reservations: Vec<IpReservation> =
+            self.read_all(resources(ResourceKind::IpReservation), &mut reading).await?;
+        let config: Vec<IpamConfig> = self.read_all(Range::Key(keys::config()), &mut reading).await?;
+        let quotas = self.counted_quotas(&mut reading).await?;
+        let (reservations, _) = Reservations::from_documents(&reservations);
+        let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
+        let now = self.now();
+
+        let mut share = NodeShare { revision: reading.at, quotas, ..NodeShare::default() };
+        share.pools = pools.iter().map(|pool| (pool.name().to_owned(), (pool.cidr(), PoolShare::default()))).collect();
+        self.read_near(node, reach, deadline, |mut block: Block| {
+            _ = block.apply_cooldown(now, cooldown);
+            block.free_overdue(now);
+            share.add(&block, node, &reservations, pool_holding(&pools, block.cidr()));
+        })
+        .await?;
+        Ok(share)
+    }
+}
+
+impl NodeShare {
+    fn add(&mut self, block: &Block, node: &str, reservations: &Reservations, pool: Option<&Pool>) {
+        let mut census = Census::default();
+        let counted = census.count(block, reservations);
+        let its = census.nodes.remove(node).unwrap_or_default();
+        let is_own = counted.owner.as_ref().and_then(Owner::node) == Some(node);
+        for (boot, count) in its.boots {
+            *self.boots.entry(boot).or_default() += count;
+        }
+        let Some(share) = pool.and_then(|pool| self.pools.get_mut(pool.name())).map(|(_, share)| share) else {
+            self.orphaned += 1;
+            return;
+        };
+        share.used += its.used;
+        if is_own {
+            share.blocks += 1;
+            share.lent += counted.count(AddressUse::Borrowed);
+            share.in_cooldown += counted.count(AddressUse::InCooldown);
+            share.free += counted.count(AddressUse::Free);
+        } else {
+            share.borrowed += its.used;
+        }
+    }
+}
