@@ -1,4 +1,4 @@
-//! What a scan of this machine remembers, and what it reads of a cluster's store.
+//! The memory of a scan of this machine, and its reads of the store of a cluster.
 //!
 //! The unused addresses that scans have found, and since when, are in a file for each store, in memory, so that it ends
 //! with the boot. If the file is lost, a collection only waits longer; a file that is not surely our own counts as lost.

@@ -1,4 +1,4 @@
-//! What a check finds on this machine, outside of the store.
+//! The findings of a check on this machine, outside of the store.
 //!
 //! Networks that assign the same addresses from different stores: each store is in order by itself, but two containers can
 //! get one address. And routes that lead addresses of a pool elsewhere: to another network of a VPN, of Docker or of the
