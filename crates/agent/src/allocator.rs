@@ -1,7 +1,7 @@
 //! The allocator of a plugin, and its two implementations.
 //!
-//! [`Served`] sends a verb to the daemon `margay serve`, if there is one for the store. Otherwise, and whatever is wrong with the
-//! daemon, [`Alone`] opens the store, does the verb in one commit, and closes the store.
+//! [`DaemonAllocator`] sends a verb to the daemon `margay serve`, if there is one for the store. Otherwise, and whatever is wrong with the
+//! daemon, [`DirectAllocator`] opens the store, does the verb in one commit, and closes the store.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,13 +15,13 @@ use ipam_core::assign::{Assigned, Repeated};
 use ipam_core::model::keys;
 use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
 use tokio::runtime::Builder;
-use wire::{Connection, FROZEN_AFTER, Kind};
+use wire::{DaemonConnection, FROZEN_TIMEOUT, FrameKind};
 
-use crate::error::{CniError, Code, Failure, Result};
+use crate::error::{CniError, Code, Result, VerbFailure};
 use crate::host_lock::HostLock;
-use crate::rights::Rights;
-use crate::session::{Session, StoreAt, in_place, on_machine};
-use crate::verb::{Add, Answer, Asked, Check, Checked, Collected, Del, Gc, Quarantine, Verb};
+use crate::rights::WriteRights;
+use crate::session::{Session, StoreAccess, in_place, ipam_with_liveness};
+use crate::verb::{Add, Answer, Check, CheckAnswer, Del, Gc, GcSummary, Quarantine, Verb, VerbRequest};
 
 /// Keeps the books of addresses: the work of the verbs once the protocol is settled.
 ///
@@ -33,7 +33,7 @@ pub trait Allocator {
     /// # Errors
     /// The error is printed as it is, and the runtime will call again. On a Calico network its texts are Calico's, with code 999. A
     /// CHECK has code 11 if the store could not be reached.
-    fn call(&self, at: &StoreAt, verb: &Verb) -> Result<Answer>;
+    fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer>;
 }
 
 impl dyn Allocator + '_ {
@@ -41,11 +41,11 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The errors of [`call`](Allocator::call).
-    pub fn add(&self, at: &StoreAt, add: &Add) -> Result<Option<Vec<Assigned>>> {
+    pub fn add(&self, at: &StoreAccess, add: &Add) -> Result<Option<Vec<Assigned>>> {
         match self.call(at, &Verb::Add(Box::new(add.clone())))? {
             Answer::Assigned(assigned) => Ok(Some(assigned)),
             Answer::NamespaceWanted => Ok(None),
-            other => Err(foreign(&other)),
+            other => Err(wrong_answer_error(&other)),
         }
     }
 
@@ -53,13 +53,13 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The errors of [`call`](Allocator::call).
-    pub fn del(&self, at: &StoreAt, del: Del) -> Result<Vec<IpAddr>> {
+    pub fn del(&self, at: &StoreAccess, del: Del) -> Result<Vec<IpAddr>> {
         match self.call(at, &Verb::Del(del))? {
             Answer::Released(addresses) => {
                 tracing::debug!(?addresses, "released");
                 Ok(addresses)
             }
-            other => Err(foreign(&other)),
+            other => Err(wrong_answer_error(&other)),
         }
     }
 
@@ -67,10 +67,10 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The errors of [`call`](Allocator::call).
-    pub fn check(&self, at: &StoreAt, check: Check) -> Result<Checked> {
+    pub fn check(&self, at: &StoreAccess, check: Check) -> Result<CheckAnswer> {
         match self.call(at, &Verb::Check(check))? {
             Answer::Checked(checked) => Ok(checked),
-            other => Err(foreign(&other)),
+            other => Err(wrong_answer_error(&other)),
         }
     }
 
@@ -78,7 +78,7 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The reason why no ADD can be served: the store, or the configuration. It is printed with code 50.
-    pub fn status(&self, at: &StoreAt, add: Add) -> Result<()> {
+    pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
             tracing::info!("which pools there are depends on the namespace of the pod");
         }
@@ -89,10 +89,10 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The errors of [`call`](Allocator::call).
-    pub fn gc(&self, at: &StoreAt, gc: Gc) -> Result<Collected> {
+    pub fn gc(&self, at: &StoreAccess, gc: Gc) -> Result<GcSummary> {
         match self.call(at, &Verb::Gc(gc))? {
             Answer::Collected(collected) => Ok(collected),
-            other => Err(foreign(&other)),
+            other => Err(wrong_answer_error(&other)),
         }
     }
 
@@ -100,73 +100,75 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The errors of [`call`](Allocator::call).
-    pub fn quarantine(&self, at: &StoreAt, what: Quarantine) -> Result<()> {
+    pub fn quarantine(&self, at: &StoreAccess, what: Quarantine) -> Result<()> {
         self.call(at, &Verb::Quarantine(what)).map(drop)
     }
 }
 
 /// The error for the answer to another verb, which no allocator gives.
-fn foreign(answer: &Answer) -> CniError {
+fn wrong_answer_error(answer: &Answer) -> CniError {
     CniError::internal(format!("the allocator answered another verb: {answer:?}"))
 }
 
 /// Sends verbs to the daemon of a store, if there is one. Otherwise, and whenever the daemon does not do it, the
 /// plugin does it by itself.
 #[derive(Clone, Debug, Default)]
-pub struct Served {
-    alone: Alone,
+pub struct DaemonAllocator {
+    direct: DirectAllocator,
 }
 
 /// The fate of a request to the daemon.
 #[derive(Debug)]
-enum Came {
+enum DaemonReply {
     /// The daemon has answered.
     Answer(Answer),
     /// No daemon has the request.
-    Nowhere,
+    NotRunning,
     /// The daemon had the request, and what became of it is not known.
     Lost,
 }
 
-impl Served {
+impl DaemonAllocator {
     /// An allocator for a call that has the store open already: what the daemon leaves to the plugin is done in the session.
     pub fn within(session: Arc<Session>) -> Self {
-        Self { alone: Alone::within(session) }
+        Self { direct: DirectAllocator::within(session) }
     }
 }
 
-impl Allocator for Served {
-    fn call(&self, at: &StoreAt, verb: &Verb) -> Result<Answer> {
-        if verb.is_for_the_plugin_alone() {
-            return self.alone.call(at, verb);
+impl Allocator for DaemonAllocator {
+    fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer> {
+        if verb.needs_the_plugin() {
+            return self.direct.call(at, verb);
         }
         let begun = Instant::now();
         // The connection on which the daemon was asked to make way must stay until the store is open.
         let (repeated, _announced) = match ask_daemon(at, verb) {
-            Came::Answer(Answer::Refused(error)) => return Err(error),
-            Came::Answer(answer) if verb.is_answered_by(&answer) => return Ok(answer),
-            Came::Answer(answer) => {
-                tracing::debug!(?answer, "the daemon margay serve leaves it to the plugin");
-                (verb.repeated(), ask_daemon_to_yield(&at.location))
+            DaemonReply::Answer(Answer::Refused(error)) => return Err(error),
+            DaemonReply::Answer(answer) if verb.is_answered_by(&answer) => return Ok(answer),
+            DaemonReply::Answer(answer) => {
+                // The log keeps the name that this answer had.
+                let answer = format!("{answer:?}").replacen("Declined(", "ByYourself(", 1);
+                tracing::debug!(%answer, "the daemon margay serve leaves it to the plugin");
+                (verb.as_repeat(), ask_daemon_to_yield(&at.location))
             }
-            Came::Lost | Came::Nowhere
+            DaemonReply::Lost | DaemonReply::NotRunning
                 if matches!(verb, Verb::Status(_))
                     && at.location.path().is_some()
-                    && begun.elapsed() >= STATUS_BUDGET =>
+                    && begun.elapsed() >= STATUS_TIMEOUT =>
             {
                 tracing::info!("the daemon has the store all the time, which says that it works");
                 return Ok(Answer::Ready);
             }
-            Came::Lost => (verb.repeated(), None),
-            Came::Nowhere => (None, None),
+            DaemonReply::Lost => (verb.as_repeat(), None),
+            DaemonReply::NotRunning => (None, None),
         };
-        self.alone.call(&at.with_time_left(begun), repeated.as_ref().unwrap_or(verb))
+        self.direct.call(&at.with_time_left(begun), repeated.as_ref().unwrap_or(verb))
     }
 }
 
 impl Verb {
     /// The verb after the daemon had it: what the daemon may have assigned is the answer.
-    fn repeated(&self) -> Option<Self> {
+    fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
         add.request.repeated = Repeated::SameAnswer;
@@ -175,58 +177,58 @@ impl Verb {
 }
 
 /// Sends a verb to the daemon, and waits for the answer as long as the daemon is alive, within the verb's time.
-fn ask_daemon(at: &StoreAt, verb: &Verb) -> Came {
+fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     let within = verb.budget(at);
     let end = Instant::now() + within;
     let location = &at.location;
-    let Some(socket) = socket(location) else { return Came::Nowhere };
-    let connection = match Connection::open(&socket, within, |uid| is_trusted(location, uid)) {
+    let Some(socket) = socket(location) else { return DaemonReply::NotRunning };
+    let connection = match DaemonConnection::open(&socket, within, |uid| is_trusted(location, uid)) {
         Ok(connection) => connection,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Came::Nowhere;
+            return DaemonReply::NotRunning;
         }
         Err(error) => {
             tracing::warn!(%error, socket = %socket.display(), "the daemon margay serve is of no use; going on without it");
-            return Came::Nowhere;
+            return DaemonReply::NotRunning;
         }
     };
     if !is_meant(location, &connection.hello) {
         tracing::debug!(hello = ?connection.hello, "the daemon has another store, none, or is of another version");
-        return Came::Nowhere;
+        return DaemonReply::NotRunning;
     }
     let within: Duration = end.saturating_duration_since(Instant::now());
-    let asked = Asked { within, lock_file: at.lock_file.clone(), verb: verb.clone() };
-    match connection.ask(Kind::Verb, &asked, within) {
-        Ok(answer) => Came::Answer(answer),
+    let asked = VerbRequest { within, lock_file: at.lock_file.clone(), verb: verb.clone() };
+    match connection.ask(FrameKind::Verb, &asked, within) {
+        Ok(answer) => DaemonReply::Answer(answer),
         Err(error) => {
             tracing::warn!(%error, "the daemon margay serve has not answered; going on without it");
-            Came::Lost
+            DaemonReply::Lost
         }
     }
 }
 
 /// Asks the daemon to make way, where it has the store. The connection must stay until the store is open.
-fn ask_daemon_to_yield(location: &Location) -> Option<Connection> {
+fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
-    let mut connection = Connection::open(&socket, FROZEN_AFTER, |uid| is_trusted(location, uid)).ok()?;
+    let mut connection = DaemonConnection::open(&socket, FROZEN_TIMEOUT, |uid| is_trusted(location, uid)).ok()?;
     connection.ask_to_yield().ok()?;
     Some(connection)
 }
 
 /// How long a STATUS may take.
-const STATUS_BUDGET: Duration = Duration::from_millis(900);
+const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
 /// The part of that for which it waits for the store lock. A caller that waited in vain searches for the lock holder
 /// for another 300 ms.
-const STATUS_WAIT: Duration = Duration::from_millis(500);
+const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Does verbs in the store that a call names.
 #[derive(Clone, Debug, Default)]
-pub struct Alone {
+pub struct DirectAllocator {
     given: Option<Arc<dyn Store>>,
     session: Option<Arc<Session>>,
 }
 
-impl Alone {
+impl DirectAllocator {
     /// An allocator on a store that the caller has open. It works on this store, whatever a call names, and does not
     /// close it.
     pub fn on(store: Arc<dyn Store>) -> Self {
@@ -240,14 +242,14 @@ impl Alone {
 
     /// Opens the store, does the verb, and closes the store. A store that cannot be closed cleanly has nevertheless
     /// committed: that is logged and not an error.
-    fn carry_out(&self, at: &StoreAt, verb: &Verb) -> Result<Answer, Failure> {
+    fn carry_out(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer, VerbFailure> {
         let location = &at.location;
         if let Some(session) = &self.session
             && let Some(open) = session.opened_at(location)
         {
             return session.run(async {
                 let _lock = lock_host(at, verb, open.store()).await;
-                let ipam = on_machine(open.store(), location, open.cluster());
+                let ipam = ipam_with_liveness(open.store(), location, open.cluster());
                 verb.carry_out(&ipam, location, session.deadline()).await
             });
         }
@@ -258,7 +260,7 @@ impl Alone {
         let deadline = Deadline::after(verb.budget(at));
         let done = runtime.block_on(async {
             if let Some(store) = &self.given {
-                let ipam = on_machine(Arc::clone(store), location, None);
+                let ipam = ipam_with_liveness(Arc::clone(store), location, None);
                 return verb.carry_out(&ipam, location, deadline).await;
             }
             let wait = if is_cluster { deadline.remaining() } else { deadline.remaining_for_work() };
@@ -267,7 +269,7 @@ impl Alone {
             let room = if matches!(verb, Verb::Status(_)) { open.check_room().await } else { Ok(()) };
             let done = match room {
                 Ok(()) => {
-                    let ipam = on_machine(open.store(), location, open.cluster());
+                    let ipam = ipam_with_liveness(open.store(), location, open.cluster());
                     verb.carry_out(&ipam, location, deadline).await
                 }
                 Err(error) => Err(error.into()),
@@ -285,64 +287,64 @@ impl Alone {
     }
 }
 
-impl Allocator for Alone {
-    fn call(&self, at: &StoreAt, verb: &Verb) -> Result<Answer> {
+impl Allocator for DirectAllocator {
+    fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer> {
         let done = self.carry_out(at, verb);
         if let Verb::Add(add) = verb {
             let attachment = &add.request.attachment;
-            if let Some(rights) = Rights::of(&at.location, &attachment.network, &attachment.node) {
+            if let Some(rights) = WriteRights::of(&at.location, &attachment.network, &attachment.node) {
                 match &done {
                     Ok(_) => rights.forget_refusal(),
-                    Err(Failure::Store(_)) => rights.forget(),
-                    Err(Failure::NamespaceWanted | Failure::NoRoom(_) | Failure::Cni(_)) => {}
+                    Err(VerbFailure::Store(_)) => rights.forget(),
+                    Err(VerbFailure::NamespaceWanted | VerbFailure::NoRoom(_) | VerbFailure::Cni(_)) => {}
                 }
             }
         }
-        done.or_else(|failure| verb.excuse(&at.location, failure))
+        done.or_else(|failure| verb.recover_failure(&at.location, failure))
     }
 }
 
 impl Verb {
     /// How long it may take.
-    pub(crate) fn budget(&self, at: &StoreAt) -> Duration {
-        if matches!(self, Self::Status(_)) { STATUS_BUDGET } else { at.budget() }
+    pub(crate) fn budget(&self, at: &StoreAccess) -> Duration {
+        if matches!(self, Self::Status(_)) { STATUS_TIMEOUT } else { at.budget() }
     }
 
     /// How the store is opened for it.
     fn options(&self, location: &Location, wait: Duration) -> OpenOptions {
         let (create, wait) = match self {
             Self::Add(add) if add.makes_store() => (Create::IfMissing, wait),
-            Self::Status(_) if !location.is_shared() => (Create::Never, wait.min(STATUS_WAIT)),
+            Self::Status(_) if !location.is_shared() => (Create::Never, wait.min(STATUS_LOCK_TIMEOUT)),
             _ => (Create::Never, wait),
         };
         in_place(create.with_wait(wait).with_purpose(self.purpose()))
     }
 
     /// The answer all the same, where a failure is none for this verb.
-    fn excuse(&self, location: &Location, failure: Failure) -> Result<Answer> {
+    fn recover_failure(&self, location: &Location, failure: VerbFailure) -> Result<Answer> {
         match (self, failure) {
-            (Self::Add(_) | Self::Status(_), Failure::NamespaceWanted) => Ok(Answer::NamespaceWanted),
-            (Self::Del(_), Failure::Store(error)) if is_no_store(&error, location) => {
+            (Self::Add(_) | Self::Status(_), VerbFailure::NamespaceWanted) => Ok(Answer::NamespaceWanted),
+            (Self::Del(_), VerbFailure::Store(error)) if is_no_store(&error, location) => {
                 tracing::warn!(%error, "nothing to release");
                 Ok(Answer::Released(Vec::new()))
             }
-            (Self::Gc(_), Failure::Store(error)) if is_no_store(&error, location) => {
+            (Self::Gc(_), VerbFailure::Store(error)) if is_no_store(&error, location) => {
                 tracing::warn!(%error, "nothing to release");
-                Ok(Answer::Collected(Collected::default()))
+                Ok(Answer::Collected(GcSummary::default()))
             }
-            (Self::Check(_), Failure::Store(error)) if *error.kind() == ErrorKind::Locked => {
-                Ok(Answer::Checked(Checked::Unknown(error.to_string())))
+            (Self::Check(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
+                Ok(Answer::Checked(CheckAnswer::Unknown(error.to_string())))
             }
-            (Self::Check(_), Failure::Store(error)) if is_out_of_reach(error.kind()) => {
+            (Self::Check(_), VerbFailure::Store(error)) if is_out_of_reach(error.kind()) => {
                 Err(CniError::from(error).with_code(Code::TryAgain))
             }
-            (Self::Status(_), Failure::Store(error)) if *error.kind() == ErrorKind::Locked => {
+            (Self::Status(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
                 tracing::info!(%error, "others have the store all the time, which says that it works");
                 Ok(Answer::Ready)
             }
             // The first ADD makes it.
-            (Self::Status(add), Failure::Store(error)) if is_no_store(&error, location) && add.makes_store() => {
-                could_make(location)?;
+            (Self::Status(add), VerbFailure::Store(error)) if is_no_store(&error, location) && add.makes_store() => {
+                check_can_create(location)?;
                 Ok(Answer::Ready)
             }
             (_, failure) => Err(failure.into()),
@@ -351,7 +353,7 @@ impl Verb {
 }
 
 /// Takes the host's lock where a cluster's store asks for it.
-async fn lock_host(at: &StoreAt, verb: &Verb, store: Arc<dyn Store>) -> Option<HostLock> {
+async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Option<HostLock> {
     let is_due = at.location.is_shared() && verb.takes_host_lock();
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
@@ -371,7 +373,7 @@ pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 }
 
 /// Fails where the first ADD could not make the store.
-fn could_make(location: &Location) -> Result<(), Failure> {
+fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     let runtime = Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
     Ok(runtime.block_on(could_be_made(location))?)

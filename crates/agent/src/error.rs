@@ -150,7 +150,7 @@ impl From<kv::Error> for CniError {
 
 /// The rules that a network follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rules {
+pub enum NetworkRules {
     /// Calico's, with its errors.
     Calico,
     /// The rules of subnets on a wire.
@@ -159,7 +159,7 @@ pub enum Rules {
 
 /// The reason for which a call came to nothing.
 #[derive(Debug)]
-pub enum Failure {
+pub enum VerbFailure {
     /// The store's error.
     Store(kv::Error),
     /// The namespace of the pod must be looked up first.
@@ -170,34 +170,34 @@ pub enum Failure {
     Cni(CniError),
 }
 
-impl From<CniError> for Failure {
+impl From<CniError> for VerbFailure {
     fn from(error: CniError) -> Self {
         Self::Cni(error)
     }
 }
 
-impl From<kv::Error> for Failure {
+impl From<kv::Error> for VerbFailure {
     fn from(error: kv::Error) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<Failure> for CniError {
-    fn from(failure: Failure) -> Self {
+impl From<VerbFailure> for CniError {
+    fn from(failure: VerbFailure) -> Self {
         match failure {
-            Failure::Store(error) => error.into(),
-            Failure::NamespaceWanted => Self::from_error(&ipam_core::Error::NamespaceWanted),
-            Failure::NoRoom(error) | Failure::Cni(error) => error,
+            VerbFailure::Store(error) => error.into(),
+            VerbFailure::NamespaceWanted => Self::from_error(&ipam_core::Error::NamespaceWanted),
+            VerbFailure::NoRoom(error) | VerbFailure::Cni(error) => error,
         }
     }
 }
 
 /// The error of the allocator as the runtime gets it. An error that the configuration of a secondary network can mend has code 7; on a
 /// network of Calico's the allocator's errors are plain ones, as Calico's are.
-pub fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
+pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
-        ipam_core::Error::NamespaceWanted => Failure::NamespaceWanted,
+        ipam_core::Error::NamespaceWanted => VerbFailure::NamespaceWanted,
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
@@ -205,10 +205,10 @@ pub fn explain(error: ipam_core::Error, rules: Rules) -> Failure {
         ipam_core::Error::Filling(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
-            let advice = advice(&error).filter(|_| rules == Rules::Bridged);
+            let advice = advice(&error).filter(|_| rules == NetworkRules::Bridged);
             let told = CniError::from_error(&error).with_details(advice.unwrap_or_default());
             let is_quota = matches!(error, ipam_core::Error::Quota(QuotaReached { over_leftovers: false, .. }));
-            if error.is_exhaustion() && !is_quota { Failure::NoRoom(told) } else { told.into() }
+            if error.is_exhaustion() && !is_quota { VerbFailure::NoRoom(told) } else { told.into() }
         }
     }
 }

@@ -23,10 +23,10 @@ use crate::whole_file;
 pub(crate) const HINTS_FOLDER: &str = "/run/margay/hints";
 
 /// The folder in which the plugin and `margay gc` list the blocks in which a node holds addresses.
-const HELD_FOLDER: &str = "/run/margay";
+const HELD_BLOCKS_FOLDER: &str = "/run/margay";
 
 /// A hint has some names and a few dozen networks.
-const MAX_BYTES: u64 = 64 * 1024;
+const MAX_HINT_BYTES: u64 = 64 * 1024;
 
 /// Hints in the files of a folder.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct FileHints {
 
 /// The content of a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hint<T> {
+struct HintFile<T> {
     store: String,
     network: String,
     node: String,
@@ -46,7 +46,7 @@ struct Hint<T> {
 
 /// The blocks that were full, or the pools.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Full {
+struct FullNetworks {
     /// Unix seconds when the first of them was read.
     since: u64,
     /// Each block with the revision of its last write.
@@ -70,7 +70,7 @@ impl FullKind {
 }
 
 /// How long a block counts as full if it was not written again, in seconds.
-const FULL_FOR: u64 = 60;
+const MAX_FULL_AGE_SECONDS: u64 = 60;
 /// A file of full blocks has tens of thousands of networks at most.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
@@ -95,14 +95,14 @@ impl FileHints {
     /// The blocks in a file, if it is about this store and the attachment's network and node.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
-        let hint: Hint<T> = serde_json::from_slice(&bytes).ok()?;
+        let hint: HintFile<T> = serde_json::from_slice(&bytes).ok()?;
         let is_ours = hint.store == self.store && hint.network == attachment.network && hint.node == attachment.node;
         is_ours.then_some(hint.blocks)
     }
 
     fn write(&self, name: &str, attachment: &Attachment, blocks: impl Serialize) {
         let Attachment { network, node, .. } = attachment.clone();
-        let hint = Hint { store: self.store.clone(), network, node, blocks };
+        let hint = HintFile { store: self.store.clone(), network, node, blocks };
         let bytes = serde_json::to_vec(&hint).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
             tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
@@ -110,16 +110,16 @@ impl FileHints {
     }
 
     /// The full blocks or pools of a file, unless the first of them was read too long ago.
-    fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<Full> {
-        let full: Full = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
-        (now.checked_sub(full.since)? < FULL_FOR).then_some(full)
+    fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<FullNetworks> {
+        let full: FullNetworks = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
+        (now.checked_sub(full.since)? < MAX_FULL_AGE_SECONDS).then_some(full)
     }
 
     /// Adds full blocks or pools to those of a file.
     fn add_full(&self, kind: FullKind, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
         let now = unix_now();
         let full = self.full_at(kind, attachment, now);
-        let mut full = full.unwrap_or_else(|| Full { since: now, written: BTreeMap::new() });
+        let mut full = full.unwrap_or_else(|| FullNetworks { since: now, written: BTreeMap::new() });
         full.written.extend(more);
         self.write(&self.full_name(kind, attachment), attachment, full);
     }
@@ -127,7 +127,7 @@ impl FileHints {
 
 impl Hints for FileHints {
     fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
-        self.read(&self.name(attachment), attachment, MAX_BYTES).unwrap_or_default()
+        self.read(&self.name(attachment), attachment, MAX_HINT_BYTES).unwrap_or_default()
     }
 
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]) {
@@ -141,14 +141,14 @@ impl Hints for FileHints {
     }
 
     fn about_to_hold(&self, node: &str, blocks: &[IpNet]) {
-        let memory = HeldBlocks::new(Path::new(HELD_FOLDER), &self.store, node);
+        let memory = HeldBlocks::new(Path::new(HELD_BLOCKS_FOLDER), &self.store, node);
         if let Err(error) = blocks.iter().try_for_each(|cidr| memory.note(&cidr.to_string())) {
             tracing::warn!(%error, "from which block an address is borrowed is not noted; margay gc finds it within a day");
         }
     }
 
     fn held(&self, node: &str) -> Vec<IpNet> {
-        let memory = HeldBlocks::new(Path::new(HELD_FOLDER), &self.store, node);
+        let memory = HeldBlocks::new(Path::new(HELD_BLOCKS_FOLDER), &self.store, node);
         let noted = memory.notes().blocks;
         let found = host::boot_id().and_then(|boot| memory.load(&boot)).map(|held| held.blocks).unwrap_or_default();
         noted.iter().chain(&found).filter_map(|cidr| cidr.parse().ok()).collect()
@@ -171,9 +171,9 @@ impl Hints for FileHints {
 
 /// Hints about full pools alone: an embedded store answers everything else without a round trip.
 #[derive(Debug)]
-pub(crate) struct FullPools(pub(crate) FileHints);
+pub(crate) struct FullPoolHints(pub(crate) FileHints);
 
-impl Hints for FullPools {
+impl Hints for FullPoolHints {
     fn recall(&self, _: &Attachment) -> Vec<IpNet> {
         Vec::new()
     }
@@ -237,8 +237,12 @@ mod tests {
         both.extend(full("10.0.0.64/26"));
         assert_eq!(hints.recall_full(&one), both);
         assert_eq!(hints.recall_full(&attachment("other", "c1")), FullBlocks::new());
-        assert!(hints.full_at(FullKind::Blocks, &one, since + FULL_FOR - 1).is_some_and(|full| full.since == since));
-        assert!(hints.full_at(FullKind::Blocks, &one, since + FULL_FOR).is_none());
+        assert!(
+            hints
+                .full_at(FullKind::Blocks, &one, since + MAX_FULL_AGE_SECONDS - 1)
+                .is_some_and(|full| full.since == since)
+        );
+        assert!(hints.full_at(FullKind::Blocks, &one, since + MAX_FULL_AGE_SECONDS).is_none());
         // A clock that was put back says nothing about how long ago it was.
         assert!(hints.full_at(FullKind::Blocks, &one, since - 1).is_none());
         fs::write(folder.path().join(hints.full_name(FullKind::Blocks, &one)), "nonsense").unwrap();
@@ -248,7 +252,7 @@ mod tests {
     #[test]
     fn full_pools_are_remembered_apart_from_blocks() {
         let folder = tempfile::tempdir().unwrap();
-        let hints = FullPools(FileHints::new(folder.path(), "redb:///store"));
+        let hints = FullPoolHints(FileHints::new(folder.path(), "redb:///store"));
         let one = attachment("net", "c1");
         hints.remember_full_pools(&one, &blocks(&["10.1.0.0/29"]));
         hints.remember_full_pools(&one, &blocks(&["10.0.0.0/29"]));
@@ -257,7 +261,7 @@ mod tests {
         assert_eq!(hints.recall_full_pools(&attachment("other", "c1")), []);
         assert!(hints.recall(&one).is_empty() && hints.recall_full(&one).is_empty());
         let since = hints.0.full_at(FullKind::Pools, &one, unix_now()).unwrap().since;
-        assert!(hints.0.full_at(FullKind::Pools, &one, since + FULL_FOR).is_none());
+        assert!(hints.0.full_at(FullKind::Pools, &one, since + MAX_FULL_AGE_SECONDS).is_none());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 /// How long the lock is waited for.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A lock on a file (`flock`) that ends when this is dropped, or with the process.
 ///
@@ -27,7 +27,7 @@ impl HostLock {
     /// Takes the lock. `None` after 2 s or a fifth of `budget`, or if there can be no lock: the call goes on without it, and
     /// the log says why. If another process holds the lock, `meanwhile` runs until the lock is free.
     pub async fn take(path: &Path, budget: Duration, meanwhile: impl Future<Output = ()>) -> Option<Self> {
-        match lock(path, LONGEST_WAIT.min(budget / 5), meanwhile).await {
+        match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {
                 tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");

@@ -14,26 +14,26 @@ use datastore::served::instance;
 use kv::{ErrorKind, Key, MAX_TXN_OPS, Store, Txn};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CniError, Failure};
+use crate::error::{CniError, VerbFailure};
 use crate::hints::HINTS_FOLDER;
-use crate::intents::{FileIntents, INTENTS_FOLDER};
+use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use crate::whole_file;
 
 /// How long a result is used, in seconds.
 const MAX_AGE_SECONDS: u64 = 60;
 /// The limit on a file's size. A refusal names a key and some endpoints.
-const MAX_BYTES: u64 = 64 * 1024;
+const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
 /// The rights of a node in a network.
 #[derive(Debug)]
-pub struct Rights {
+pub struct WriteRights {
     folder: PathBuf,
-    whose: Whose,
+    whose: RightsSubject,
 }
 
 /// The login and the node that a result is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Whose {
+struct RightsSubject {
     /// A name of the endpoints and the login.
     access: String,
     network: String,
@@ -42,8 +42,8 @@ struct Whose {
 
 /// The content of a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Tried {
-    whose: Whose,
+struct RightsRecord {
+    whose: RightsSubject,
     /// When it was tried, in Unix seconds.
     at: u64,
     /// The reason why an ADD would be refused.
@@ -54,30 +54,30 @@ fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-impl Rights {
+impl WriteRights {
     /// The rights of a node of a cluster in a network; `None` for any other store.
     pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
         }
-        let whose = Whose { access: instance(location)?, network: network.to_owned(), node: node.to_owned() };
+        let whose = RightsSubject { access: instance(location)?, network: network.to_owned(), node: node.to_owned() };
         Some(Self { folder: HINTS_FOLDER.into(), whose })
     }
 
     fn name(&self) -> String {
-        let Whose { access, network, node } = &self.whose;
+        let RightsSubject { access, network, node } = &self.whose;
         format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
     }
 
     /// The result of at most a minute ago.
-    fn recall(&self, now: u64) -> Option<Tried> {
-        let bytes = whole_file::read(&self.folder.join(self.name()), MAX_BYTES).ok()?;
-        let tried: Tried = serde_json::from_slice(&bytes).ok()?;
+    fn recall(&self, now: u64) -> Option<RightsRecord> {
+        let bytes = whole_file::read(&self.folder.join(self.name()), MAX_RECORD_BYTES).ok()?;
+        let tried: RightsRecord = serde_json::from_slice(&bytes).ok()?;
         (tried.whose == self.whose && now.checked_sub(tried.at)? < MAX_AGE_SECONDS).then_some(tried)
     }
 
     fn remember(&self, at: u64, refusal: Option<String>) {
-        let tried = Tried { whose: self.whose.clone(), at, refusal };
+        let tried = RightsRecord { whose: self.whose.clone(), at, refusal };
         let bytes = serde_json::to_vec(&tried).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, &self.name(), &bytes)) {
             tracing::debug!(%error, "the result of this STATUS is not kept; the next one asks again");
@@ -101,15 +101,15 @@ impl Rights {
     ///
     /// # Errors
     /// The reason why it cannot; any store error.
-    pub async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), Failure> {
+    pub async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), VerbFailure> {
         let now = unix_now();
         match self.recall(now) {
-            Some(Tried { refusal: None, .. }) => return Ok(()),
-            Some(Tried { refusal: Some(refusal), .. }) => return Err(CniError::internal(refusal).into()),
+            Some(RightsRecord { refusal: None, .. }) => return Ok(()),
+            Some(RightsRecord { refusal: Some(refusal), .. }) => return Err(CniError::internal(refusal).into()),
             None => {}
         }
-        if let Err(error) = FileIntents::new(INTENTS_FOLDER, "").check() {
-            let text = format!("cannot note what is about to be done, in {INTENTS_FOLDER}: {error}");
+        if let Err(error) = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, "").check() {
+            let text = format!("cannot note what is about to be done, in {PENDING_COMMITS_FOLDER}: {error}");
             return Err(CniError::internal(text).into());
         }
         keys.truncate(MAX_TXN_OPS);
@@ -132,10 +132,10 @@ mod tests {
 
     use super::*;
 
-    fn rights(folder: &tempfile::TempDir, network: &str) -> Rights {
+    fn rights(folder: &tempfile::TempDir, network: &str) -> WriteRights {
         let text = str::to_owned;
-        let whose = Whose { access: text("etcd-1"), network: text(network), node: text("n") };
-        Rights { folder: folder.path().join("hints"), whose }
+        let whose = RightsSubject { access: text("etcd-1"), network: text(network), node: text("n") };
+        WriteRights { folder: folder.path().join("hints"), whose }
     }
 
     #[test]
@@ -175,10 +175,10 @@ mod tests {
             let login = Some(Login { user: user.into(), password: "p".into() });
             let location = stores::at("etcd://h:1").unwrap();
             let location = location.with_access(|access| Ok::<_, ConfigError>(Access { login, ..access })).unwrap();
-            Rights::of(&location, "net", "n").unwrap()
+            WriteRights::of(&location, "net", "n").unwrap()
         };
         assert_eq!(etcd("a").whose, etcd("a").whose);
         assert_ne!(etcd("a").whose, etcd("b").whose);
-        assert!(Rights::of(&stores::at("memory:").unwrap(), "net", "n").is_none());
+        assert!(WriteRights::of(&stores::at("memory:").unwrap(), "net", "n").is_none());
     }
 }

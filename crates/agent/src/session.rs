@@ -13,19 +13,19 @@ use kv::{Deadline, Purpose, Store};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use crate::error::{CniError, Failure};
-use crate::hints::{FileHints, FullPools, HINTS_FOLDER};
-use crate::intents::{FileIntents, INTENTS_FOLDER};
+use crate::error::{CniError, VerbFailure};
+use crate::hints::{FileHints, FullPoolHints, HINTS_FOLDER};
+use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 
 /// The least time for a later step of a call.
-pub const LEAST: Duration = Duration::from_secs(1);
+pub const MIN_STEP_BUDGET: Duration = Duration::from_secs(1);
 /// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
 /// plugin on its cluster.
-const BUDGET: Duration = Duration::from_secs(90);
+const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The location of the store, and the lock that goes with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreAt {
+pub struct StoreAccess {
     /// The store.
     pub location: Location,
     /// `ipam_lock_file`, else Calico's own: the file that all of Calico's plugins on this host lock while they work on a
@@ -37,18 +37,22 @@ pub struct StoreAt {
     pub spent: Duration,
 }
 
-impl StoreAt {
+impl StoreAccess {
     /// The store, with what is left of the time for a call: one clock covers all steps of the call. There is
     /// always enough to hear that nothing can be done.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
-        let left = self.patience.saturating_sub(begun.elapsed()).max(LEAST);
+        let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
         Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
     }
 
     /// How long a call may take.
     pub fn budget(&self) -> Duration {
-        if self.location.is_shared() { self.patience } else { BUDGET.saturating_sub(self.spent).max(LEAST) }
+        if self.location.is_shared() {
+            self.patience
+        } else {
+            EMBEDDED_CALL_TIMEOUT.saturating_sub(self.spent).max(MIN_STEP_BUDGET)
+        }
     }
 }
 
@@ -66,7 +70,7 @@ impl Session {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn open(at: &StoreAt, purpose: Purpose) -> Result<Self, Failure> {
+    pub fn open(at: &StoreAccess, purpose: Purpose) -> Result<Self, VerbFailure> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
         let (location, deadline) = (at.location.clone(), Deadline::after(at.budget()));
@@ -94,7 +98,7 @@ impl Session {
 
     /// The allocator on the store.
     pub fn ipam(&self) -> Ipam {
-        ipam_on(self.store(), &self.location, self.open.cluster())
+        ipam_for_store(self.store(), &self.location, self.open.cluster())
     }
 
     /// The moment at which the call must be over.
@@ -131,29 +135,33 @@ pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
 /// each commit as pending before it sends it. On a store that a process has to itself nothing is carried out after its
 /// death. On etcd it also remembers where it found room, which saves a round trip. Everywhere it remembers which of several
 /// pools were full.
-pub fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
+pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     if location.is_shared() {
-        let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(cluster);
+        let intents = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, location.to_string()).with_cluster(cluster);
         // Hints are read before the cluster has reported its id.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
         Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {
-        let hints = FullPools(FileHints::new(HINTS_FOLDER, location.to_string()));
+        let hints = FullPoolHints(FileHints::new(HINTS_FOLDER, location.to_string()));
         Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
     }
 }
 
-/// The allocator as [`ipam_on`] makes it, for a process that scans the machine when it finds no room.
-pub(crate) fn on_machine(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
-    ipam_on(store, location, cluster).with_live(Arc::new(Sight))
+/// The allocator as [`ipam_for_store`] makes it, for a process that scans the machine when it finds no room.
+pub(crate) fn ipam_with_liveness(
+    store: Arc<dyn Store>,
+    location: &Location,
+    cluster: Option<Arc<dyn ClusterStore>>,
+) -> Ipam {
+    ipam_for_store(store, location, cluster).with_live(Arc::new(HostLiveness))
 }
 
 /// This machine, scanned when its evidence is requested.
 #[derive(Clone, Copy, Debug)]
-struct Sight;
+struct HostLiveness;
 
 #[async_trait]
-impl Live for Sight {
+impl Live for HostLiveness {
     async fn evidence(&self) -> Option<Evidence> {
         let (done, looked) = oneshot::channel();
         // Nobody may wait for namespaces on the thread that runs the store.

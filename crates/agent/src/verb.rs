@@ -16,12 +16,12 @@ use kv::{Deadline, Purpose};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::error::{CniError, Failure, Rules, advice, explain};
-use crate::rights::Rights;
+use crate::error::{CniError, NetworkRules, VerbFailure, advice, explain};
+use crate::rights::WriteRights;
 
 /// A verb for the daemon, and the time for which its answer is of use.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Asked {
+pub struct VerbRequest {
     /// After that time no work is begun for it.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster.
@@ -127,22 +127,22 @@ pub enum Answer {
     /// DEL is done, or a device's addresses are in quarantine.
     Released(Vec<IpAddr>),
     /// CHECK is done.
-    Checked(Checked),
+    Checked(CheckAnswer),
     /// An ADD can be served.
     Ready,
     /// GC is done.
-    Collected(Collected),
+    Collected(GcSummary),
     /// A pool is chosen by the labels of the namespace. The plugin looks them up and sends the request again.
     NamespaceWanted,
     /// The daemon cannot do it, for this reason. The plugin does it by itself.
-    ByYourself(String),
+    Declined(String),
     /// The verb fails.
     Refused(CniError),
 }
 
 /// The outcome of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Checked {
+pub enum CheckAnswer {
     /// The comparison with the recorded addresses.
     Compared(CheckResult),
     /// The store was not queried, or could not answer, for this reason.
@@ -151,7 +151,7 @@ pub enum Checked {
 
 /// The outcome of a GC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Collected {
+pub struct GcSummary {
     /// The addresses that were released.
     pub released: Vec<IpAddr>,
     /// How many were assigned anew or released meanwhile.
@@ -176,8 +176,8 @@ impl Add {
         !self.request.define.is_empty()
     }
 
-    fn rules(&self) -> Rules {
-        if self.request.bridge.is_some() { Rules::Bridged } else { Rules::Calico }
+    fn rules(&self) -> NetworkRules {
+        if self.request.bridge.is_some() { NetworkRules::Bridged } else { NetworkRules::Calico }
     }
 }
 
@@ -205,7 +205,7 @@ impl Verb {
     }
 
     /// True if only the plugin itself can do it.
-    pub(crate) fn is_for_the_plugin_alone(&self) -> bool {
+    pub(crate) fn needs_the_plugin(&self) -> bool {
         match self {
             Self::Add(add) => add.vm.is_some(),
             Self::Del(del) => del.vm.is_some(),
@@ -231,7 +231,7 @@ impl Verb {
     ///
     /// # Errors
     /// The store's, and what the runtime gets to read.
-    pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, Failure> {
+    pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, VerbFailure> {
         match self {
             Self::Add(add) => add.assign(ipam, deadline).await.map(Answer::Assigned),
             Self::Del(del) => del.release(ipam, deadline).await.map(Answer::Released),
@@ -240,17 +240,17 @@ impl Verb {
             Self::Gc(gc) => gc.collect(ipam, deadline).await.map(Answer::Collected),
             Self::Quarantine(what) => {
                 let done = ipam.quarantine(&what.attachment, &what.found, deadline).await;
-                done.map(Answer::Released).map_err(|error| explain(error, Rules::Bridged))
+                done.map(Answer::Released).map_err(|error| explain(error, NetworkRules::Bridged))
             }
         }
     }
 }
 
 impl Add {
-    async fn assign(&self, ipam: &Ipam, deadline: Deadline) -> Result<Vec<Assigned>, Failure> {
+    async fn assign(&self, ipam: &Ipam, deadline: Deadline) -> Result<Vec<Assigned>, VerbFailure> {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
-            match answer.map_err(|error| explain(error, Rules::Calico))? {
+            match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
                 // The pod is served like any other.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
@@ -265,11 +265,11 @@ impl Add {
 
     /// A full pool is no failure: a node that is out of service has its pods evicted, and a pod without a free address has
     /// only to wait.
-    async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), Failure> {
+    async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), VerbFailure> {
         match ipam.would_assign(&self.request, deadline).await {
             Ok(trial) => {
                 let Attachment { network, node, .. } = &self.request.attachment;
-                match Rights::of(location, network, node) {
+                match WriteRights::of(location, network, node) {
                     Some(rights) => rights.check(&**ipam.store(), trial.keys).await,
                     None => Ok(()),
                 }
@@ -285,10 +285,10 @@ impl Add {
 }
 
 impl Del {
-    async fn release(&self, ipam: &Ipam, deadline: Deadline) -> Result<Vec<IpAddr>, Failure> {
+    async fn release(&self, ipam: &Ipam, deadline: Deadline) -> Result<Vec<IpAddr>, VerbFailure> {
         let Self { attachment, old_handle, addresses, endpoint, namespace, vm } = self;
         let (old_handles, endpoint) = (std::slice::from_ref(old_handle), endpoint.as_ref());
-        let failed = |error| explain(error, Rules::Calico);
+        let failed = |error| explain(error, NetworkRules::Calico);
         let Some(vm) = vm else {
             let namespace = namespace.as_deref();
             let done =
@@ -305,30 +305,30 @@ impl Del {
 }
 
 impl Check {
-    async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<Checked, Failure> {
+    async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<CheckAnswer, VerbFailure> {
         let Self { attachment, old_handle, addresses } = self;
         match ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await {
             // A foreign writer's document, which proves nothing.
-            Err(ipam_core::Error::Malformed(error)) => Ok(Checked::Unknown(error.to_string())),
-            Err(error) => Err(explain(error, Rules::Calico)),
-            Ok(comparison) => Ok(Checked::Compared(comparison)),
+            Err(ipam_core::Error::Malformed(error)) => Ok(CheckAnswer::Unknown(error.to_string())),
+            Err(error) => Err(explain(error, NetworkRules::Calico)),
+            Ok(comparison) => Ok(CheckAnswer::Compared(comparison)),
         }
     }
 }
 
 impl Gc {
     /// Has a commit for each block.
-    async fn collect(&self, ipam: &Ipam, deadline: Deadline) -> Result<Collected, Failure> {
-        let failed = |error| explain(error, Rules::Calico);
-        let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(self.now) else { return Ok(Collected::default()) };
+    async fn collect(&self, ipam: &Ipam, deadline: Deadline) -> Result<GcSummary, VerbFailure> {
+        let failed = |error| explain(error, NetworkRules::Calico);
+        let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(self.now) else { return Ok(GcSummary::default()) };
         let holdings = ipam.holdings_within(&self.node, &ipam.reach_of(&self.node), deadline).await;
         let (holdings, _) = holdings.map_err(failed)?;
         let stale = gc::stale(&holdings, &self.network, &self.valid, now);
-        let mut collected = Collected {
+        let mut collected = GcSummary {
             young: stale.young,
             undated: stale.undated,
             unmarked: holdings.unmarked,
-            ..Collected::default()
+            ..GcSummary::default()
         };
         for batch in gc::batches(&stale.gone) {
             let freed = ipam.free(&batch, deadline).await.map_err(failed)?;
@@ -342,14 +342,14 @@ impl Gc {
 /// The daemon's answer. After an error of the store the plugin tries by itself: it knows which errors count as success, and on
 /// an embedded store a DEL has room on a full disk. The daemon does not scan the machine: an ADD that finds no room is the
 /// plugin's, too, which may release the leftovers of earlier boots.
-impl From<Result<Self, Failure>> for Answer {
-    fn from(done: Result<Self, Failure>) -> Self {
+impl From<Result<Self, VerbFailure>> for Answer {
+    fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {
             Ok(answer) => answer,
-            Err(Failure::Store(error)) => Self::ByYourself(error.to_string()),
-            Err(Failure::NoRoom(error)) => Self::ByYourself(error.to_string()),
-            Err(Failure::NamespaceWanted) => Self::NamespaceWanted,
-            Err(Failure::Cni(error)) => Self::Refused(error),
+            Err(VerbFailure::Store(error)) => Self::Declined(error.to_string()),
+            Err(VerbFailure::NoRoom(error)) => Self::Declined(error.to_string()),
+            Err(VerbFailure::NamespaceWanted) => Self::NamespaceWanted,
+            Err(VerbFailure::Cni(error)) => Self::Refused(error),
         }
     }
 }

@@ -128,7 +128,7 @@ impl Standalone for Serve {
             location,
             http: self.http.clone(),
             hosts: self.host.clone(),
-            api: api::Options {
+            api: api::ApiOptions {
                 listen: self.listen.clone(),
                 advertise: self.advertise.clone(),
                 cert: self.cert_file.clone(),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use agent::{CniError, Result, Rules};
+use agent::{CniError, NetworkRules, Result};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ipam_core::vm::{Fate, Role, VM_INFIX, VmPod};
@@ -42,7 +42,7 @@ impl Context<'_> {
 
     /// True if a pod may be a virtual machine's: on other networks than Calico's each interface has an address of its own.
     pub(crate) fn may_be_vms(&self, identity: &Identity) -> bool {
-        self.rules == Rules::Calico && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER))
+        self.rules == NetworkRules::Calico && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER))
     }
 
     fn launcher(&mut self, identity: &Identity) -> Result<Launcher> {

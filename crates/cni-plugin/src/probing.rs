@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use agent::{Add, Allocator, Check, Checked, CniError, Code, Del, Quarantine, Result, StoreAt};
+use agent::{Add, Allocator, Check, CheckAnswer, CniError, Code, Del, Quarantine, Result, StoreAccess};
 use host::Probed;
 use ipam_core::assign::{Assigned, NamespaceLabels};
 use ipam_core::attachment::{Attachment, NAMESPACE};
@@ -31,7 +31,7 @@ impl Assigner<'_> {
     ///
     /// # Errors
     /// Those of the allocator, and of the Kubernetes API.
-    pub(crate) fn assign(&self, at: &StoreAt, add: &mut Add) -> Result<Vec<Assigned>> {
+    pub(crate) fn assign(&self, at: &StoreAccess, add: &mut Add) -> Result<Vec<Assigned>> {
         let begun = Instant::now();
         if let Some(assigned) = self.allocator.add(at, add)? {
             return Ok(assigned);
@@ -103,7 +103,7 @@ impl Probe {
     ///
     /// # Errors
     /// Those of ADD; code 11 if devices have all addresses that were tried, or one that was requested.
-    pub(crate) fn add(&self, at: &StoreAt, add: Add, old_handle: &str, by: &Assigner<'_>) -> Result<Vec<Assigned>> {
+    pub(crate) fn add(&self, at: &StoreAccess, add: Add, old_handle: &str, by: &Assigner<'_>) -> Result<Vec<Assigned>> {
         let ask = |addresses: &[IpAddr]| host::probe(&self.interface, addresses, self.timeout);
         Probing { interface: &self.interface, ask: &ask, by, at, add, old_handle, begun: Instant::now() }.add()
     }
@@ -118,7 +118,7 @@ struct Probing<'a> {
     interface: &'a str,
     ask: &'a dyn Fn(&[IpAddr]) -> Vec<Probed>,
     by: &'a Assigner<'a>,
-    at: &'a StoreAt,
+    at: &'a StoreAccess,
     add: Add,
     old_handle: &'a str,
     begun: Instant,
@@ -149,7 +149,7 @@ impl Probing<'_> {
         self.add.request.attachment.clone()
     }
 
-    fn time_left(&self) -> StoreAt {
+    fn time_left(&self) -> StoreAccess {
         self.at.with_time_left(self.begun)
     }
 
@@ -161,8 +161,8 @@ impl Probing<'_> {
         }
         let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
         let why = match self.by.allocator.check(self.at, Check { attachment, old_handle, addresses: Vec::new() }) {
-            Ok(Checked::Compared(found)) => return Some(found.held),
-            Ok(Checked::Unknown(why)) => why,
+            Ok(CheckAnswer::Compared(found)) => return Some(found.held),
+            Ok(CheckAnswer::Unknown(why)) => why,
             Err(error) => error.to_string(),
         };
         tracing::warn!(why, "the address is not probed: what the container has is not known");
@@ -302,17 +302,17 @@ mod tests {
     }
 
     impl Allocator for Books {
-        fn call(&self, _: &StoreAt, verb: &Verb) -> Result<Answer> {
+        fn call(&self, _: &StoreAccess, verb: &Verb) -> Result<Answer> {
             Ok(match verb {
                 Verb::Add(add) => Answer::Assigned(self.assign(&add.request.wanted)),
                 Verb::Del(_) => {
                     self.held.borrow_mut().clear();
                     Answer::Released(Vec::new())
                 }
-                Verb::Check(_) if self.is_blind => Answer::Checked(Checked::Unknown("it is locked".into())),
+                Verb::Check(_) if self.is_blind => Answer::Checked(CheckAnswer::Unknown("it is locked".into())),
                 Verb::Check(_) => {
                     let held = self.held.borrow().iter().copied().collect();
-                    Answer::Checked(Checked::Compared(CheckResult { held, standings: Vec::new() }))
+                    Answer::Checked(CheckAnswer::Compared(CheckResult { held, standings: Vec::new() }))
                 }
                 Verb::Quarantine(what) => {
                     for (ip, _) in &what.found {
@@ -352,7 +352,7 @@ mod tests {
             let answer = |ip| if devices.contains(ip) { Probed::Answered(None) } else { Probed::Silent };
             addresses.iter().map(answer).collect()
         };
-        let at = StoreAt {
+        let at = StoreAccess {
             location: stores::at("memory:").unwrap(),
             lock_file: "/none".into(),
             patience: Duration::from_secs(10),

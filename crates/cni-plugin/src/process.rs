@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use agent::Served;
+use agent::DaemonAllocator;
 use datastore::Drivers;
 
 use crate::invocation::{self, Invocation, Kind, Outcome, install_hook};
@@ -21,8 +21,9 @@ pub fn main(drivers: Drivers) -> ExitCode {
             let arguments: Vec<_> = arguments.collect();
             wired::run(&Invocation::of_this_process(drivers), &arguments, &mut io::stdin().lock())
         }
-        Kind::Ipam => answer_option(arguments.next().as_deref())
-            .unwrap_or_else(|| run(&Invocation::of_this_process(drivers), &mut io::stdin().lock(), &Served::default())),
+        Kind::Ipam => answer_option(arguments.next().as_deref()).unwrap_or_else(|| {
+            run(&Invocation::of_this_process(drivers), &mut io::stdin().lock(), &DaemonAllocator::default())
+        }),
     };
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),

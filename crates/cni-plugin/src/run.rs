@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use agent::{Add, Allocator, CniError, Code, Del, Result, Rules, StoreAt};
+use agent::{Add, Allocator, CniError, Code, Del, NetworkRules, Result, StoreAccess};
 use datastore::{ConfigError, Drivers, Location};
 use ipam_core::assign::{AssignRequest, Assigned, Bridge, NamespaceLabels, Repeated, Wanted};
 use ipam_core::sticky::Sticky;
@@ -101,8 +101,8 @@ pub(crate) struct Context<'a> {
     pub(crate) host: &'a Host,
     pub(crate) call: Call,
     pub(crate) conf: NetConf,
-    pub(crate) rules: Rules,
-    pub(crate) store: StoreAt,
+    pub(crate) rules: NetworkRules,
+    pub(crate) store: StoreAccess,
     /// Where the Kubernetes API is.
     pub(crate) kubernetes: Kubernetes,
 }
@@ -128,7 +128,7 @@ impl<'a> Context<'a> {
             "called"
         );
         let is_calico = name == Name::CalicoIpam || is_routed(&conf);
-        let rules = if is_calico { Rules::Calico } else { Rules::Bridged };
+        let rules = if is_calico { NetworkRules::Calico } else { NetworkRules::Bridged };
         let set = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| value.clone());
         let lookup = |name: &str| set(name).or_else(|| invocation.environment.lookup(name));
         let location = datastore::for_netconf(&invocation.drivers, &conf.store, &lookup);
@@ -165,7 +165,7 @@ impl<'a> Context<'a> {
             return Err(env::own_netns_error());
         }
         let (args, identity) = self.identify()?;
-        if self.rules == Rules::Calico {
+        if self.rules == NetworkRules::Calico {
             Args::check_again(&self.call.args)?;
         }
         let vm = self.vm_of_add(&identity)?;
@@ -272,21 +272,21 @@ impl<'a> Context<'a> {
 
     pub(crate) fn identify(&self) -> Result<(Args, Identity)> {
         let form = match self.rules {
-            Rules::Calico => AddressForm::Bare,
-            Rules::Bridged => AddressForm::BareOrCidr,
+            NetworkRules::Calico => AddressForm::Bare,
+            NetworkRules::Bridged => AddressForm::BareOrCidr,
         };
         let args = Args::parse(&self.call.args, form)?;
         let identity = Identity::new(&self.conf, &self.call, &args, self.host);
         match self.rules {
-            Rules::Calico => identity.check_endpoint_name()?,
-            Rules::Bridged => identity.check_node()?,
+            NetworkRules::Calico => identity.check_endpoint_name()?,
+            NetworkRules::Bridged => identity.check_node()?,
         }
         Ok((args, identity))
     }
 
     /// The settings of a secondary network; `None` on one of Calico's.
     pub(crate) fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
-        if self.rules == Rules::Calico {
+        if self.rules == NetworkRules::Calico {
             if is_routed(&self.conf) {
                 refuse_on_calico(&self.conf)?;
             }
@@ -346,9 +346,9 @@ fn is_routed(conf: &NetConf) -> bool {
 ///
 /// # Errors
 /// Code 7 for a deadline that is none.
-pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAt> {
+pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess> {
     let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
-    Ok(StoreAt { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
+    Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
 /// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.
@@ -371,13 +371,13 @@ fn check_counts(version: &str, wanted: &Wanted) -> Result<()> {
 }
 
 /// On Calico's networks errors that Calico has as well are Calico's to the letter.
-fn store_error(error: &ConfigError, rules: Rules, drivers: &Drivers) -> CniError {
+fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> CniError {
     match rules {
-        Rules::Calico if *error == ConfigError::Kubernetes => {
+        NetworkRules::Calico if *error == ConfigError::Kubernetes => {
             CniError::internal(error.to_string()).with_details(drivers.advice(error))
         }
-        Rules::Calico => CniError::internal(error.to_string()),
-        Rules::Bridged => CniError::config(error.to_string()).with_details(drivers.advice(error)),
+        NetworkRules::Calico => CniError::internal(error.to_string()),
+        NetworkRules::Bridged => CniError::config(error.to_string()).with_details(drivers.advice(error)),
     }
 }
 

@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use agent::{Allocator, Check, Checked, CniError, Code, Collected, Gc, Result};
+use agent::{Allocator, Check, CheckAnswer, CniError, Code, Gc, GcSummary, Result};
 use ipam_core::assign::Wanted;
 use ipam_core::attachment::Attachment;
 use ipam_core::vm::VM_INFIX;
@@ -36,8 +36,8 @@ impl Context<'_> {
             addresses: result::previous_addresses(self.conf.prev_result.as_ref())?,
         };
         match allocator.check(&self.store, check)? {
-            Checked::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
-            Checked::Compared(mut comparison) => {
+            CheckAnswer::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
+            CheckAnswer::Compared(mut comparison) => {
                 if is_vms {
                     let prefix = format!("{}{VM_INFIX}", identity.attachment.network);
                     comparison.standings.retain(
@@ -162,8 +162,8 @@ impl Context<'_> {
 }
 
 /// Logs what was released and what was not.
-fn log_collected(collected: &Collected, network: &str) {
-    let Collected { released, changed, young, undated, unmarked } = collected;
+fn log_collected(collected: &GcSummary, network: &str) {
+    let GcSummary { released, changed, young, undated, unmarked } = collected;
     tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
     if *undated > 0 {
         tracing::warn!(

@@ -18,8 +18,8 @@ use kv::{
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
-use wire::keys::{Answer, Asked, Request};
-use wire::{FROZEN_AFTER, Frame, Hello, Identity, Kind, MAX_ANSWER, malformed, name, peer};
+use wire::keys::{Request, StoreReply, TimedRequest};
+use wire::{FROZEN_TIMEOUT, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StoreIdentity, malformed, name, peer};
 
 /// The socket of the daemon of a store; `None` for a store that no daemon can have.
 pub fn socket(location: &Location) -> Option<PathBuf> {
@@ -36,8 +36,8 @@ pub fn instance(location: &Location) -> Option<String> {
 }
 
 /// The identity of the cluster at this location; `None` for any other store.
-pub fn cluster(location: &Location) -> Option<Identity> {
-    Some(Identity::Cluster { access: access(location.cluster()?) })
+pub fn cluster(location: &Location) -> Option<StoreIdentity> {
+    Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
 /// The way into a cluster, so that no client is served under the identity of another one.
@@ -108,7 +108,7 @@ struct Shared {
     /// How long a call may take, once the daemon has it.
     within: Duration,
     /// The store that the daemon had at first.
-    store: Identity,
+    store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
@@ -117,7 +117,7 @@ struct Shared {
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
-    match timeout(FROZEN_AFTER.min(within), dial(location, &socket)).await {
+    match timeout(FROZEN_TIMEOUT.min(within), dial(location, &socket)).await {
         Ok(Ok((stream, hello))) => {
             let (location, store) = (location.clone(), hello.store);
             let idle = Mutex::new(vec![stream]);
@@ -151,7 +151,7 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
     if !is_trusted(location, peer::uid(&stream)?) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the daemon runs as another user"));
     }
-    let hello: Hello = next(&mut stream).await?.expect(Kind::Hello)?.decode()?;
+    let hello: Hello = next(&mut stream).await?.expect(FrameKind::Hello)?.decode()?;
     if !is_meant(location, &hello) {
         return Err(io::Error::other("the daemon has another store, or is of another version"));
     }
@@ -160,7 +160,7 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
 
 /// The next frame; the end of the stream is an error here.
 async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
-    Frame::read(stream, MAX_ANSWER).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 /// True if the other end of a connection is gone.
@@ -185,15 +185,15 @@ impl ServedStore {
     }
 
     /// The store that the daemon had at first.
-    pub(crate) fn identity(&self) -> &Identity {
+    pub(crate) fn identity(&self) -> &StoreIdentity {
         &self.shared.store
     }
 
     /// The id of the embedded store that the daemon had at first; empty for a cluster.
     pub fn id(&self) -> &str {
         match &self.shared.store {
-            Identity::Embedded { id, .. } => id,
-            Identity::Nothing | Identity::Cluster { .. } => "",
+            StoreIdentity::Embedded { id, .. } => id,
+            StoreIdentity::Nothing | StoreIdentity::Cluster { .. } => "",
         }
     }
 
@@ -203,7 +203,7 @@ impl ServedStore {
     /// Those of a read.
     pub async fn oldest(&self) -> Result<(Revision, Option<SystemTime>)> {
         match self.call(Operation::Range, Request::Oldest).await? {
-            Answer::Oldest(revision, time) => Ok((revision, time)),
+            StoreReply::Oldest(revision, time) => Ok((revision, time)),
             _ => Err(self.odd(Operation::Range)),
         }
     }
@@ -229,7 +229,7 @@ impl ServedStore {
         let Shared { location, socket, store, within, .. } = &*self.shared;
         let not_sent =
             || self.error(ErrorKind::NotSent, operation).with_detail("the daemon margay serve has ended or hangs");
-        match timeout(FROZEN_AFTER.min(*within), dial(location, socket)).await {
+        match timeout(FROZEN_TIMEOUT.min(*within), dial(location, socket)).await {
             Ok(Ok((stream, hello))) if hello.store == *store => Ok(stream),
             Ok(Ok(_)) => Err(self.error(ErrorKind::RevisionRegressed, operation)),
             Ok(Err(error)) => Err(not_sent().with_source(error)),
@@ -248,32 +248,33 @@ impl ServedStore {
     async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), Lost> {
         let begin = async {
             stream.write_all(&frame.to_bytes()).await.map_err(Lost::Before)?;
-            match Frame::read(stream, MAX_ANSWER).await {
-                Ok(Some(frame)) => frame.expect(Kind::Taken).map(drop).map_err(Lost::Before),
+            match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
+                Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(Lost::Before),
                 Ok(None) => Err(Lost::Before(io::ErrorKind::UnexpectedEof.into())),
                 // A part of the answer has come.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Lost::After(error)),
                 Err(error) => Err(Lost::Before(error)),
             }
         };
-        timeout(FROZEN_AFTER, begin).await.unwrap_or_else(|_| Err(Lost::Before(io::ErrorKind::TimedOut.into())))
+        timeout(FROZEN_TIMEOUT, begin).await.unwrap_or_else(|_| Err(Lost::Before(io::ErrorKind::TimedOut.into())))
     }
 
-    async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<Answer, Lost> {
+    async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, Lost> {
         self.begin(stream, frame).await?;
         // The daemon answers in time: the request says how long there is.
-        match timeout(self.shared.within + FROZEN_AFTER, next(stream)).await {
-            Ok(answer) => answer.and_then(|frame| frame.expect(Kind::Answer)?.decode()).map_err(Lost::After),
+        match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
+            Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(Lost::After),
             Err(_) => Err(Lost::After(io::ErrorKind::TimedOut.into())),
         }
     }
 
     fn frame(&self, operation: Operation, request: Request) -> Result<Frame> {
-        let asked = Asked { within: self.shared.within, request };
-        Frame::new(Kind::Keys, &asked).map_err(|error| self.error(ErrorKind::Undecodable, operation).with_source(error))
+        let asked = TimedRequest { within: self.shared.within, request };
+        Frame::new(FrameKind::Keys, &asked)
+            .map_err(|error| self.error(ErrorKind::Undecodable, operation).with_source(error))
     }
 
-    async fn call(&self, operation: Operation, request: Request) -> Result<Answer> {
+    async fn call(&self, operation: Operation, request: Request) -> Result<StoreReply> {
         let writes = match &request {
             Request::Txn(txn, _) => !txn.is_read_only(),
             Request::Compact(_) => true,
@@ -285,7 +286,7 @@ impl ServedStore {
             attempts += 1;
             let mut stream = self.link(operation).await?;
             match self.attempt(&mut stream, &frame).await {
-                Ok(Answer::Failed(failed)) => {
+                Ok(StoreReply::Failed(failed)) => {
                     self.keep(stream);
                     return Err(failed.into());
                 }
@@ -320,7 +321,7 @@ impl Store for ServedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         request.check(self.engine())?;
         match self.call(Operation::Range, Request::Range(request)).await? {
-            Answer::Range(answer) => Ok(answer),
+            StoreReply::Range(answer) => Ok(answer),
             _ => Err(self.odd(Operation::Range)),
         }
     }
@@ -328,7 +329,7 @@ impl Store for ServedStore {
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         txn.check(self.engine())?;
         match self.call(Operation::Txn, Request::Txn(txn, self.purpose)).await? {
-            Answer::Txn(answer) => Ok(answer),
+            StoreReply::Txn(answer) => Ok(answer),
             _ => Err(self.odd(Operation::Txn)),
         }
     }
@@ -346,7 +347,7 @@ impl Store for ServedStore {
         }
         let mut watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
         match watching.item().await {
-            Ok(Answer::Watching) => Ok(unfold(watching, Watching::next).boxed()),
+            Ok(StoreReply::Watching) => Ok(unfold(watching, Watching::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
             // It has not begun.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
@@ -359,7 +360,7 @@ impl Store for ServedStore {
     async fn compact(&self, revision: Revision) -> Result<()> {
         revision.check(self.engine())?;
         match self.call(Operation::Compact, Request::Compact(revision)).await? {
-            Answer::Compacted => Ok(()),
+            StoreReply::Compacted => Ok(()),
             _ => Err(self.odd(Operation::Compact)),
         }
     }
@@ -375,12 +376,12 @@ struct Watching {
 }
 
 impl Watching {
-    async fn item(&mut self) -> Result<Answer> {
+    async fn item(&mut self) -> Result<StoreReply> {
         let kind = ErrorKind::Disconnected { resume_from: self.resume_from };
         let lost = self.store.error(kind, Operation::Watch);
         let Some(stream) = &mut self.stream else { return Err(lost) };
-        match next(stream).await.and_then(|frame| frame.expect(Kind::Answer)?.decode()) {
-            Ok(Answer::Failed(failed)) => Err(failed.into()),
+        match next(stream).await.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()) {
+            Ok(StoreReply::Failed(failed)) => Err(failed.into()),
             Ok(answer) => Ok(answer),
             Err(error) => Err(lost.with_source(error)),
         }
@@ -389,7 +390,7 @@ impl Watching {
     async fn next(mut self) -> Option<(Result<Batch>, Self)> {
         self.stream.as_ref()?;
         let item = match self.item().await {
-            Ok(Answer::Happened(batch)) => {
+            Ok(StoreReply::Happened(batch)) => {
                 self.resume_from = batch.revision.next();
                 Ok(batch)
             }

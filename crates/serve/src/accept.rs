@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
 /// How long to wait before the next client is accepted after the system refused one, for want of file descriptors say.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The way in for clients.
 #[derive(Debug)]
@@ -23,19 +23,19 @@ pub enum Listener {
 
 /// A client that has connected.
 #[derive(Debug)]
-pub(crate) enum Client {
+pub(crate) enum ClientStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 /// A connection of either kind.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
-impl Client {
+impl ClientStream {
     /// The connection, of either kind.
-    pub(crate) fn into_stream(self) -> Box<dyn Stream> {
+    pub(crate) fn into_stream(self) -> Box<dyn ByteStream> {
         match self {
             Self::Tcp(stream) => Box::new(stream),
             Self::Unix(stream) => Box::new(stream),
@@ -45,7 +45,7 @@ impl Client {
 
 /// The fate of a client that is one too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Excess {
+pub(crate) enum ExcessPolicy {
     /// It waits in the backlog of the listener until there is room.
     Waits,
     /// It is accepted without a place.
@@ -59,33 +59,33 @@ pub(crate) struct Acceptor {
     what: &'static str,
     listener: Listener,
     room: Arc<Semaphore>,
-    excess: Excess,
+    excess: ExcessPolicy,
 }
 
 impl Acceptor {
-    pub(crate) fn new(what: &'static str, listener: Listener, room: Arc<Semaphore>, excess: Excess) -> Self {
+    pub(crate) fn new(what: &'static str, listener: Listener, room: Arc<Semaphore>, excess: ExcessPolicy) -> Self {
         Self { what, listener, room, excess }
     }
 
     /// The next client, with its place; `None` for one too many. A call that is dropped loses no client.
-    pub(crate) async fn next(&self) -> (Client, Option<OwnedSemaphorePermit>) {
+    pub(crate) async fn next(&self) -> (ClientStream, Option<OwnedSemaphorePermit>) {
         loop {
             let place = match self.excess {
                 // The semaphore is never closed.
-                Excess::Waits => Arc::clone(&self.room).acquire_owned().await.ok(),
-                Excess::IsAccepted => None,
+                ExcessPolicy::Waits => Arc::clone(&self.room).acquire_owned().await.ok(),
+                ExcessPolicy::IsAccepted => None,
             };
             match self.accept().await {
                 Ok(client) => return (client, place.or_else(|| Arc::clone(&self.room).try_acquire_owned().ok())),
                 Err(error) => {
                     tracing::warn!(%error, what = self.what, "a client could not be accepted");
-                    sleep(PAUSE).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
             }
         }
     }
 
-    async fn accept(&self) -> io::Result<Client> {
+    async fn accept(&self) -> io::Result<ClientStream> {
         match &self.listener {
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -93,9 +93,9 @@ impl Acceptor {
                 if let Err(error) = stream.set_nodelay(true) {
                     tracing::debug!(%error, what = self.what, "a client is gone");
                 }
-                Ok(Client::Tcp(stream))
+                Ok(ClientStream::Tcp(stream))
             }
-            Listener::Unix(listener) => Ok(Client::Unix(listener.accept().await?.0)),
+            Listener::Unix(listener) => Ok(ClientStream::Unix(listener.accept().await?.0)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent::{Answer, Asked, Verb};
+use agent::{Answer, Verb, VerbRequest};
 use datastore::held::Held;
 use futures::StreamExt;
 use kv::{Error, ErrorKind, Operation, Purpose, Store, WatchRequest};
@@ -14,16 +14,16 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval_at, timeout};
-use wire::{Frame, Hello, Kind, MAX_REQUEST, Progress, keys};
+use wire::{Frame, FrameKind, Hello, MAX_REQUEST_BODY_BYTES, StallReport, keys};
 
 use crate::daemon::Daemon;
-use crate::lane::{AskedStore, Asker, Job, replaced, until};
-use crate::metrics::{Ending, Metrics};
+use crate::metrics::{Metrics, RequestResult};
+use crate::write_queue::{CancellableStore, Client, QueuedVerb, replaced_answer, request_deadline};
 
 /// A connection on which nothing comes for so long is closed. Clients know that.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A client has so long to take an answer in.
-const SEND: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval of the reports on the store's progress to a client that waits for the answer to a verb.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -32,33 +32,35 @@ const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// # Errors
 /// Those of the connection; `InvalidData` for bytes that no client of ours sends.
 pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Result<()> {
-    let (identity, generation) = daemon.held.identity().await;
+    let (identity, generation) = daemon.shared_store.identity().await;
     let (mut reader, mut writer) = stream.into_split();
-    send(&mut writer, &Frame::new(Kind::Hello, &Hello::new(identity))?).await?;
+    send(&mut writer, &Frame::new(FrameKind::Hello, &Hello::new(identity))?).await?;
     loop {
-        let Ok(frame) = timeout(IDLE, Frame::read(&mut reader, MAX_REQUEST)).await else { return Ok(()) };
+        let Ok(frame) = timeout(IDLE_TIMEOUT, Frame::read(&mut reader, MAX_REQUEST_BODY_BYTES)).await else {
+            return Ok(());
+        };
         let Some(frame) = frame? else { return Ok(()) };
         match frame.kind {
-            Kind::Yield => daemon.announced.notify_one(),
-            Kind::Verb => {
-                let asked: Asked = frame.decode()?;
-                send(&mut writer, &Frame::empty(Kind::Taken)).await?;
-                let (begun, name) = (Instant::now(), asked.verb.name());
-                let work = verb(daemon, generation, asked, &reader);
+            FrameKind::Yield => daemon.yield_requested.notify_one(),
+            FrameKind::Verb => {
+                let asked: VerbRequest = frame.decode()?;
+                send(&mut writer, &Frame::empty(FrameKind::Taken)).await?;
+                let (received_at, name) = (Instant::now(), asked.verb.name());
+                let work = answer_verb(daemon, generation, asked, &reader);
                 let answer = report_until_done(daemon, &writer, work).await??;
-                note(&daemon.metrics, name, &answer, begun.elapsed());
-                send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
+                record_answer(&daemon.metrics, name, &answer, received_at.elapsed());
+                send(&mut writer, &Frame::new(FrameKind::Answer, &answer)?).await?;
             }
-            Kind::Keys => {
-                let asked: keys::Asked = frame.decode()?;
-                send(&mut writer, &Frame::empty(Kind::Taken)).await?;
+            FrameKind::Keys => {
+                let asked: keys::TimedRequest = frame.decode()?;
+                send(&mut writer, &Frame::empty(FrameKind::Taken)).await?;
                 if let keys::Request::Watch(request) = asked.request {
-                    return serve_watch(&daemon.held, generation, request, &mut reader, &mut writer).await;
+                    return serve_watch(&daemon.shared_store, generation, request, &mut reader, &mut writer).await;
                 }
                 let answer = answer_store_request(daemon, generation, asked, &reader).await;
-                send(&mut writer, &Frame::new(Kind::Answer, &answer)?).await?;
+                send(&mut writer, &Frame::new(FrameKind::Answer, &answer)?).await?;
             }
-            Kind::Hello | Kind::Taken | Kind::Alive | Kind::Answer => {
+            FrameKind::Hello | FrameKind::Taken | FrameKind::Alive | FrameKind::Answer => {
                 return Err(wire::malformed(format!("a client's frame is {:?}", frame.kind)));
             }
         }
@@ -76,7 +78,7 @@ async fn report_until_done<T>(
 ) -> io::Result<T> {
     let received_at = Instant::now();
     // On a cluster there is no engine that can hang: each request has a deadline of its own.
-    let has_engine = daemon.held.location().path().is_some();
+    let has_engine = daemon.shared_store.location().path().is_some();
     let mut work = pin!(work);
     let mut ticks = interval_at(tokio::time::Instant::now() + ALIVE_INTERVAL, ALIVE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -85,7 +87,7 @@ async fn report_until_done<T>(
             done = &mut work => return Ok(done),
             _ = ticks.tick() => {
                 let stalled_for = if has_engine { daemon.metrics.pulse.stalled_for(received_at) } else { Duration::ZERO };
-                let frame = Frame::new(Kind::Alive, &Progress { stalled_for })?.to_bytes();
+                let frame = Frame::new(FrameKind::Alive, &StallReport { stalled_for })?.to_bytes();
                 // The work must be polled while a client reads nothing, so this waits for no room. A frame that is this
                 // short is sent whole or not at all.
                 match writer.try_write(&frame) {
@@ -98,16 +100,21 @@ async fn report_until_done<T>(
     }
 }
 
-async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &OwnedReadHalf) -> io::Result<Answer> {
-    let asker = Asker::new(connection.as_ref(), until(asked.within))?;
+async fn answer_verb(
+    daemon: &Daemon,
+    generation: u64,
+    asked: VerbRequest,
+    connection: &OwnedReadHalf,
+) -> io::Result<Answer> {
+    let client = Client::new(connection.as_ref(), request_deadline(asked.within))?;
     match asked.verb {
-        Verb::Check(_) | Verb::Status(_) => Ok(scan(daemon, generation, &asked.verb, &asker).await),
+        Verb::Check(_) | Verb::Status(_) => Ok(answer_read_verb(daemon, generation, &asked.verb, &client).await),
         Verb::Add(_) | Verb::Del(_) | Verb::Gc(_) | Verb::Quarantine(_) => {
             let (answer, answered) = oneshot::channel();
-            let (verb, lock_file, begun) = (asked.verb, asked.lock_file, Instant::now());
-            let job = Job { verb, asker, generation, lock_file, begun, answer };
-            if daemon.lane.enter(job).is_err() {
-                return Ok(Answer::ByYourself("too many callers wait for the daemon".to_owned()));
+            let (verb, lock_file, received_at) = (asked.verb, asked.lock_file, Instant::now());
+            let job = QueuedVerb { verb, client, generation, lock_file, received_at, answer };
+            if daemon.write_queue.submit(job).is_err() {
+                return Ok(Answer::Declined("too many callers wait for the daemon".to_owned()));
             }
             // The lane drops a job whose client is gone or out of time.
             answered.await.map_err(|_| io::ErrorKind::TimedOut.into())
@@ -116,10 +123,10 @@ async fn verb(daemon: &Daemon, generation: u64, asked: Asked, connection: &Owned
 }
 
 /// Notes an answer, and how long it took.
-fn note(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
+fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
     let ending = match answer {
-        Answer::Refused(_) | Answer::ByYourself(_) | Answer::NamespaceWanted => Ending::Failed,
-        _ => Ending::Done,
+        Answer::Refused(_) | Answer::Declined(_) | Answer::NamespaceWanted => RequestResult::Failed,
+        _ => RequestResult::Done,
     };
     metrics.count_answer(verb, ending);
     match verb {
@@ -130,23 +137,23 @@ fn note(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) 
 }
 
 /// Carries out a verb that changes nothing, beside the lane.
-async fn scan(daemon: &Daemon, generation: u64, verb: &Verb, asker: &Asker) -> Answer {
-    let kept = match daemon.held.keep_open(asker.until).await {
+async fn answer_read_verb(daemon: &Daemon, generation: u64, verb: &Verb, client: &Client) -> Answer {
+    let kept = match daemon.shared_store.keep_open(client.until).await {
         Ok(kept) if kept.generation == generation => kept,
-        Ok(_) => return replaced(),
-        Err(error) => return Answer::ByYourself(error.to_string()),
+        Ok(_) => return replaced_answer(),
+        Err(error) => return Answer::Declined(error.to_string()),
     };
     let open = match kept.open() {
         Ok(open) => open,
-        Err(error) => return Answer::ByYourself(error.to_string()),
+        Err(error) => return Answer::Declined(error.to_string()),
     };
     if matches!(verb, Verb::Status(_))
         && let Err(error) = open.check_room().await
     {
-        return Answer::ByYourself(error.to_string());
+        return Answer::Declined(error.to_string());
     }
-    let ipam = agent::ipam_on(open.store(), daemon.held.location(), open.cluster());
-    verb.carry_out(&ipam, daemon.held.location(), asker.deadline()).await.into()
+    let ipam = agent::ipam_for_store(open.store(), daemon.shared_store.location(), open.cluster());
+    verb.carry_out(&ipam, daemon.shared_store.location(), client.deadline()).await.into()
 }
 
 /// Sends a frame.
@@ -154,7 +161,7 @@ async fn scan(daemon: &Daemon, generation: u64, verb: &Verb, asker: &Asker) -> A
 /// # Errors
 /// `TimedOut` if the client does not take it in.
 pub(crate) async fn send(writer: &mut OwnedWriteHalf, frame: &Frame) -> io::Result<()> {
-    let sent = timeout(SEND, writer.write_all(&frame.to_bytes())).await;
+    let sent = timeout(SEND_TIMEOUT, writer.write_all(&frame.to_bytes())).await;
     sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
@@ -167,19 +174,19 @@ async fn client_speaks(reader: &mut OwnedReadHalf) {
 async fn answer_store_request(
     daemon: &Daemon,
     generation: u64,
-    asked: keys::Asked,
+    asked: keys::TimedRequest,
     connection: &OwnedReadHalf,
-) -> keys::Answer {
+) -> keys::StoreReply {
     let operation = match asked.request {
         keys::Request::Range(_) | keys::Request::Oldest => Operation::Range,
         keys::Request::Txn(..) => Operation::Txn,
         keys::Request::Watch(_) => Operation::Watch,
         keys::Request::Compact(_) => Operation::Compact,
     };
-    let until = until(asked.within);
+    let until = request_deadline(asked.within);
     match carry_out(daemon, generation, asked.request, until, connection).await {
         Ok(answer) => answer,
-        Err(error) => keys::Answer::Failed(keys::Failed::from(&at_operation(error, operation))),
+        Err(error) => keys::StoreReply::Failed(keys::ErrorReply::from(&at_operation(error, operation))),
     }
 }
 
@@ -198,32 +205,36 @@ async fn carry_out(
     request: keys::Request,
     until: Instant,
     connection: &OwnedReadHalf,
-) -> kv::Result<keys::Answer> {
-    let kept = daemon.held.keep_open(until).await?;
+) -> kv::Result<keys::StoreReply> {
+    let kept = daemon.shared_store.keep_open(until).await?;
     if kept.generation != generation {
-        return Err(daemon.held.replaced(Operation::Open));
+        return Err(daemon.shared_store.replaced(Operation::Open));
     }
     let asked = |store| {
-        let asker = Asker::new(connection.as_ref(), until);
-        let asker =
-            asker.map_err(|error| Error::new(ErrorKind::Throttled, Operation::Open, "serve").with_source(error))?;
-        Ok::<_, Error>(AskedStore::new(store, vec![asker], Arc::clone(&daemon.metrics)))
+        let client = Client::new(connection.as_ref(), until);
+        let client =
+            client.map_err(|error| Error::new(ErrorKind::Throttled, Operation::Open, "serve").with_source(error))?;
+        Ok::<_, Error>(CancellableStore::new(store, vec![client], Arc::clone(&daemon.metrics)))
     };
     Ok(match request {
-        keys::Request::Range(request) => keys::Answer::Range(kept.store(Purpose::Any)?.range(request).await?),
+        keys::Request::Range(request) => keys::StoreReply::Range(kept.store(Purpose::Any)?.range(request).await?),
         keys::Request::Txn(txn, purpose) => {
             let store = kept.store(purpose)?;
             // Reads of other clients go on while a commit hangs, so they are no beat of the store.
-            keys::Answer::Txn(if txn.is_read_only() { store.txn(txn).await? } else { asked(store)?.txn(txn).await? })
+            keys::StoreReply::Txn(if txn.is_read_only() {
+                store.txn(txn).await?
+            } else {
+                asked(store)?.txn(txn).await?
+            })
         }
         keys::Request::Compact(revision) => {
             kept.store(Purpose::Any)?.compact(revision).await?;
-            keys::Answer::Compacted
+            keys::StoreReply::Compacted
         }
         keys::Request::Oldest => match kept.open()?.embedded() {
             Some(store) => {
                 let oldest = store.oldest().await?;
-                keys::Answer::Oldest(oldest.revision, oldest.time)
+                keys::StoreReply::Oldest(oldest.revision, oldest.time)
             }
             None => return Err(Error::new(ErrorKind::Unsupported, Operation::Range, "serve")),
         },
@@ -233,19 +244,23 @@ async fn carry_out(
 
 /// Sends what a watch delivers until it ends or the client is gone.
 async fn serve_watch(
-    held: &Held,
+    shared_store: &Held,
     generation: u64,
     request: WatchRequest,
     reader: &mut OwnedReadHalf,
     writer: &mut OwnedWriteHalf,
 ) -> io::Result<()> {
-    let mut stream = match held.watch_of(generation, request).await {
+    let mut stream = match shared_store.watch_of(generation, request).await {
         Ok(stream) => stream,
         Err(error) => {
-            return send(writer, &Frame::new(Kind::Answer, &keys::Answer::Failed(keys::Failed::from(&error)))?).await;
+            return send(
+                writer,
+                &Frame::new(FrameKind::Answer, &keys::StoreReply::Failed(keys::ErrorReply::from(&error)))?,
+            )
+            .await;
         }
     };
-    send(writer, &Frame::new(Kind::Answer, &keys::Answer::Watching)?).await?;
+    send(writer, &Frame::new(FrameKind::Answer, &keys::StoreReply::Watching)?).await?;
     loop {
         let item = tokio::select! {
             item = stream.next() => item,
@@ -253,13 +268,13 @@ async fn serve_watch(
             () = client_speaks(reader) => return Ok(()),
         };
         let answer = match item {
-            Some(Ok(batch)) => keys::Answer::Happened(batch),
+            Some(Ok(batch)) => keys::StoreReply::Happened(batch),
             Some(Err(error)) => {
-                let answer = keys::Answer::Failed(keys::Failed::from(&error));
-                return send(writer, &Frame::new(Kind::Answer, &answer)?).await;
+                let answer = keys::StoreReply::Failed(keys::ErrorReply::from(&error));
+                return send(writer, &Frame::new(FrameKind::Answer, &answer)?).await;
             }
             None => return Ok(()),
         };
-        send(writer, &Frame::new(Kind::Answer, &answer)?).await?;
+        send(writer, &Frame::new(FrameKind::Answer, &answer)?).await?;
     }
 }

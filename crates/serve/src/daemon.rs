@@ -20,33 +20,33 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use wire::peer;
 
-use crate::accept::{Acceptor, Client, Excess, Listener};
+use crate::accept::{Acceptor, ClientStream, ExcessPolicy, Listener};
 use crate::connection;
-use crate::lane::Lane;
 use crate::metrics::Metrics;
+use crate::write_queue::WriteQueue;
 
 /// How long the lock of the store is waited for at once.
-const WAIT: Duration = Duration::from_secs(60);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// A process that opens the queue draws a ticket within this time, so many times.
-const DRAW: Duration = Duration::from_millis(1);
-const DRAWS: usize = 5;
+const DRAW_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_DRAW_CHECKS: usize = 5;
 /// Maximum number of clients connected at once, if the process may have that many files open. Further clients wait in the
 /// socket's backlog until one ends.
 const MAX_CLIENTS: usize = 1024;
 /// So many open files are not for clients: those of the store, and of each look at its queue.
-const OTHER_FILES: u64 = 128;
+const RESERVED_FILES: u64 = 128;
 
 /// The part of the daemon that all connections share.
 #[derive(Debug)]
 pub struct Daemon {
     /// The store.
-    pub held: Held,
+    pub shared_store: Held,
     /// The way to write.
-    pub lane: Lane,
+    pub write_queue: WriteQueue,
     /// The daemon's own numbers.
     pub metrics: Arc<Metrics>,
     /// A client is about to wait for the lock.
-    pub(crate) announced: Notify,
+    pub(crate) yield_requested: Notify,
 }
 
 impl Daemon {
@@ -55,21 +55,21 @@ impl Daemon {
         let metrics = Arc::new(Metrics::new());
         let observer = Arc::clone(&metrics) as Arc<dyn Observer>;
         let holding =
-            Holding { opens_when_full: true, history, observer, ..Holding::new(Create::Never.with_wait(WAIT)) };
-        let held = Held::new(location, holding);
-        let (lane, work) = Lane::new(held.clone(), Arc::clone(&metrics));
+            Holding { opens_when_full: true, history, observer, ..Holding::new(Create::Never.with_wait(LOCK_TIMEOUT)) };
+        let shared_store = Held::new(location, holding);
+        let (write_queue, work) = WriteQueue::new(shared_store.clone(), Arc::clone(&metrics));
         tasks.spawn(work);
-        let daemon = Arc::new(Self { held, lane, metrics, announced: Notify::new() });
-        tasks.spawn(step_aside(Arc::clone(&daemon)));
+        let daemon = Arc::new(Self { shared_store, write_queue, metrics, yield_requested: Notify::new() });
+        tasks.spawn(yield_to_waiters(Arc::clone(&daemon)));
         daemon
     }
 
     /// Serves the clients of a socket, for ever.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
         let room = Arc::new(Semaphore::new(max_clients()));
-        let acceptor = Acceptor::new("the private socket", Listener::Unix(listener), room, Excess::Waits);
+        let acceptor = Acceptor::new("the private socket", Listener::Unix(listener), room, ExcessPolicy::Waits);
         loop {
-            let (Client::Unix(stream), place) = acceptor.next().await else { continue };
+            let (ClientStream::Unix(stream), place) = acceptor.next().await else { continue };
             let daemon = Arc::clone(&self);
             tokio::spawn(async move {
                 let _place = place;
@@ -83,11 +83,11 @@ impl Daemon {
     /// Serves a client that may be here: before its first byte is read, its user is known.
     async fn admit(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let uid = peer::uid(&stream)?;
-        if !datastore::served::is_trusted(self.held.location(), uid) {
+        if !datastore::served::is_trusted(self.shared_store.location(), uid) {
             tracing::warn!(uid, "a client was sent away: it is neither root nor the store's owner");
             return Ok(());
         }
-        let _counted = self.metrics.caller();
+        let _counted = self.metrics.count_caller();
         connection::serve(self, stream).await
     }
 }
@@ -100,58 +100,58 @@ fn max_clients() -> usize {
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let files = if raised.is_ok() { limit.maximum } else { limit.current };
     // A client that asks has a second one.
-    let room = files.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES) / 2);
+    let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES) / 2);
     usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MAX_CLIENTS)
 }
 
 /// Hands the store over whenever a process waits for its lock.
-async fn step_aside(daemon: Arc<Daemon>) {
-    let held = &daemon.held;
-    let Some(folder) = held.location().path().map(Path::to_owned) else { return };
+async fn yield_to_waiters(daemon: Arc<Daemon>) {
+    let shared_store = &daemon.shared_store;
+    let Some(folder) = shared_store.location().path().map(Path::to_owned) else { return };
     loop {
-        held.until_open().await;
-        let mut eyes = Eyes::on(&folder);
+        shared_store.until_open().await;
+        let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
             // A process that has opened the queue is about to draw its ticket. It may have done so before the eyes were open.
-            if is_wanted_soon(held).await {
+            if is_wanted_soon(shared_store).await {
                 break Announced::No;
             }
             tokio::select! {
-                () = daemon.announced.notified() => break Announced::Yes,
-                () = eyes.blink() => {}
+                () = daemon.yield_requested.notified() => break Announced::Yes,
+                () = watcher.wait_for_change() => {}
             }
         };
-        drop(eyes);
-        held.hand_over(announced).await;
+        drop(watcher);
+        shared_store.hand_over(announced).await;
     }
 }
 
 /// True if a process waits for the lock, or begins to within a few milliseconds.
-async fn is_wanted_soon(held: &Held) -> bool {
-    for _ in 0..DRAWS {
-        if held.is_wanted() {
+async fn is_wanted_soon(shared_store: &Held) -> bool {
+    for _ in 0..MAX_DRAW_CHECKS {
+        if shared_store.is_wanted() {
             return true;
         }
-        sleep(DRAW).await;
+        sleep(DRAW_INTERVAL).await;
     }
-    held.is_wanted()
+    shared_store.is_wanted()
 }
 
 /// How often the daemon looks where the kernel does not tell.
-const INTERVAL: Duration = Duration::from_millis(15);
+const POLL_INTERVAL: Duration = Duration::from_millis(15);
 /// How often it looks anyway: a folder above the store's may be moved, which the kernel does not tell.
-const SELDOM: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Room for what the kernel tells at once, in bytes.
-const ROOM: usize = 1024;
+const EVENT_BUFFER_BYTES: usize = 1024;
 
 /// The eyes of the daemon on the folder of a store.
-struct Eyes {
-    reported: Option<EventStream<[u8; ROOM]>>,
+struct QueueWatcher {
+    reported: Option<EventStream<[u8; EVENT_BUFFER_BYTES]>>,
 }
 
-impl Eyes {
+impl QueueWatcher {
     /// Eyes on this folder.
-    pub(crate) fn on(folder: &Path) -> Self {
+    pub(crate) fn new(folder: &Path) -> Self {
         let reported = watch(folder);
         if let Err(error) = &reported {
             tracing::debug!(%error, "the kernel does not tell who opens the queue, so the daemon looks");
@@ -160,9 +160,9 @@ impl Eyes {
     }
 
     /// Waits until a process may want the store, or it is time to look.
-    async fn blink(&mut self) {
-        let Some(reported) = &mut self.reported else { return sleep(INTERVAL).await };
-        let mut event = timeout(SELDOM, reported.next()).await.ok().flatten();
+    async fn wait_for_change(&mut self) {
+        let Some(reported) = &mut self.reported else { return sleep(POLL_INTERVAL).await };
+        let mut event = timeout(RECHECK_INTERVAL, reported.next()).await.ok().flatten();
         // The text of an event does not matter; the event only has to be taken away.
         while event.is_some_and(|event| event.is_ok()) {
             event = reported.next().now_or_never().flatten();
@@ -170,12 +170,12 @@ impl Eyes {
     }
 }
 
-fn watch(folder: &Path) -> io::Result<EventStream<[u8; ROOM]>> {
+fn watch(folder: &Path) -> io::Result<EventStream<[u8; EVENT_BUFFER_BYTES]>> {
     let reported = Inotify::init()?;
     let moved = WatchMask::MOVE_SELF | WatchMask::DELETE_SELF;
     reported.watches().add(folder.join("queue"), WatchMask::OPEN | moved)?;
     reported.watches().add(folder, WatchMask::ONLYDIR | moved)?;
-    reported.into_event_stream([0; ROOM])
+    reported.into_event_stream([0; EVENT_BUFFER_BYTES])
 }
 
 #[cfg(test)]
@@ -191,11 +191,11 @@ mod tests {
         let folder = root.path().join("store");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("queue"), "").unwrap();
-        let mut eyes = Eyes::on(&folder);
-        assert!(eyes.reported.is_some());
+        let mut watcher = QueueWatcher::new(&folder);
+        assert!(watcher.reported.is_some());
         let begun = Instant::now();
-        eyes.blink().await;
-        assert!(begun.elapsed() >= SELDOM, "nothing has happened");
+        watcher.wait_for_change().await;
+        assert!(begun.elapsed() >= RECHECK_INTERVAL, "nothing has happened");
         for is_moved in [false, true] {
             if is_moved {
                 fs::rename(&folder, root.path().join("elsewhere")).unwrap();
@@ -203,16 +203,16 @@ mod tests {
                 drop(File::open(folder.join("queue")).unwrap());
             }
             let begun = Instant::now();
-            eyes.blink().await;
-            assert!(begun.elapsed() < SELDOM);
+            watcher.wait_for_change().await;
+            assert!(begun.elapsed() < RECHECK_INTERVAL);
         }
     }
 
     #[tokio::test]
     async fn without_the_kernel_the_daemon_looks_often() {
-        let mut eyes = Eyes::on(Path::new("/no/such/folder"));
+        let mut watcher = QueueWatcher::new(Path::new("/no/such/folder"));
         let begun = Instant::now();
-        eyes.blink().await;
-        assert!(begun.elapsed() < SELDOM);
+        watcher.wait_for_change().await;
+        assert!(begun.elapsed() < RECHECK_INTERVAL);
     }
 }

@@ -1,6 +1,6 @@
 //! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.
 //!
-//! - [`lane`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
+//! - [`write_queue`]: the verbs that write, one commit at a time; on an embedded store one commit for all ADDs that wait.
 //! - [`daemon`] and `connection`: the private socket of plugins and commands, and the store behind it.
 //! - [`socket`]: the right to serve a store, and the socket's place.
 //! - [`accept`]: the acceptance of clients, wherever the daemon listens.
@@ -12,10 +12,10 @@ pub mod accept;
 pub mod api;
 mod connection;
 pub mod daemon;
-#[cfg(test)]
-mod held_tests;
 pub mod http;
-pub mod lane;
 pub mod life;
 pub mod metrics;
+#[cfg(test)]
+mod shared_store_tests;
 pub mod socket;
+pub mod write_queue;

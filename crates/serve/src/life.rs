@@ -20,20 +20,20 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use wire::Identity;
+use wire::StoreIdentity;
 
 use crate::accept::Listener;
 use crate::api;
 use crate::daemon::Daemon;
-use crate::http::{self, About, Shown};
-use crate::socket::{self, Place};
+use crate::http::{self, DaemonInfo, PageContext};
+use crate::socket::{self, ServeLock};
 
 /// How long the end may take: turns that are under way end within milliseconds.
-const END: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum StartError {
     /// No daemon can serve such a store.
     #[error("{0} is gone with its process, so it cannot be served")]
     Unservable(Location),
@@ -41,14 +41,14 @@ pub enum Refusal {
     #[error("another margay serve has {0}: see it with: pgrep -a margay; end that one first")]
     Served(Location),
     /// The private socket cannot be had.
-    #[error("cannot listen in {folder}: {0}", folder = wire::name::FOLDER)]
+    #[error("cannot listen in {folder}: {0}", folder = wire::name::SOCKET_FOLDER)]
     Socket(#[source] io::Error),
     /// The page cannot be offered at this address.
     #[error("cannot listen at {0} for --http: {1}; give another 127.0.0.1:PORT or unix:PATH")]
     Http(String, #[source] io::Error),
     /// etcd's API cannot be offered.
     #[error("{0}")]
-    Api(api::Refused),
+    Api(api::ApiError),
     /// The store cannot have bounds on its history.
     #[error("the options --history-... take a store of format 2: upgrade it with: margay --store {0} store upgrade")]
     History(Location),
@@ -67,7 +67,7 @@ pub struct Options {
     /// The names, besides those of loopback, under which a browser may ask.
     pub hosts: Vec<String>,
     /// Where and how etcd's API is offered.
-    pub api: api::Options,
+    pub api: api::ApiOptions,
     /// The bounds on its history that a store of format 2 gets; `None` leaves it those that it has.
     pub history: Option<Retention>,
     /// True if a store of an older format, which has no bounds of its own, is refused.
@@ -82,29 +82,30 @@ pub struct Options {
 ///
 /// # Errors
 /// The reason why the daemon does not start.
-pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Refusal> {
+pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), StartError> {
     let location = options.location.clone();
-    let name = served::instance(&location).ok_or_else(|| Refusal::Unservable(location.clone()))?;
-    let mut end = signal(SignalKind::terminate()).map_err(Refusal::System)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Refusal::System)?;
-    let place = Place::take(&name, |uid| served::is_trusted(&location, uid)).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => Refusal::Served(location.clone()),
-        _ => Refusal::Socket(error),
-    })?;
+    let name = served::instance(&location).ok_or_else(|| StartError::Unservable(location.clone()))?;
+    let mut end = signal(SignalKind::terminate()).map_err(StartError::System)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::System)?;
+    let serve_lock =
+        ServeLock::take(&name, |uid| served::is_trusted(&location, uid)).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => StartError::Served(location.clone()),
+            _ => StartError::Socket(error),
+        })?;
     socket::remove_stale();
-    let listener = listener(&place).map_err(Refusal::Socket)?;
+    let listener = listener(&serve_lock).map_err(StartError::Socket)?;
     let mut tasks = JoinSet::new();
     let daemon = Daemon::start(location.clone(), options.history, &mut tasks);
     // The first caller need not wait until the store is open.
-    let (identity, _) = daemon.held.identity().await;
-    if options.history_required && !daemon.held.has_bounds_of_its_own().await {
-        return Err(Refusal::History(location));
+    let (identity, _) = daemon.shared_store.identity().await;
+    if options.history_required && !daemon.shared_store.has_bounds_of_its_own().await {
+        return Err(StartError::History(location));
     }
     tasks.spawn(Arc::clone(&daemon).listen(listener));
     let pages = offer_page(&daemon, &options, &mut tasks).await?;
-    let api = api::offer(&daemon, &location, &options.api, &mut tasks).await.map_err(Refusal::Api)?;
-    let missing = if identity == Identity::Nothing { " (there is no store yet)" } else { "" };
-    started(&format!("serving {}{missing} at {}{pages}{api}", options.location, place.socket().display()));
+    let api = api::offer(&daemon, &location, &options.api, &mut tasks).await.map_err(StartError::Api)?;
+    let missing = if identity == StoreIdentity::Nothing { " (there is no store yet)" } else { "" };
+    started(&format!("serving {}{missing} at {}{pages}{api}", options.location, serve_lock.socket().display()));
     notify(&[NotifyState::Ready]);
     if let Some(within) = sd_notify::watchdog_enabled() {
         tasks.spawn(stay_alive(within));
@@ -114,9 +115,9 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
         _ = interrupt.recv() => {}
     }
     notify(&[NotifyState::Stopping]);
-    place.remove_socket();
+    serve_lock.remove_socket();
     tasks.shutdown().await;
-    match timeout(END, daemon.held.close()).await {
+    match timeout(SHUTDOWN_TIMEOUT, daemon.shared_store.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the store could not be closed cleanly"),
         Err(_) => tracing::warn!("a call did not end in time; what it had committed is durable"),
@@ -125,11 +126,11 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Ref
 }
 
 /// The socket that systemd has passed, or a new one.
-fn listener(place: &Place) -> io::Result<UnixListener> {
+fn listener(serve_lock: &ServeLock) -> io::Result<UnixListener> {
     let passed: Option<StdUnixListener> = ListenFd::from_env().take_unix_listener(0)?;
     let listener = match passed {
         Some(listener) => listener,
-        None => place.listen()?,
+        None => serve_lock.listen()?,
     };
     listener.set_nonblocking(true)?;
     UnixListener::from_std(listener)
@@ -151,27 +152,27 @@ fn notify(states: &[NotifyState<'_>]) {
 }
 
 /// The prefix of an address that is the path of a unix socket.
-const UNIX: &str = "unix:";
+const UNIX_PREFIX: &str = "unix:";
 
 /// Listens at all addresses. Returns the message about it, if any.
 ///
 /// # Errors
 /// The address that cannot be had.
-async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet<()>) -> Result<String, Refusal> {
-    let shown = Arc::new(shown_by(daemon, options));
+async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet<()>) -> Result<String, StartError> {
+    let page = Arc::new(page_context(daemon, options));
     let mut said = String::new();
     for address in &options.http {
-        let listener = listen_for_page(address).await.map_err(|error| Refusal::Http(address.clone(), error))?;
+        let listener = listen_for_page(address).await.map_err(|error| StartError::Http(address.clone(), error))?;
         match &listener {
             Listener::Tcp(listener) => {
-                let local = listener.local_addr().map_err(Refusal::System)?;
+                let local = listener.local_addr().map_err(StartError::System)?;
                 said += &format!(", with a page at http://{local}/");
             }
             Listener::Unix(_) => said += &format!(", with a page at {address}"),
         }
-        let (shown, address) = (Arc::clone(&shown), address.clone());
+        let (page, address) = (Arc::clone(&page), address.clone());
         tasks.spawn(async move {
-            if let Err(error) = http::serve(listener, shown, pending()).await {
+            if let Err(error) = http::serve(listener, page, pending()).await {
                 tracing::error!(%error, address, "the page is not offered any more");
             }
         });
@@ -179,29 +180,29 @@ async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet
     Ok(said)
 }
 
-fn shown_by(daemon: &Arc<Daemon>, options: &Options) -> Shown {
+fn page_context(daemon: &Arc<Daemon>, options: &Options) -> PageContext {
     let nodes = if options.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen };
-    let about = About {
+    let about = DaemonInfo {
         store: options.location.to_string(),
         engine: options.location.facts().name.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: options.node.clone(),
         boot: options.boot.clone(),
     };
-    let store: Arc<dyn Store> = Arc::new(daemon.held.clone());
-    let shown = Shown::new(Operator::new(Arc::clone(&store), nodes), about, Arc::clone(&daemon.metrics))
+    let store: Arc<dyn Store> = Arc::new(daemon.shared_store.clone());
+    let page = PageContext::new(Operator::new(Arc::clone(&store), nodes), about, Arc::clone(&daemon.metrics))
         .with_hosts(options.hosts.clone())
-        .with_history(daemon.held.clone());
+        .with_history(daemon.shared_store.clone());
     if nodes == Nodes::FirstSeen {
-        return shown;
+        return page;
     }
     // On a cluster the numbers are those of this node.
-    let (ipam, node) = (agent::ipam_on(store, &options.location, None), options.node.clone());
-    shown.with_reach(Arc::new(move || ipam.reach_of(&node)))
+    let (ipam, node) = (agent::ipam_for_store(store, &options.location, None), options.node.clone());
+    page.with_reach(Arc::new(move || ipam.reach_of(&node)))
 }
 
 async fn listen_for_page(address: &str) -> io::Result<Listener> {
-    let Some(path) = address.strip_prefix(UNIX) else {
+    let Some(path) = address.strip_prefix(UNIX_PREFIX) else {
         return Ok(Listener::Tcp(TcpListener::bind(address).await?));
     };
     let path = Path::new(path);

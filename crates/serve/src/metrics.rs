@@ -16,22 +16,22 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 /// The bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to the longest that a call may take.
-const BUCKETS: [f64; 16] =
+const BUCKET_SECONDS: [f64; 16] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 90.0];
 
 /// A counter for each verb and each result.
-type Answers = Family<[(&'static str, &'static str); 2], Counter>;
+type AnswerCounters = Family<[(&'static str, &'static str); 2], Counter>;
 
 /// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ending {
+pub enum RequestResult {
     /// It was carried out.
     Done,
     /// It was refused, or failed.
     Failed,
 }
 
-impl Ending {
+impl RequestResult {
     fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -49,7 +49,7 @@ pub struct Metrics {
     sync: Histogram,
     add: Histogram,
     del: Histogram,
-    answers: Answers,
+    answers: AnswerCounters,
     callers: Gauge,
     viewers: Gauge,
     lock: Gauge,
@@ -97,7 +97,7 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("margay_serve");
         let mut time = |name: &str, help: &str| {
-            let times = Histogram::new(BUCKETS);
+            let times = Histogram::new(BUCKET_SECONDS);
             registry.register_with_unit(name, help, Unit::Seconds, times.clone());
             times
         };
@@ -106,7 +106,7 @@ impl Metrics {
         let sync = time("sync", "Time that the disk took to make a commit durable");
         let add = time("add", "Time of an ADD from its request to its answer");
         let del = time("del", "Time of a DEL from its request to its answer");
-        let answers = Answers::default();
+        let answers = AnswerCounters::default();
         registry.register("answers", "Requests that were answered, by verb and result", answers.clone());
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
@@ -156,18 +156,18 @@ impl Metrics {
     }
 
     /// Counts an answer. `verb` is one of a few that the program knows, never a text of a caller.
-    pub fn count_answer(&self, verb: &'static str, ending: Ending) {
+    pub fn count_answer(&self, verb: &'static str, ending: RequestResult) {
         self.answers.get_or_create(&[("verb", verb), ("result", ending.as_str())]).inc();
     }
 
     /// Counts a connection of a plugin or a command for as long as the answer lives.
-    pub fn caller(self: &Arc<Self>) -> Counted {
-        Counted::of(&self.callers)
+    pub fn count_caller(self: &Arc<Self>) -> CountGuard {
+        CountGuard::of(&self.callers)
     }
 
     /// Counts a connection of a browser or a scraper for as long as the answer lives.
-    pub fn viewer(self: &Arc<Self>) -> Counted {
-        Counted::of(&self.viewers)
+    pub fn count_viewer(self: &Arc<Self>) -> CountGuard {
+        CountGuard::of(&self.viewers)
     }
 
     /// The number of connected browsers and scrapers.
@@ -186,16 +186,16 @@ impl Metrics {
 
 /// Something that is counted while it lives.
 #[derive(Debug)]
-pub struct Counted(Gauge);
+pub struct CountGuard(Gauge);
 
-impl Counted {
+impl CountGuard {
     fn of(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -260,13 +260,13 @@ mod tests {
         metrics.observe_add(Duration::from_millis(7));
         metrics.observe_add(Duration::from_secs(100));
         metrics.observe_del(Duration::from_millis(7));
-        metrics.count_answer("ADD", Ending::Done);
-        metrics.count_answer("ADD", Ending::Failed);
-        metrics.count_answer("ADD", Ending::Done);
+        metrics.count_answer("ADD", RequestResult::Done);
+        metrics.count_answer("ADD", RequestResult::Failed);
+        metrics.count_answer("ADD", RequestResult::Done);
         metrics.taken();
         metrics.handed_over();
         metrics.taken();
-        let (caller, _viewer) = (metrics.caller(), metrics.viewer());
+        let (caller, _viewer) = (metrics.count_caller(), metrics.count_viewer());
         drop(caller);
         let text = metrics.text();
         for line in [

@@ -18,12 +18,12 @@ const FOLDER_MODE: u32 = 0o1777;
 /// The mode of a socket. The daemon looks at the user who connects.
 const SOCKET_MODE: u32 = 0o666;
 /// How often, and at what interval, a place that is taken is tried again: another daemon may be removing what was left there.
-const ATTEMPTS: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The right to serve a store under a name: one process at a time has it. It ends when this is dropped, or with the process.
 #[derive(Debug)]
-pub struct Place {
+pub struct ServeLock {
     name: String,
     lock: PathBuf,
     /// True once there is a socket of its own.
@@ -31,7 +31,7 @@ pub struct Place {
     _file: File,
 }
 
-impl Place {
+impl ServeLock {
     /// Takes the place of the daemon with this name. The folder of the sockets is made if it is missing. `is_trusted` says
     /// whether a daemon of the store may run as this user: the place of any other user counts for nothing.
     ///
@@ -39,7 +39,7 @@ impl Place {
     /// `AddrInUse` if another daemon has it; those of the system.
     pub fn take(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         make_folder()?;
-        for _ in 1..ATTEMPTS {
+        for _ in 1..MAX_ATTEMPTS {
             match Self::take_now(name, &is_trusted) {
                 Err(error) if error.kind() == ErrorKind::AddrInUse => thread::sleep(ATTEMPT_INTERVAL),
                 taken => return taken,
@@ -49,7 +49,7 @@ impl Place {
     }
 
     fn take_now(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
-        let path = Path::new(name::FOLDER).join(format!("{name}.lock"));
+        let path = Path::new(name::SOCKET_FOLDER).join(format!("{name}.lock"));
         if fs::symlink_metadata(&path).is_ok_and(|found| !is_trusted(found.uid())) {
             // Each user may make a file here. Only its owner and root can take it away again.
             remove(&path)?;
@@ -87,7 +87,7 @@ impl Place {
     /// Those of the system.
     pub fn listen(&self) -> io::Result<UnixListener> {
         let socket = self.socket();
-        let draft = Path::new(name::FOLDER).join(format!(".{}.{}", self.name, std::process::id()));
+        let draft = Path::new(name::SOCKET_FOLDER).join(format!(".{}.{}", self.name, std::process::id()));
         remove(&draft)?;
         let listener = UnixListener::bind(&draft)?;
         let placed = fs::set_permissions(&draft, Permissions::from_mode(SOCKET_MODE))
@@ -115,7 +115,7 @@ impl Place {
 
 /// Removes the sockets and locks that killed daemons have left, as far as this user may.
 pub fn remove_stale() {
-    let Ok(entries) = fs::read_dir(name::FOLDER) else { return };
+    let Ok(entries) = fs::read_dir(name::SOCKET_FOLDER) else { return };
     let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     for path in entries.flatten().map(|entry| entry.path()) {
         let is_ours = path.extension().is_some_and(|extension| extension == "sock" || extension == "lock");
@@ -129,7 +129,7 @@ pub fn remove_stale() {
             continue;
         }
         // The lock keeps a daemon from starting there meanwhile, and goes with its place.
-        let Ok(_place) = Place::take_now(name, |owner| owner == uid) else { continue };
+        let Ok(_serve_lock) = ServeLock::take_now(name, |owner| owner == uid) else { continue };
         let is_refused =
             |connected: io::Result<_>| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
         if is_refused(UnixStream::connect(&socket)) && remove(&socket).is_ok() {
@@ -138,7 +138,7 @@ pub fn remove_stale() {
     }
 }
 
-impl Drop for Place {
+impl Drop for ServeLock {
     fn drop(&mut self) {
         self.remove_socket();
         // The lock ends with the file. A file that stays does no harm.
@@ -147,7 +147,7 @@ impl Drop for Place {
 }
 
 fn make_folder() -> io::Result<()> {
-    let folder = Path::new(name::FOLDER);
+    let folder = Path::new(name::SOCKET_FOLDER);
     if let Some(above) = folder.parent().filter(|above| above.is_dir()) {
         // Earlier versions of the plugin have made it for root alone. Only its owner can change that.
         let _ = fs::set_permissions(above, Permissions::from_mode(0o755));

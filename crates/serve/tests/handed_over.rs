@@ -24,7 +24,7 @@ const ONE_OF: u64 = 20;
 /// Hands the store over before calls. Calls that are under way at the same time are waited for.
 #[derive(Clone, Debug)]
 struct HandedOver {
-    held: Held,
+    shared_store: Held,
     calls: Arc<AtomicU64>,
 }
 
@@ -34,8 +34,8 @@ impl HandedOver {
         if before < EACH || before % ONE_OF < 2 {
             // A daemon takes the store back at once, other processes with their next call.
             match before % 2 {
-                0 => self.held.hand_over(Announced::No).await,
-                _ => self.held.put_down().await,
+                0 => self.shared_store.hand_over(Announced::No).await,
+                _ => self.shared_store.put_down().await,
             }
         }
     }
@@ -45,22 +45,22 @@ impl HandedOver {
 impl Store for HandedOver {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.hand_over().await;
-        self.held.range(request).await
+        self.shared_store.range(request).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         self.hand_over().await;
-        self.held.txn(txn).await
+        self.shared_store.txn(txn).await
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         self.hand_over().await;
-        self.held.watch(request).await
+        self.shared_store.watch(request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
         self.hand_over().await;
-        self.held.compact(revision).await
+        self.shared_store.compact(revision).await
     }
 }
 
@@ -80,8 +80,8 @@ impl Harness for Site {
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
-        let held = Held::new(folder.location(), Holding::new(Create::Never.with_wait(WAIT)));
-        Ok(Box::new(Fresh { store: HandedOver { held, calls: Arc::default() }, folder }))
+        let shared_store = Held::new(folder.location(), Holding::new(Create::Never.with_wait(WAIT)));
+        Ok(Box::new(Fresh { store: HandedOver { shared_store, calls: Arc::default() }, folder }))
     }
 }
 
@@ -92,7 +92,7 @@ impl Fixture for Fresh {
     }
 
     async fn reopen(&mut self) -> std::result::Result<(), BoxError> {
-        self.store.held.close().await?;
+        self.store.shared_store.close().await?;
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Fixture for Fresh {
     }
 
     async fn finish(&mut self) -> std::result::Result<(), BoxError> {
-        self.store.held.close().await?;
+        self.store.shared_store.close().await?;
         Ok(())
     }
 }

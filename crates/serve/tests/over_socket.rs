@@ -11,7 +11,7 @@ use conformance::{Ability, BoxError, Fixture, Harness};
 use datastore::served::{self, ServedStore};
 use kv::Store;
 use serve::daemon::Daemon;
-use serve::socket::Place;
+use serve::socket::ServeLock;
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
@@ -22,7 +22,7 @@ struct Site;
 struct Fresh {
     client: ServedStore,
     daemon: Arc<Daemon>,
-    place: Place,
+    place: ServeLock,
     tasks: JoinSet<()>,
     folder: support::Folder,
 }
@@ -36,7 +36,7 @@ impl Harness for Site {
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
         let location = folder.location();
-        let place = Place::take(&served::instance(&location).ok_or("no name")?, |_| true)?;
+        let place = ServeLock::take(&served::instance(&location).ok_or("no name")?, |_| true)?;
         let listener = UnixListener::from_std(place.listen()?)?;
         let mut tasks = JoinSet::new();
         let daemon = Daemon::start(location.clone(), None, &mut tasks);
@@ -58,7 +58,7 @@ impl Fixture for Fresh {
     }
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
-        self.daemon.held.close().await?;
+        self.daemon.shared_store.close().await?;
         Ok(())
     }
 
@@ -69,7 +69,7 @@ impl Fixture for Fresh {
     async fn finish(&mut self) -> Result<(), BoxError> {
         self.place.remove_socket();
         self.tasks.shutdown().await;
-        self.daemon.held.close().await?;
+        self.daemon.shared_store.close().await?;
         Ok(())
     }
 }

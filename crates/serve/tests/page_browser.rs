@@ -13,7 +13,7 @@ use libtest_mimic::{Arguments, Trial};
 use page_support::browser::{Driver, Look, WIDE, Window, missing};
 use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, pool, soon, three_pools};
 use serde_json::{Value, json};
-use serve::http::Limits;
+use serve::http::ClientLimits;
 
 /// WebDriver's names of keys without a letter.
 const TAB: &str = "\u{e004}";
@@ -407,7 +407,7 @@ fn a_daemon_that_goes_and_comes_back_is_told(driver: &Driver) {
     window.wait_text("The daemon is not there");
     window.wait_text("margay serve");
     window.picture("gone");
-    let _again = Daemon::at(three_pools, Limits::default(), port);
+    let _again = Daemon::at(three_pools, ClientLimits::default(), port);
     window.wait_text("A handle names a block that is not there");
     window.wait("document.getElementById('gone').hidden && document.getElementById('live').dataset.state === 'live'");
 }

@@ -14,7 +14,7 @@ use kv::StoreExt;
 use page_support::client::{connect, get, wait_for};
 use page_support::{Daemon, add, empty, many_blocks, pool, soon};
 use serde_json::Value;
-use serve::http::Limits;
+use serve::http::ClientLimits;
 
 /// A stream of events.
 struct Events(BufReader<TcpStream>);
@@ -66,8 +66,10 @@ impl Events {
 
 #[test]
 fn events_come_as_they_happen_and_go_on_after_a_break() {
-    let daemon =
-        Daemon::with_limits(async || empty(), Limits { heartbeat: Duration::from_millis(200), ..Limits::default() });
+    let daemon = Daemon::with_limits(
+        async || empty(),
+        ClientLimits { heartbeat: Duration::from_millis(200), ..ClientLimits::default() },
+    );
     daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
     let mut events = Events::open(&daemon, "", "");
     assert_eq!(events.next().0, "ready");
@@ -133,7 +135,11 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
 #[test]
 fn a_client_that_never_reads_is_dropped() {
     // Only a stall ends a connection here.
-    let limits = Limits { stall: Duration::from_millis(500), headers: Duration::from_secs(600), ..Limits::default() };
+    let limits = ClientLimits {
+        stall: Duration::from_millis(500),
+        headers: Duration::from_secs(600),
+        ..ClientLimits::default()
+    };
     let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
     // One client after the other: while blocks come and go as fast as below, no census for an answer comes to its end.
     let lazy = connect(&daemon);

@@ -14,7 +14,7 @@ use page_support::client::{connect, get, json, send, wait_for};
 use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, shown, three_pools};
 use serde_json::Value;
 use serve::accept::Listener;
-use serve::http::{Limits, serve};
+use serve::http::{ClientLimits, serve};
 
 #[test]
 fn only_the_daemons_own_names_are_answered() {
@@ -241,7 +241,7 @@ fn ten_thousand_blocks_come_in_one_small_answer() {
 
 #[test]
 fn a_client_that_does_not_finish_its_request_is_dropped() {
-    let limits = Limits { headers: Duration::from_millis(300), ..Limits::default() };
+    let limits = ClientLimits { headers: Duration::from_millis(300), ..ClientLimits::default() };
     let daemon = Daemon::with_limits(async || empty(), limits);
     for begun in ["", "GET / HT", "GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "] {
         let mut stream = connect(&daemon);
@@ -267,7 +267,7 @@ fn a_client_that_does_not_finish_its_request_is_dropped() {
 
 #[test]
 fn one_connection_too_many_is_told_so() {
-    let limits = Limits { connections: 4, ..Limits::default() };
+    let limits = ClientLimits { connections: 4, ..ClientLimits::default() };
     let daemon = Daemon::with_limits(async || empty(), limits);
     let mut held: Vec<TcpStream> = (0..4).map(|_| connect(&daemon)).collect();
     wait_for("four connections", || daemon.metrics.viewers() == 4);
@@ -320,7 +320,7 @@ fn by_hand() {
         "many" => many_blocks(10_000).await,
         _ => three_pools().await,
     };
-    let daemon = Daemon::at(fill, Limits::default(), port);
+    let daemon = Daemon::at(fill, ClientLimits::default(), port);
     for number in 10_000.. {
         std::thread::sleep(Duration::from_secs(5));
         if store.is_empty() {

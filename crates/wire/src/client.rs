@@ -10,18 +10,18 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::frame::{Frame, Hello, Kind, MAX_ANSWER, Progress};
+use crate::frame::{Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StallReport};
 use crate::peer;
 
 /// A daemon counts as frozen when it has sent nothing for this long, or when its store has finished nothing for this long.
-pub const FROZEN_AFTER: Duration = Duration::from_secs(3);
+pub const FROZEN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The shortest wait for bytes: a client that the system lets run too late still reads what has arrived.
-const SHORTEST_READ: Duration = Duration::from_millis(1);
+const MIN_READ_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// A connection to a daemon that has said what it has.
 #[derive(Debug)]
-pub struct Connection {
+pub struct DaemonConnection {
     stream: UnixStream,
     /// The last moment at which the daemon is known to have been alive.
     alive_at: Instant,
@@ -29,31 +29,36 @@ pub struct Connection {
     pub hello: Hello,
 }
 
-impl Connection {
-    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_AFTER`]. While the backlog of the socket is full, this
+impl DaemonConnection {
+    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_TIMEOUT`]. While the backlog of the socket is full, this
     /// waits. `is_trusted` says whether the daemon may run as this user.
     ///
     /// # Errors
     /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if it runs as a user who is not
     /// trusted; `TimedOut` and `WouldBlock` if it does not greet in time; `InvalidData` for one of another version.
     pub fn open(socket: &Path, within: Duration, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
-        let end = Instant::now() + within.min(FROZEN_AFTER);
+        let end = Instant::now() + within.min(FROZEN_TIMEOUT);
         let mut stream = dial(socket, end)?;
         if !is_trusted(peer::uid(&stream)?) {
             return Err(io::Error::new(ErrorKind::PermissionDenied, "the daemon runs as another user"));
         }
-        let hello: Hello = read(&mut stream, end)?.expect(Kind::Hello)?.decode()?;
+        let hello: Hello = read(&mut stream, end)?.expect(FrameKind::Hello)?.decode()?;
         Ok(Self { stream, alive_at: Instant::now(), hello })
     }
 
     /// Sends a request and waits for the answer, at most `within`, and no longer than the daemon gets on: see
-    /// [`FROZEN_AFTER`].
+    /// [`FROZEN_TIMEOUT`].
     ///
     /// # Errors
     /// `TimedOut` and `WouldBlock` if the daemon is frozen, or has not answered in time; those of
     /// the stream. The request may have been carried out all the same. The daemon does nothing more for it once the connection is
     /// dropped, save what it has begun to commit.
-    pub fn ask<T: DeserializeOwned>(mut self, kind: Kind, request: &impl Serialize, within: Duration) -> io::Result<T> {
+    pub fn ask<T: DeserializeOwned>(
+        mut self,
+        kind: FrameKind,
+        request: &impl Serialize,
+        within: Duration,
+    ) -> io::Result<T> {
         let end = Instant::now() + within;
         let bytes = Frame::new(kind, request)?.to_bytes();
         set_socket_timeout(&self.stream, Timeout::Send, Some(left(self.frozen_at().min(end))?))?;
@@ -63,16 +68,18 @@ impl Connection {
             let frame = read(&mut self.stream, until)?;
             let now = Instant::now();
             self.alive_at = match frame.kind {
-                Kind::Taken => now,
-                Kind::Alive => now.checked_sub(frame.decode::<Progress>()?.stalled_for).unwrap_or(self.alive_at),
-                _ => return frame.expect(Kind::Answer)?.decode(),
+                FrameKind::Taken => now,
+                FrameKind::Alive => {
+                    now.checked_sub(frame.decode::<StallReport>()?.stalled_for).unwrap_or(self.alive_at)
+                }
+                _ => return frame.expect(FrameKind::Answer)?.decode(),
             };
         }
     }
 
     /// The moment from which on the daemon counts as frozen, unless it shows life before.
     fn frozen_at(&self) -> Instant {
-        self.alive_at + FROZEN_AFTER
+        self.alive_at + FROZEN_TIMEOUT
     }
 
     /// Tells the daemon that this process is about to wait for the lock of the store.
@@ -80,7 +87,7 @@ impl Connection {
     /// # Errors
     /// Those of the stream.
     pub fn ask_to_yield(&mut self) -> io::Result<()> {
-        self.stream.write_all(&Frame::empty(Kind::Yield).to_bytes())
+        self.stream.write_all(&Frame::empty(FrameKind::Yield).to_bytes())
     }
 }
 
@@ -93,21 +100,21 @@ fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
 }
 
 /// A stream that is read until a moment, however little comes at a time.
-struct Until<'a> {
+struct DeadlineReader<'a> {
     stream: &'a UnixStream,
     end: Instant,
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let left = self.end.saturating_duration_since(Instant::now()).max(SHORTEST_READ);
+        let left = self.end.saturating_duration_since(Instant::now()).max(MIN_READ_TIMEOUT);
         set_socket_timeout(self.stream, Timeout::Recv, Some(left))?;
         Read::read(&mut self.stream, bytes)
     }
 }
 
 fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Frame> {
-    Frame::read_blocking(&mut Until { stream, end }, MAX_ANSWER)
+    Frame::read_blocking(&mut DeadlineReader { stream, end }, MAX_ANSWER_BODY_BYTES)
 }
 
 /// The time that is left until a moment.
@@ -123,14 +130,14 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::frame::Identity;
+    use crate::frame::StoreIdentity;
 
-    fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, io::Result<Connection>) {
+    fn served(serve: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, io::Result<DaemonConnection>) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sock");
         let listener = UnixListener::bind(&socket).unwrap();
         thread::spawn(move || serve(listener.accept().unwrap().0));
-        let opened = Connection::open(&socket, FROZEN_AFTER, |_| true);
+        let opened = DaemonConnection::open(&socket, FROZEN_TIMEOUT, |_| true);
         (folder, opened)
     }
 
@@ -139,7 +146,7 @@ mod tests {
     }
 
     fn greet(stream: &mut UnixStream) {
-        send(stream, &Frame::new(Kind::Hello, &Hello::new(Identity::Nothing)).unwrap());
+        send(stream, &Frame::new(FrameKind::Hello, &Hello::new(StoreIdentity::Nothing)).unwrap());
     }
 
     /// A request that a fake daemon serves after its greeting.
@@ -149,11 +156,11 @@ mod tests {
             assert_eq!(Frame::read_blocking(&mut stream, 100).unwrap().decode::<u32>().unwrap(), 5);
             serve(&mut stream);
         });
-        opened.unwrap().ask(Kind::Verb, &5_u32, Duration::from_secs(60))
+        opened.unwrap().ask(FrameKind::Verb, &5_u32, Duration::from_secs(60))
     }
 
     fn alive(stream: &mut UnixStream, stalled_for: Duration) {
-        let _ = stream.write_all(&Frame::new(Kind::Alive, &Progress { stalled_for }).unwrap().to_bytes());
+        let _ = stream.write_all(&Frame::new(FrameKind::Alive, &StallReport { stalled_for }).unwrap().to_bytes());
     }
 
     fn is_late(error: &io::Error) -> bool {
@@ -163,12 +170,12 @@ mod tests {
     #[test]
     fn a_daemon_that_gets_on_is_waited_for() {
         let answer = asked(|stream| {
-            send(stream, &Frame::empty(Kind::Taken));
+            send(stream, &Frame::empty(FrameKind::Taken));
             for _ in 0..3 {
-                thread::sleep(FROZEN_AFTER / 2);
-                alive(stream, FROZEN_AFTER / 4);
+                thread::sleep(FROZEN_TIMEOUT / 2);
+                alive(stream, FROZEN_TIMEOUT / 4);
             }
-            send(stream, &Frame::new(Kind::Answer, &"done").unwrap());
+            send(stream, &Frame::new(FrameKind::Answer, &"done").unwrap());
         });
         assert_eq!(answer.unwrap(), "done");
     }
@@ -183,15 +190,15 @@ mod tests {
             }
         });
         let begun = Instant::now();
-        let answer = opened.unwrap().ask::<String>(Kind::Verb, &5_u32, Duration::from_millis(300));
-        assert!(is_late(&answer.unwrap_err()) && begun.elapsed() < FROZEN_AFTER);
+        let answer = opened.unwrap().ask::<String>(FrameKind::Verb, &5_u32, Duration::from_millis(300));
+        assert!(is_late(&answer.unwrap_err()) && begun.elapsed() < FROZEN_TIMEOUT);
     }
 
     #[test]
     fn a_frozen_daemon_is_left() {
         // A stream that ends is another error.
         let silent = |stream: UnixStream| {
-            thread::sleep(FROZEN_AFTER * 3);
+            thread::sleep(FROZEN_TIMEOUT * 3);
             drop(stream);
         };
         let (_folder, opened) = served(silent);
@@ -200,7 +207,7 @@ mod tests {
         assert!(is_late(&answer.unwrap_err()), "it does not take the request");
         // Its process runs, and its store hangs.
         let answer = asked(|stream| {
-            send(stream, &Frame::empty(Kind::Taken));
+            send(stream, &Frame::empty(FrameKind::Taken));
             for second in 1..9 {
                 thread::sleep(Duration::from_secs(1));
                 alive(stream, Duration::from_secs(second));
@@ -212,11 +219,11 @@ mod tests {
     #[test]
     fn a_daemon_that_drips_is_left_too() {
         let (_folder, opened) = served(|mut stream| {
-            for byte in Frame::new(Kind::Hello, &Hello::new(Identity::Nothing)).unwrap().to_bytes() {
+            for byte in Frame::new(FrameKind::Hello, &Hello::new(StoreIdentity::Nothing)).unwrap().to_bytes() {
                 if stream.write_all(&[byte]).is_err() {
                     return;
                 }
-                thread::sleep(FROZEN_AFTER / 3);
+                thread::sleep(FROZEN_TIMEOUT / 3);
             }
         });
         assert!(is_late(&opened.unwrap_err()));
@@ -231,14 +238,14 @@ mod tests {
         rustix::net::listen(&listener, 0).unwrap();
         let listener = UnixListener::from(listener);
         let waiting = UnixStream::connect(&socket).unwrap();
-        let soon = Connection::open(&socket, Duration::from_millis(50), |_| true).unwrap_err();
+        let soon = DaemonConnection::open(&socket, Duration::from_millis(50), |_| true).unwrap_err();
         assert!(is_late(&soon), "{soon}");
         let serving = thread::spawn(move || {
-            thread::sleep(FROZEN_AFTER / 2);
+            thread::sleep(FROZEN_TIMEOUT / 2);
             drop(listener.accept().unwrap());
             greet(&mut listener.accept().unwrap().0);
         });
-        Connection::open(&socket, FROZEN_AFTER * 2, |_| true).unwrap();
+        DaemonConnection::open(&socket, FROZEN_TIMEOUT * 2, |_| true).unwrap();
         serving.join().unwrap();
         drop(waiting);
     }
@@ -247,10 +254,16 @@ mod tests {
     fn no_daemon_and_a_stranger_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sock");
-        assert_eq!(Connection::open(&socket, FROZEN_AFTER, |_| true).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(DaemonConnection::open(&socket, FROZEN_TIMEOUT, |_| true).unwrap_err().kind(), ErrorKind::NotFound);
         let listener = UnixListener::bind(&socket).unwrap();
-        assert_eq!(Connection::open(&socket, FROZEN_AFTER, |_| false).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(
+            DaemonConnection::open(&socket, FROZEN_TIMEOUT, |_| false).unwrap_err().kind(),
+            ErrorKind::PermissionDenied
+        );
         drop(listener);
-        assert_eq!(Connection::open(&socket, FROZEN_AFTER, |_| true).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(
+            DaemonConnection::open(&socket, FROZEN_TIMEOUT, |_| true).unwrap_err().kind(),
+            ErrorKind::ConnectionRefused
+        );
     }
 }

@@ -19,31 +19,31 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frames. Programs whose versions differ do not talk to each other.
-pub const VERSION: u8 = 4;
+pub const FRAME_VERSION: u8 = 4;
 /// The longest body of a request, in bytes: a request of a store has 1.5 MiB at the most, and a list of attachments less.
-pub const MAX_REQUEST: usize = 4 << 20;
+pub const MAX_REQUEST_BODY_BYTES: usize = 4 << 20;
 /// The longest body of an answer, in bytes. A store's answer has no limit of its own.
-pub const MAX_ANSWER: usize = 1 << 30;
+pub const MAX_ANSWER_BODY_BYTES: usize = 1 << 30;
 
 /// The bytes before a body.
 const HEADER_BYTES: usize = 6;
 
-const BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER>> =
-    bincode::config::standard().with_limit::<MAX_ANSWER>();
+const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_BYTES>> =
+    bincode::config::standard().with_limit::<MAX_ANSWER_BODY_BYTES>();
 
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
     /// The daemon has the request. The body is empty.
     Taken = b't',
-    /// The daemon works on a verb, or the verb waits for others: a [`Progress`]. Sent every second until the answer.
+    /// The daemon works on a verb, or the verb waits for others: a [`StallReport`]. Sent every second until the answer.
     Alive = b'l',
     /// A request of the plugin.
     Verb = b'v',
-    /// A request of a store: [`keys::Asked`](crate::keys::Asked).
+    /// A request of a store: [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
     /// The client is about to wait for the lock of the store. The body is empty, and there is no answer.
     Yield = b'y',
@@ -51,7 +51,7 @@ pub enum Kind {
     Answer = b'a',
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         let kinds = [Self::Hello, Self::Taken, Self::Alive, Self::Verb, Self::Keys, Self::Yield, Self::Answer];
         kinds.into_iter().find(|kind| *kind as u8 == byte)
@@ -60,7 +60,7 @@ impl Kind {
 
 /// How a daemon gets on with its store while a verb waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct StallReport {
     /// The time since the store last finished something, at most the time since the request arrived. Zero while another
     /// process has the store.
     pub stalled_for: Duration,
@@ -70,7 +70,7 @@ pub struct Progress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Its body.
     body: Vec<u8>,
 }
@@ -80,19 +80,19 @@ impl Frame {
     ///
     /// # Errors
     /// `InvalidInput` if the body is too long, or cannot be encoded.
-    pub fn new(kind: Kind, body: &impl Serialize) -> io::Result<Self> {
+    pub fn new(kind: FrameKind, body: &impl Serialize) -> io::Result<Self> {
         Ok(Self { kind, body: encode(body)? })
     }
 
     /// A frame without a body.
-    pub fn empty(kind: Kind) -> Self {
+    pub fn empty(kind: FrameKind) -> Self {
         Self { kind, body: Vec::new() }
     }
 
     /// The frame as it is sent.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
-        bytes.extend([VERSION, self.kind as u8]);
+        bytes.extend([FRAME_VERSION, self.kind as u8]);
         // No body is longer than MAX_ANSWER.
         bytes.extend(u32::try_from(self.body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(&self.body);
@@ -121,7 +121,7 @@ impl Frame {
         let mut body = Vec::new();
         // The memory grows with what has come, not with what was announced.
         stream.take(length as u64).read_to_end(&mut body).await?;
-        Self::whole(kind, body, length).map(Some)
+        Self::from_body(kind, body, length).map(Some)
     }
 
     /// The frame in these bytes, which has to be all of them.
@@ -129,7 +129,7 @@ impl Frame {
     /// # Errors
     /// Those of [`read`](Self::read); `InvalidData` for bytes behind it.
     pub fn read_from(mut bytes: &[u8]) -> io::Result<Self> {
-        let frame = Self::read_blocking(&mut bytes, MAX_ANSWER)?;
+        let frame = Self::read_blocking(&mut bytes, MAX_ANSWER_BODY_BYTES)?;
         if bytes.is_empty() { Ok(frame) } else { Err(malformed("bytes behind a frame")) }
     }
 
@@ -140,10 +140,10 @@ impl Frame {
         let (kind, length) = parse(header, limit)?;
         let mut body = Vec::new();
         stream.take(length as u64).read_to_end(&mut body)?;
-        Self::whole(kind, body, length)
+        Self::from_body(kind, body, length)
     }
 
-    fn whole(kind: Kind, body: Vec<u8>, length: usize) -> io::Result<Self> {
+    fn from_body(kind: FrameKind, body: Vec<u8>, length: usize) -> io::Result<Self> {
         if body.len() < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(Self { kind, body }) }
     }
 
@@ -151,7 +151,7 @@ impl Frame {
     ///
     /// # Errors
     /// `InvalidData` if it is not.
-    pub fn expect(self, kind: Kind) -> io::Result<Self> {
+    pub fn expect(self, kind: FrameKind) -> io::Result<Self> {
         match self.kind == kind {
             true => Ok(self),
             false => Err(malformed(format!("a frame {:?} in place of {kind:?}", self.kind))),
@@ -162,11 +162,11 @@ impl Frame {
 /// The encoding of a value: the order of fields and variants is part of it.
 ///
 /// # Errors
-/// `InvalidInput` if it is longer than [`MAX_ANSWER`], or cannot be encoded.
+/// `InvalidInput` if it is longer than [`MAX_ANSWER_BODY_BYTES`], or cannot be encoded.
 pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
-    let bytes = bincode::serde::encode_to_vec(what, BINCODE);
+    let bytes = bincode::serde::encode_to_vec(what, BINCODE_CONFIG);
     let bytes = bytes.map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
-    match bytes.len() <= MAX_ANSWER {
+    match bytes.len() <= MAX_ANSWER_BODY_BYTES {
         true => Ok(bytes),
         false => Err(io::Error::new(ErrorKind::InvalidInput, format!("{} bytes are too many", bytes.len()))),
     }
@@ -177,19 +177,19 @@ pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
 /// # Errors
 /// `InvalidData` if they are none of these.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
-    match bincode::serde::decode_from_slice(bytes, BINCODE) {
+    match bincode::serde::decode_from_slice(bytes, BINCODE_CONFIG) {
         Ok((what, read)) if read == bytes.len() => Ok(what),
         Ok(_) => Err(malformed("bytes behind the end of a value")),
         Err(error) => Err(malformed(error.to_string())),
     }
 }
 
-fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(Kind, usize)> {
+fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(FrameKind, usize)> {
     let [version, kind, length @ ..] = header;
-    if version != VERSION {
-        return Err(malformed(format!("frames of version {version}, and this program has version {VERSION}")));
+    if version != FRAME_VERSION {
+        return Err(malformed(format!("frames of version {version}, and this program has version {FRAME_VERSION}")));
     }
-    let kind = Kind::from_byte(kind).ok_or_else(|| malformed(format!("a frame of the unknown kind {kind}")))?;
+    let kind = FrameKind::from_byte(kind).ok_or_else(|| malformed(format!("a frame of the unknown kind {kind}")))?;
     let length = u32::from_le_bytes(length) as usize;
     if length > limit {
         return Err(malformed(format!("a frame of {length} bytes; the limit is {limit}")));
@@ -225,7 +225,7 @@ impl FileId {
 
 /// The store that a daemon has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Identity {
+pub enum StoreIdentity {
     /// There is no store at the daemon's place.
     Nothing,
     /// An embedded store.
@@ -251,12 +251,12 @@ pub struct Hello {
     /// The process id of the daemon, as the daemon sees it.
     pub process: u32,
     /// The daemon's store.
-    pub store: Identity,
+    pub store: StoreIdentity,
 }
 
 impl Hello {
     /// A greeting of this program.
-    pub fn new(store: Identity) -> Self {
+    pub fn new(store: StoreIdentity) -> Self {
         Self { program: env!("CARGO_PKG_VERSION").to_owned(), process: std::process::id(), store }
     }
 
@@ -268,8 +268,8 @@ impl Hello {
     /// True if the daemon has the embedded store in this folder.
     pub fn has_store_in(&self, folder: &Path) -> bool {
         match &self.store {
-            Identity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) == Some(*queue),
-            Identity::Nothing | Identity::Cluster { .. } => false,
+            StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) == Some(*queue),
+            StoreIdentity::Nothing | StoreIdentity::Cluster { .. } => false,
         }
     }
 }
@@ -284,7 +284,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_frame_comes_out_as_it_went_in() {
-        let frame = Frame::new(Kind::Verb, &("text", 5_u64, vec![1_u8, 2])).unwrap();
+        let frame = Frame::new(FrameKind::Verb, &("text", 5_u64, vec![1_u8, 2])).unwrap();
         let bytes = frame.to_bytes();
         assert_eq!(read(&bytes, 100).await.unwrap(), Some(frame.clone()));
         assert_eq!(Frame::read_blocking(&mut &bytes[..], 100).unwrap(), frame);
@@ -294,7 +294,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_frame_is_refused() {
-        let good = Frame::new(Kind::Keys, &7_u64).unwrap().to_bytes();
+        let good = Frame::new(FrameKind::Keys, &7_u64).unwrap().to_bytes();
         for length in 1..good.len() {
             assert_eq!(read(&good[..length], 100).await.unwrap_err().kind(), ErrorKind::UnexpectedEof, "{length}");
         }
@@ -303,7 +303,7 @@ mod tests {
             bytes[at] = byte;
             bytes
         };
-        for bad in [changed(0, VERSION + 1), changed(1, b'?'), changed(5, 0xff), b"GET / HTTP/1.1\r\n".to_vec()] {
+        for bad in [changed(0, FRAME_VERSION + 1), changed(1, b'?'), changed(5, 0xff), b"GET / HTTP/1.1\r\n".to_vec()] {
             assert_eq!(read(&bad, 100).await.unwrap_err().kind(), ErrorKind::InvalidData);
         }
         assert!(read(&good, 0).await.is_err(), "too long");
@@ -311,10 +311,10 @@ mod tests {
 
     #[test]
     fn a_body_of_something_else_is_refused() {
-        assert!(Frame::new(Kind::Verb, &1_u8).unwrap().decode::<String>().is_err());
-        assert!(Frame::new(Kind::Verb, &(1_u8, 2_u8)).unwrap().decode::<u8>().is_err(), "bytes are left");
+        assert!(Frame::new(FrameKind::Verb, &1_u8).unwrap().decode::<String>().is_err());
+        assert!(Frame::new(FrameKind::Verb, &(1_u8, 2_u8)).unwrap().decode::<u8>().is_err(), "bytes are left");
         // A length that no body can have takes no memory.
-        assert!(Frame::new(Kind::Verb, &u64::MAX).unwrap().decode::<Vec<u8>>().is_err());
+        assert!(Frame::new(FrameKind::Verb, &u64::MAX).unwrap().decode::<Vec<u8>>().is_err());
     }
 
     #[test]
@@ -322,12 +322,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let queue = folder.path().join("queue");
         std::fs::write(&queue, "").unwrap();
-        let hello = Hello::new(Identity::Embedded { id: "x".to_owned(), queue: FileId::at(&queue).unwrap() });
+        let hello = Hello::new(StoreIdentity::Embedded { id: "x".to_owned(), queue: FileId::at(&queue).unwrap() });
         assert!(hello.has_store_in(folder.path()) && hello.is_same_version());
         let other = tempfile::tempdir().unwrap();
         assert!(!hello.has_store_in(other.path()));
         std::fs::write(other.path().join("queue"), "").unwrap();
         assert!(!hello.has_store_in(other.path()));
-        assert!(!Hello::new(Identity::Nothing).has_store_in(other.path()));
+        assert!(!Hello::new(StoreIdentity::Nothing).has_store_in(other.path()));
     }
 }

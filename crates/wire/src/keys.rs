@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// A request, and for how long it is of use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct TimedRequest {
     /// After that nothing is begun for it.
     pub within: Duration,
     /// The request.
@@ -35,7 +35,7 @@ pub enum Request {
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum StoreReply {
     /// To a range.
     Range(RangeResponse),
     /// To a transaction.
@@ -49,46 +49,46 @@ pub enum Answer {
     /// The oldest revision that can be read, and its time as far as it is known.
     Oldest(Revision, Option<SystemTime>),
     /// The request failed, or the watch ends.
-    Failed(Failed),
+    Failed(ErrorReply),
 }
 
 /// A [`kv::Error`] on its way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
+pub struct ErrorReply {
     kind: ErrorKind,
     operation: Operation,
     store: String,
     outcome: Outcome,
     detail: Option<String>,
-    source: Option<Source>,
+    source: Option<ErrorCause>,
 }
 
 /// The text of an error that caused another one, and what caused it in turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Source {
+struct ErrorCause {
     text: String,
     source: Option<Box<Self>>,
 }
 
-impl Source {
+impl ErrorCause {
     fn of(error: &(dyn std::error::Error + 'static)) -> Self {
         Self { text: error.to_string(), source: error.source().map(|source| Box::new(Self::of(source))) }
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ErrorCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Source {
+impl std::error::Error for ErrorCause {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }
 }
 
-impl From<&Error> for Failed {
+impl From<&Error> for ErrorReply {
     fn from(error: &Error) -> Self {
         Self {
             kind: error.kind().clone(),
@@ -96,14 +96,14 @@ impl From<&Error> for Failed {
             store: error.store().to_owned(),
             outcome: error.outcome(),
             detail: error.detail().map(str::to_owned),
-            source: std::error::Error::source(error).map(Source::of),
+            source: std::error::Error::source(error).map(ErrorCause::of),
         }
     }
 }
 
-impl From<Failed> for Error {
-    fn from(failed: Failed) -> Self {
-        let Failed { kind, operation, store, outcome, detail, source } = failed;
+impl From<ErrorReply> for Error {
+    fn from(failed: ErrorReply) -> Self {
+        let ErrorReply { kind, operation, store, outcome, detail, source } = failed;
         let mut error = Self::new(kind, operation, store).with_outcome(outcome);
         if let Some(detail) = detail {
             error = error.with_detail(detail);
@@ -120,10 +120,10 @@ mod tests {
     use kv::{Compare, Content, Key, Op, Range};
 
     use super::*;
-    use crate::frame::{Frame, Kind};
+    use crate::frame::{Frame, FrameKind};
 
     fn round<T: Serialize + serde::de::DeserializeOwned + PartialEq + fmt::Debug>(what: &T) {
-        assert_eq!(&Frame::new(Kind::Keys, what).unwrap().decode::<T>().unwrap(), what);
+        assert_eq!(&Frame::new(FrameKind::Keys, what).unwrap().decode::<T>().unwrap(), what);
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
             .with_compares([Compare::absent("a"), Compare::nothing_newer(Range::All, Revision::new(7))])
             .with_success([Op::put(bytes, vec![0_u8, 1]), Op::delete("b").with_prev()])
             .with_failure([Op::range(Range::prefix("p"))]);
-        round(&Asked { within: Duration::from_millis(1500), request: Request::Txn(txn, Purpose::Release) });
+        round(&TimedRequest { within: Duration::from_millis(1500), request: Request::Txn(txn, Purpose::Release) });
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
             .with_detail("look at the disk")
             .with_outcome(Outcome::Unknown)
             .with_source(cause);
-        let failed = Failed::from(&error);
+        let failed = ErrorReply::from(&error);
         round(&failed);
         let again = Error::from(failed);
         assert_eq!(again.to_string(), error.to_string());

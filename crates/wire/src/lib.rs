@@ -19,7 +19,8 @@ pub mod keys;
 pub mod name;
 pub mod peer;
 
-pub use client::{Connection, FROZEN_AFTER};
+pub use client::{DaemonConnection, FROZEN_TIMEOUT};
 pub use frame::{
-    FileId, Frame, Hello, Identity, Kind, MAX_ANSWER, MAX_REQUEST, Progress, VERSION, decode, encode, malformed,
+    FRAME_VERSION, FileId, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, MAX_REQUEST_BODY_BYTES, StallReport,
+    StoreIdentity, decode, encode, malformed,
 };

@@ -6,22 +6,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The folder of the sockets.
-pub const FOLDER: &str = "/run/margay/serve";
+pub const SOCKET_FOLDER: &str = "/run/margay/serve";
 /// A longer name is replaced by a hash: a socket's path has 107 bytes at the most.
-const LONGEST: usize = 60;
+const MAX_NAME_BYTES: usize = 60;
 
 /// The socket with a name.
 pub fn socket(name: &str) -> PathBuf {
-    Path::new(FOLDER).join(format!("{name}.sock"))
+    Path::new(SOCKET_FOLDER).join(format!("{name}.sock"))
 }
 
 /// The name for an embedded store in this folder, an absolute path without symbolic links: as `systemd-escape --path` spells it.
 pub fn of_folder(folder: &Path) -> String {
     let name = escaped(folder);
-    if name.len() <= LONGEST { name } else { hashed("store", folder.as_os_str()) }
+    if name.len() <= MAX_NAME_BYTES { name } else { hashed("store", folder.as_os_str()) }
 }
 
-/// The name for a cluster that is reached in this way: see [`Identity::Cluster`](crate::Identity::Cluster).
+/// The name for a cluster that is reached in this way: see [`StoreIdentity::Cluster`](crate::StoreIdentity::Cluster).
 pub fn of_cluster(access: &str) -> String {
     hashed("etcd", OsStr::new(access))
 }

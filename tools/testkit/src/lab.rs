@@ -250,7 +250,7 @@ pub fn hints_about(store: &Location) -> Vec<PathBuf> {
 
 /// The files of pending commits on a store, on this machine.
 pub fn notes_about(store: &str) -> Vec<PathBuf> {
-    files_with(store, agent::INTENTS_FOLDER)
+    files_with(store, agent::PENDING_COMMITS_FOLDER)
 }
 
 /// The files of a folder that contain a text.

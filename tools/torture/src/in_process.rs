@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent::FileIntents;
+use agent::PendingCommitFolder;
 use datastore::{Create, Scope};
 use ipam_core::intents::Intents;
 use kv::Store;
@@ -64,7 +64,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let faulty: Arc<dyn Store> = Arc::new(Faulty::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
     let intents: Arc<dyn Intents> = match plan.sabotage {
         Sabotage::Intents => Arc::new(NoIntents),
-        _ => Arc::new(FileIntents::new(folder.path().join("intents"), "torture")),
+        _ => Arc::new(PendingCommitFolder::new(folder.path().join("intents"), "torture")),
     };
     let access = Access::open(faulty, newest.clone(), intents);
     let worked = work(plan, &access, &ledger, &progress).await;

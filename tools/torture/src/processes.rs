@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use agent::FileIntents;
+use agent::PendingCommitFolder;
 use clap::Args;
 use datastore::{Create, Drivers, Scope};
 use fastrand::Rng;
@@ -135,7 +135,7 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
         let store = Arc::new(Observed::new(open_etcd(&plan.at)?, newest.clone()));
-        Access::open(store, newest, Arc::new(FileIntents::new(&plan.intents, STORE)))
+        Access::open(store, newest, Arc::new(PendingCommitFolder::new(&plan.intents, STORE)))
     } else {
         let location = drivers.parse(&plan.at).map_err(|error| Failure(error.to_string()))?;
         if plan.served { Access::Served(location, newest) } else { Access::Folder(location, newest) }
@@ -350,7 +350,7 @@ impl Run<'_> {
 
     async fn rounds_on(&mut self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let observed: Arc<dyn Store> = Arc::new(Observed::new(Arc::clone(store), self.newest.clone()));
-        let ipam = scene::allocator(observed).with_intents(Arc::new(FileIntents::new(&self.intents, STORE)));
+        let ipam = scene::allocator(observed).with_intents(Arc::new(PendingCommitFolder::new(&self.intents, STORE)));
         while !self.is_done() && self.ledger.violation().is_none() {
             let left = self.round().await?;
             self.clean(&ipam, &left).await?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent::{Answer, Asked, Del, Verb};
+use agent::{Answer, Del, Verb, VerbRequest};
 use datastore::served::{ServedStore, connect, is_trusted, socket};
 use datastore::{Create, Drivers, Location};
 use etcd_client::{Client, LeaseGrantOptions, PutOptions};
@@ -23,7 +23,7 @@ use ipam_core::attachment::Attachment;
 use kv::{ErrorKind, Range, Store, StoreExt, WatchRequest};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use wire::{Connection, Kind};
+use wire::{DaemonConnection, FrameKind};
 
 use crate::chaos::{self, Daemon};
 use crate::scene::open_etcd;
@@ -235,9 +235,10 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
 /// Asks as a plugin does: with a connection of its own.
 fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
-    let connection = Connection::open(&socket, PATIENCE, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
-    let asked = Asked { within: PATIENCE, lock_file: PathBuf::new(), verb };
-    connection.ask(Kind::Verb, &asked, PATIENCE).map_err(text)
+    let connection =
+        DaemonConnection::open(&socket, PATIENCE, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
+    let asked = VerbRequest { within: PATIENCE, lock_file: PathBuf::new(), verb };
+    connection.ask(FrameKind::Verb, &asked, PATIENCE).map_err(text)
 }
 
 /// Sees every revision, in order.

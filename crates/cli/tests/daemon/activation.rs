@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use wire::FROZEN_AFTER;
+use wire::FROZEN_TIMEOUT;
 
 use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
@@ -76,7 +76,7 @@ fn a_caller_that_starts_the_daemon_is_served_by_it() {
         for caller in callers {
             let add = caller.end().ok();
             // A machine that has much else to do may take longer to start the daemon.
-            if add.took < FROZEN_AFTER {
+            if add.took < FROZEN_TIMEOUT {
                 add.by_daemon();
             }
         }

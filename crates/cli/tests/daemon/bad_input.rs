@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use conformance::patient;
 use kv::{Range, RangeRequest, StoreExt};
-use wire::keys::{Asked, Request};
-use wire::{Frame, Kind, MAX_REQUEST, VERSION};
+use wire::keys::{Request, TimedRequest};
+use wire::{FRAME_VERSION, Frame, FrameKind, MAX_REQUEST_BODY_BYTES};
 
 use crate::daemon::{Daemon, greeting};
 use crate::lab::{ENGINES, Lab, block_on};
@@ -26,7 +26,7 @@ fn raw(lab: &Lab) -> UnixStream {
 fn greeted(stream: &mut UnixStream) {
     let mut header = [0; 6];
     stream.read_exact(&mut header).unwrap();
-    assert_eq!((header[0], header[1]), (VERSION, b'h'));
+    assert_eq!((header[0], header[1]), (FRAME_VERSION, b'h'));
     let length = u32::from_le_bytes([header[2], header[3], header[4], header[5]]);
     stream.read_exact(&mut vec![0; length as usize]).unwrap();
 }
@@ -57,7 +57,7 @@ fn garbage_closes_its_connection_and_no_other() {
     let mut other = raw(&lab);
     greeted(&mut other);
     let header = |kind: u8, length: usize| {
-        let mut bytes = vec![VERSION, kind];
+        let mut bytes = vec![FRAME_VERSION, kind];
         bytes.extend(u32::try_from(length).unwrap().to_le_bytes());
         bytes
     };
@@ -66,18 +66,18 @@ fn garbage_closes_its_connection_and_no_other() {
         ("another language", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
         (
             "another version",
-            Frame::empty(Kind::Yield)
+            Frame::empty(FrameKind::Yield)
                 .to_bytes()
                 .into_iter()
                 .enumerate()
                 .map(|(at, byte)| if at == 0 { 9 } else { byte })
                 .collect(),
         ),
-        ("random bytes", [vec![VERSION], garbage.clone()].concat()),
+        ("random bytes", [vec![FRAME_VERSION], garbage.clone()].concat()),
         ("no such kind", header(b'?', 0)),
         ("a frame that only daemons send", header(b'a', 0)),
         ("a greeting", header(b'h', 0)),
-        ("a length beyond the limit", header(b'v', MAX_REQUEST + 1)),
+        ("a length beyond the limit", header(b'v', MAX_REQUEST_BODY_BYTES + 1)),
         ("the longest length of all", header(b'k', u32::MAX as usize)),
         ("a verb without a body", header(b'v', 0)),
         ("a verb of random bytes", [header(b'v', 1000), garbage[..1000].to_vec()].concat()),
@@ -99,7 +99,7 @@ fn garbage_closes_its_connection_and_no_other() {
         is_closed(stream, "half a frame");
     }
     // The first connection has seen nothing of that.
-    other.write_all(&Frame::empty(Kind::Yield).to_bytes()).unwrap();
+    other.write_all(&Frame::empty(FrameKind::Yield).to_bytes()).unwrap();
     other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let still = other.read(&mut [0]).unwrap_err();
     assert_eq!(still.kind(), std::io::ErrorKind::WouldBlock, "still open, and there is no answer");
@@ -114,7 +114,7 @@ fn a_body_of_random_bytes_never_harms() {
         let mut stream = raw(&lab);
         let kind = if round % 2 == 0 { b'v' } else { b'k' };
         let length = fastrand::usize(..300);
-        let mut bytes = vec![VERSION, kind];
+        let mut bytes = vec![FRAME_VERSION, kind];
         bytes.extend(u32::try_from(length).unwrap().to_le_bytes());
         // Small numbers are variants and lengths more often than any bytes.
         bytes.extend((0..length).map(|_| if fastrand::bool() { fastrand::u8(..8) } else { fastrand::u8(..) }));
@@ -137,7 +137,10 @@ fn clients_that_never_read_hold_up_nobody() {
         });
         let mut daemon = Daemon::start(&lab);
         let within = Duration::from_secs(60);
-        let all = Frame::new(Kind::Keys, &Asked { within, request: Request::Range(RangeRequest::new(Range::All)) });
+        let all = Frame::new(
+            FrameKind::Keys,
+            &TimedRequest { within, request: Request::Range(RangeRequest::new(Range::All)) },
+        );
         let all = all.unwrap().to_bytes();
         let clients: Vec<_> = (0..50)
             .map(|_| {

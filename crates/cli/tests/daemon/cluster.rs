@@ -14,7 +14,7 @@ use datastore::{Create, Location, served};
 use etcd_client::Client;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use wire::{Connection, Identity};
+use wire::{DaemonConnection, StoreIdentity};
 
 use crate::lab::{block_on, held_in};
 use crate::programs::{Call, PATIENCE, Running, margay, run, wait_until};
@@ -54,9 +54,10 @@ impl Cluster {
     fn serve(&self) -> Running {
         let daemon = Running::start(margay(["--store", &self.url(), "serve"]), "");
         wait_until("the daemon greets", || {
-            let connection = Connection::open(&self.socket(), wire::FROZEN_AFTER, |_| true);
+            let connection = DaemonConnection::open(&self.socket(), wire::FROZEN_TIMEOUT, |_| true);
             connection.is_ok_and(|connection| {
-                connection.hello.process == daemon.pid() && matches!(connection.hello.store, Identity::Cluster { .. })
+                connection.hello.process == daemon.pid()
+                    && matches!(connection.hello.store, StoreIdentity::Cluster { .. })
             })
         });
         daemon

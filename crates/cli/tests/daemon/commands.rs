@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use conformance::patient;
 use nix::sys::signal::Signal;
 use serde_json::json;
-use wire::{Frame, Hello, Kind};
+use wire::{Frame, FrameKind, Hello};
 
 use crate::daemon::{Daemon, serves_again};
 use crate::fake::{Fake, hello};
@@ -235,7 +235,7 @@ fn a_watch_goes_on_without_its_daemon_and_beside_one_of_another_version() {
     let folder = lab.store.clone();
     let upgraded = Fake::listen(&lab.socket(), move |mut stream| {
         let hello = Hello { program: "99.0.0".to_owned(), ..hello(&folder) };
-        let _ = stream.write_all(&Frame::new(Kind::Hello, &hello).unwrap().to_bytes());
+        let _ = stream.write_all(&Frame::new(FrameKind::Hello, &hello).unwrap().to_bytes());
     });
     lab.add("beside").ok();
     seen(3);

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use wire::{Connection, FROZEN_AFTER, Hello};
+use wire::{DaemonConnection, FROZEN_TIMEOUT, Hello};
 
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
@@ -103,8 +103,8 @@ impl Daemon {
 }
 
 /// A connection to the daemon of a store.
-pub(crate) fn connect(lab: &Lab) -> Option<Connection> {
-    Connection::open(&lab.socket(), FROZEN_AFTER, |_| true).ok()
+pub(crate) fn connect(lab: &Lab) -> Option<DaemonConnection> {
+    DaemonConnection::open(&lab.socket(), FROZEN_TIMEOUT, |_| true).ok()
 }
 
 /// The greeting of the daemon of a store.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
-use wire::{FileId, Frame, Hello, Identity, Kind};
+use wire::{FileId, Frame, FrameKind, Hello, StoreIdentity};
 
 /// A listener that does the same with each connection. It ends when this is dropped.
 pub(crate) struct Fake {
@@ -55,7 +55,7 @@ impl Drop for Fake {
 /// A greeting of this version for the store in a folder.
 pub(crate) fn hello(folder: &Path) -> Hello {
     let queue = FileId::at(&folder.join("queue")).unwrap();
-    Hello::new(Identity::Embedded { id: "any".to_owned(), queue })
+    Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue })
 }
 
 /// Sends a frame to a client, which may be gone.
@@ -65,5 +65,5 @@ pub(crate) fn send(stream: &mut UnixStream, frame: &Frame) {
 
 /// Sends a greeting.
 pub(crate) fn greet(stream: &mut UnixStream, hello: &Hello) {
-    send(stream, &Frame::new(Kind::Hello, hello).unwrap());
+    send(stream, &Frame::new(FrameKind::Hello, hello).unwrap());
 }

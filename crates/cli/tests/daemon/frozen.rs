@@ -8,7 +8,7 @@ use std::time::Duration;
 use ::power::{Disk, Image, Mounted, Syncs};
 use conformance::patient;
 use nix::sys::signal::Signal;
-use wire::FROZEN_AFTER;
+use wire::FROZEN_TIMEOUT;
 
 use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
@@ -53,7 +53,7 @@ fn a_hung_sync_ends_and_costs_no_call() {
         disk.go_on();
         for call in calls {
             let ended = call.end().ok().alone("has not answered");
-            assert!(ended.took >= FROZEN_AFTER, "{ended:?}");
+            assert!(ended.took >= FROZEN_TIMEOUT, "{ended:?}");
         }
         let mut held: Vec<_> = lab.held().into_values().collect();
         held.sort();
@@ -93,7 +93,7 @@ fn status_beside_a_hung_sync_is_quick() {
         let add = lab.add("c1").start();
         sleep(Duration::from_millis(200));
         let status = crate::programs::Call::new("STATUS", "", &lab.conf()).run();
-        assert!(status.took < patient(FROZEN_AFTER), "{status:?}");
+        assert!(status.took < patient(FROZEN_TIMEOUT), "{status:?}");
         disk.go_on();
         add.end().ok();
     }
@@ -107,7 +107,7 @@ fn a_daemon_that_stands_still_for_less_is_waited_for() {
         lab.add("c0").ok().by_daemon();
         daemon.signal(Signal::SIGSTOP);
         let calls = [lab.add("c1").start(), lab.add("c2").start(), lab.del("c0").start()];
-        sleep(FROZEN_AFTER / 2);
+        sleep(FROZEN_TIMEOUT / 2);
         daemon.signal(Signal::SIGCONT);
         calls.into_iter().for_each(|call| _ = call.end().ok().by_daemon());
         daemon.runs();
@@ -125,7 +125,7 @@ fn a_frozen_daemon_is_left_by_every_call() {
         daemon.signal(Signal::SIGCONT);
         for call in calls {
             let ended = call.end().ok().alone("going on without it");
-            assert!(ended.took >= FROZEN_AFTER, "{ended:?}");
+            assert!(ended.took >= FROZEN_TIMEOUT, "{ended:?}");
         }
         assert_eq!(lab.held().len(), 2);
         lab.is_in_order();
@@ -140,7 +140,7 @@ fn plugins_wait_while_another_process_has_the_store() {
         lab.add("c0").ok().by_daemon();
         let calls = lab.held_open(async |_| {
             let calls = [lab.add("c1").start(), lab.del("c0").start()];
-            sleep(FROZEN_AFTER * 2);
+            sleep(FROZEN_TIMEOUT * 2);
             calls
         });
         calls.into_iter().for_each(|call| _ = call.end().ok().by_daemon());

@@ -10,7 +10,7 @@ use datastore::{Create, OpenStore, Sharing};
 use futures::StreamExt;
 use kv::{ErrorKind, Range, StoreExt, WatchRequest};
 use nix::sys::signal::Signal;
-use wire::{FileId, Frame, Hello, Identity, Kind, MAX_ANSWER};
+use wire::{FileId, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StoreIdentity};
 
 use crate::daemon::Daemon;
 use crate::fake::{Fake, greet};
@@ -128,7 +128,7 @@ fn a_frozen_daemon_is_waited_for_once() {
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
     let folder = lab.location().path().unwrap().to_owned();
-    let hello = Hello::new(Identity::Embedded { id, queue: FileId::at(&folder.join("queue")).unwrap() });
+    let hello = Hello::new(StoreIdentity::Embedded { id, queue: FileId::at(&folder.join("queue")).unwrap() });
     Fake::listen(&lab.socket(), move |mut stream| {
         greet(&mut stream, &hello);
         serve(stream);
@@ -139,7 +139,7 @@ fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
 fn commands_and_plugins_go_on_wherever_it_breaks_off() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        let whole = Frame::new(Kind::Taken, &()).unwrap().to_bytes();
+        let whole = Frame::new(FrameKind::Taken, &()).unwrap().to_bytes();
         let reads_and_sends = |bytes: Vec<u8>| {
             move |mut stream: UnixStream| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -147,7 +147,7 @@ fn commands_and_plugins_go_on_wherever_it_breaks_off() {
                     let asked = stream.try_clone().unwrap();
                     asked.set_nonblocking(true).unwrap();
                     let mut asked = tokio::net::UnixStream::from_std(asked).unwrap();
-                    _ = tokio::time::timeout(PATIENCE, Frame::read(&mut asked, MAX_ANSWER)).await;
+                    _ = tokio::time::timeout(PATIENCE, Frame::read(&mut asked, MAX_ANSWER_BODY_BYTES)).await;
                 });
                 stream.set_nonblocking(false).unwrap();
                 _ = stream.write_all(&bytes);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use conformance::patient;
 use nix::sys::signal::Signal;
-use wire::FROZEN_AFTER;
+use wire::FROZEN_TIMEOUT;
 
 use crate::daemon::{Daemon, serves_again};
 use crate::lab::{ENGINES, Lab};
@@ -108,7 +108,7 @@ fn a_daemon_that_hangs_for_a_while_spoils_nothing() {
             sleep(Duration::from_millis(round * 7));
             daemon.signal(Signal::SIGSTOP);
             // Plugins give it up meanwhile.
-            sleep(FROZEN_AFTER + Duration::from_millis(400));
+            sleep(FROZEN_TIMEOUT + Duration::from_millis(400));
             daemon.signal(Signal::SIGCONT);
             adds.into_iter().for_each(|add| _ = add.end().ok());
         }
@@ -118,7 +118,7 @@ fn a_daemon_that_hangs_for_a_while_spoils_nothing() {
             let dels: Vec<_> = (0..4).map(|number| lab.del(&format!("c{round}-{number}")).start()).collect();
             sleep(Duration::from_millis(round * 7));
             daemon.signal(Signal::SIGSTOP);
-            sleep(FROZEN_AFTER + Duration::from_millis(400));
+            sleep(FROZEN_TIMEOUT + Duration::from_millis(400));
             daemon.signal(Signal::SIGCONT);
             dels.into_iter().for_each(|del| _ = del.end().ok());
         }

@@ -4,11 +4,11 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use agent::{Answer, Asked, Verb};
+use agent::{Answer, Verb, VerbRequest};
 use ipam_core::assign::{AssignRequest, Wanted};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
-use wire::Kind;
+use wire::FrameKind;
 
 use crate::daemon::{Daemon, connect};
 use crate::lab::{ENGINES, Lab, ipam_on};
@@ -122,12 +122,12 @@ fn a_request_whose_time_is_over_is_dropped() {
         // A client that waits longer than it says.
         let asked = |container: &str, millis| {
             let within = Duration::from_millis(millis);
-            Asked { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }
+            VerbRequest { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }
         };
         let (late, in_time) = (connect(&lab).unwrap(), connect(&lab).unwrap());
         let (late, in_time) = lab.held_open(async |_| {
-            let ask = |connection: wire::Connection, asked: Asked| {
-                std::thread::spawn(move || connection.ask::<Answer>(Kind::Verb, &asked, PATIENCE))
+            let ask = |connection: wire::DaemonConnection, asked: VerbRequest| {
+                std::thread::spawn(move || connection.ask::<Answer>(FrameKind::Verb, &asked, PATIENCE))
             };
             let asking = (ask(late, asked("late", 300)), ask(in_time, asked("in-time", 60_000)));
             sleep(Duration::from_millis(900));

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use agent::{Answer, Asked, Verb, ipam_on};
+use agent::{Answer, Verb, VerbRequest, ipam_for_store};
 use conformance::patient;
 use datastore::{Create, Location};
 use kv::Deadline;
 use serde_json::{Value, json};
-use wire::{Frame, Kind, MAX_REQUEST};
+use wire::{Frame, FrameKind, MAX_REQUEST_BODY_BYTES};
 
 use crate::fake::{Fake, greet, hello, send};
 use crate::lab::{ENGINES, Lab, block_on};
@@ -37,7 +37,7 @@ const ALL: [Last; 4] = [Last::Takes, Last::CarriesOut, Last::AnswersByHalf, Last
 fn carry_out(location: &Location, verb: &Verb) -> Answer {
     block_on(async {
         let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
-        let ipam = ipam_on(open.store(), location, None);
+        let ipam = ipam_for_store(open.store(), location, None);
         let done = verb.carry_out(&ipam, location, Deadline::after(PATIENCE)).await;
         open.close().await.unwrap();
         done.into()
@@ -61,19 +61,19 @@ fn die(stream: &mut UnixStream, folder: &Path, location: &Location, last: Last) 
     stream.set_nonblocking(true).unwrap();
     let asked = block_on(async {
         let mut stream = tokio::net::UnixStream::from_std(stream.try_clone().unwrap()).unwrap();
-        Frame::read(&mut stream, MAX_REQUEST).await
+        Frame::read(&mut stream, MAX_REQUEST_BODY_BYTES).await
     });
     stream.set_nonblocking(false).unwrap();
-    let asked: Asked = asked.ok()??.expect(Kind::Verb).ok()?.decode().unwrap();
-    send(stream, &Frame::empty(Kind::Taken));
+    let asked: VerbRequest = asked.ok()??.expect(FrameKind::Verb).ok()?.decode().unwrap();
+    send(stream, &Frame::empty(FrameKind::Taken));
     if last == Last::Takes {
         return None;
     }
     let answer = carry_out(location, &asked.verb);
-    let frame = Frame::new(Kind::Answer, &answer).unwrap().to_bytes();
+    let frame = Frame::new(FrameKind::Answer, &answer).unwrap().to_bytes();
     match last {
         Last::AnswersByHalf => _ = std::io::Write::write_all(stream, &frame[..frame.len() / 2]),
-        Last::AnswersGarbage => send(stream, &Frame::new(Kind::Answer, &"no").unwrap()),
+        Last::AnswersGarbage => send(stream, &Frame::new(FrameKind::Answer, &"no").unwrap()),
         Last::Takes | Last::CarriesOut => {}
     }
     Some(answer)

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use conformance::patient;
-use wire::{FROZEN_AFTER, FileId, Frame, Hello, Identity, Kind};
+use wire::{FROZEN_TIMEOUT, FileId, Frame, FrameKind, Hello, StoreIdentity};
 
 use crate::daemon::Daemon;
 use crate::fake::{Fake, greet, hello, send};
@@ -17,7 +17,7 @@ use crate::programs::Ended;
 
 const POOL: &str = "10.72.0.0/24";
 /// The time for the daemon, and what a plugin takes by itself.
-const BOUND: Duration = FROZEN_AFTER.saturating_add(Duration::from_secs(2));
+const BOUND: Duration = FROZEN_TIMEOUT.saturating_add(Duration::from_secs(2));
 
 /// The output of a call that has ended in time.
 #[track_caller]
@@ -116,8 +116,8 @@ fn with_a_daemon_of_another_version() {
 #[test]
 fn with_a_daemon_of_another_language() {
     with_listener(all_is_well, "going on without it", |folder, mut stream| {
-        let mut bytes = Frame::new(Kind::Hello, &hello(folder)).unwrap().to_bytes();
-        bytes[0] = wire::VERSION + 1;
+        let mut bytes = Frame::new(FrameKind::Hello, &hello(folder)).unwrap().to_bytes();
+        bytes[0] = wire::FRAME_VERSION + 1;
         let _ = stream.write_all(&bytes);
         keep(stream);
     });
@@ -126,13 +126,13 @@ fn with_a_daemon_of_another_language() {
 #[test]
 fn with_a_daemon_of_another_store() {
     with_listener(all_is_well, "has another store", |_, mut stream| {
-        greet(&mut stream, &Hello::new(Identity::Nothing));
+        greet(&mut stream, &Hello::new(StoreIdentity::Nothing));
         keep(stream);
     });
     with_listener(all_is_well, "has another store", |folder, mut stream| {
         let file = folder.join("store.id");
         let queue = FileId::at(&file).unwrap();
-        greet(&mut stream, &Hello::new(Identity::Embedded { id: "any".to_owned(), queue }));
+        greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
         keep(stream);
     });
 }
@@ -144,7 +144,7 @@ fn with_garbage_in_place_of_a_greeting() {
     });
     with_listener(all_is_well, "going on without it", |_, mut stream| {
         // The longest frame of all, which never comes.
-        let _ = stream.write_all(&[wire::VERSION, b'h', 0, 0, 0, 0x40]);
+        let _ = stream.write_all(&[wire::FRAME_VERSION, b'h', 0, 0, 0, 0x40]);
         keep(stream);
     });
     with_listener(all_is_well, "going on without it", |_, stream| drop(stream));
@@ -178,8 +178,8 @@ fn with_a_daemon_that_answers_something_else() {
     // A greeting in place of an answer.
     with_listener(calls_are_well, "going on without it", |folder, mut stream| {
         greet(&mut stream, &hello(folder));
-        send(&mut stream, &Frame::empty(Kind::Taken));
-        send(&mut stream, &Frame::new(Kind::Answer, &hello(folder)).unwrap());
+        send(&mut stream, &Frame::empty(FrameKind::Taken));
+        send(&mut stream, &Frame::new(FrameKind::Answer, &hello(folder)).unwrap());
         keep(stream);
     });
 }

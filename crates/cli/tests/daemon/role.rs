@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use conformance::patient;
-use wire::{FileId, Hello, Identity};
+use wire::{FileId, Hello, StoreIdentity};
 
 use crate::fake::greet;
 use crate::lab::Lab;
@@ -57,7 +57,7 @@ fn as_another_user() {
             // The test kills it if nobody comes.
             let (mut stream, _) = listener.accept().unwrap();
             // All that a daemon would say.
-            greet(&mut stream, &Hello::new(Identity::Embedded { id: "any".to_owned(), queue }));
+            greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
             stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
             let mut said = Vec::new();
             let _ = stream.read_to_end(&mut said);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use conformance::patient;
 use serde_json::json;
-use wire::{FileId, Identity};
+use wire::{FileId, StoreIdentity};
 
 use crate::daemon::{Daemon, greeting, serves_again};
 use crate::lab::{ENGINES, Lab, with_own_mounts};
@@ -78,7 +78,7 @@ fn a_greeting_says_which_store_it_is() {
         let _daemon = Daemon::start(&lab);
         let hello = greeting(&lab).unwrap();
         assert_eq!(hello.program, env!("CARGO_PKG_VERSION"));
-        let Identity::Embedded { id, queue } = hello.store else { panic!("{hello:?}") };
+        let StoreIdentity::Embedded { id, queue } = hello.store else { panic!("{hello:?}") };
         assert_eq!(queue, FileId::at(&lab.store.join("queue")).unwrap());
         let status = lab.margay("store status -o json").ok();
         assert_eq!(status.json()["id"], json!(id), "{status:?}");
@@ -152,7 +152,7 @@ fn without_a_store_the_daemon_waits_for_one() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let mut daemon = Daemon::start(&lab);
-        assert_eq!(greeting(&lab).unwrap().store, Identity::Nothing);
+        assert_eq!(greeting(&lab).unwrap().store, StoreIdentity::Nothing);
         let none = lab.add("c1").run().failed();
         assert!(none.err.contains("has another store, none"), "{none:?}");
         lab.del("c1").ok();
@@ -164,7 +164,7 @@ fn without_a_store_the_daemon_waits_for_one() {
         assert!(lab.store.exists());
         let second = Call::new("ADD", "c2", &conf).ok().by_daemon();
         assert_ne!(second.address(), made.address());
-        assert!(matches!(greeting(&lab).unwrap().store, Identity::Embedded { .. }));
+        assert!(matches!(greeting(&lab).unwrap().store, StoreIdentity::Embedded { .. }));
         daemon.runs();
         lab.is_in_order();
     }

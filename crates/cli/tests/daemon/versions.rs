@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use agent::{FileIntents, INTENTS_FOLDER};
+use agent::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use ipam_core::attachment::Attachment;
 use ipam_core::intents::Intents;
 use kv::{Op, Txn};
@@ -128,8 +128,8 @@ fn an_earlier_version_leaves_newer_notes_alone() {
         boot: None,
     };
     let txn = Txn::new().with_success([Op::put("/margay-test", "x")]);
-    let notes = FileIntents::new(INTENTS_FOLDER, cluster.location().to_string());
-    let note = PathBuf::from(INTENTS_FOLDER).join(notes.record(&attachment, &txn).unwrap().0);
+    let notes = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, cluster.location().to_string());
+    let note = PathBuf::from(PENDING_COMMITS_FOLDER).join(notes.record(&attachment, &txn).unwrap().0);
     let bytes = fs::read(&note).unwrap();
     for call in [cluster.add("c1"), cluster.del("c1")] {
         let ended = Version::Earlier.call(call).ok();

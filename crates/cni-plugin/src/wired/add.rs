@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent::{Allocator, CniError, Result, Rules, Session, explain};
+use agent::{Allocator, CniError, NetworkRules, Result, Session, explain};
 use datastore::{Location, served};
 use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint};
@@ -187,7 +187,7 @@ impl<'s, 'a> Add<'s, 'a> {
     fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
         let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
-        stored.map_err(|error| explain(error, Rules::Calico).into())
+        stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
     /// Releases the addresses of a call that fails, unless the container had one of them before: a release is about all of
@@ -217,7 +217,7 @@ impl<'s, 'a> Add<'s, 'a> {
         let session = &self.session;
         match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
             Ok(_) | Err(ipam_core::Error::ReleaseConflict(_)) => Ok(()),
-            Err(error) => Err(explain(error, Rules::Calico).into()),
+            Err(error) => Err(explain(error, NetworkRules::Calico).into()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent::{Allocator, CniError, Code, Result, Rights, Served, Session};
+use agent::{Allocator, CniError, Code, DaemonAllocator, Result, Session, WriteRights};
 use ipam_core::endpoints::{EndpointQuery, Pools};
 use ipam_core::model::{Orchestrator, WorkloadEndpoint, keys};
 use kv::Purpose;
@@ -95,7 +95,7 @@ fn read_endpoint(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<
         }
     };
     let allocator =
-        session.as_ref().map_or_else(|| Box::new(Served::default()) as Box<dyn Allocator>, Setup::allocator);
+        session.as_ref().map_or_else(|| Box::new(DaemonAllocator::default()) as Box<dyn Allocator>, Setup::allocator);
     let allocation = setup.call_later(&plugin, Verb::Check, &*allocator);
     drop(allocator);
     session.into_iter().for_each(finish);
@@ -160,7 +160,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
         tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
     }
     let plugin = setup.ipam_plugin()?;
-    match plugin.call(&setup.ipam_call(Verb::Status), &Served::default()) {
+    match plugin.call(&setup.ipam_call(Verb::Status), &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::debug!(%error, "the IPAM plugin knows no STATUS");
             Ok(String::new())
@@ -172,7 +172,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
 /// Checks that the login may write the endpoint of a container.
 fn check_rights(setup: &Setup<'_>, session: &Session) -> Result<()> {
     let results = format!("endpoints of {}", setup.conf.net.name);
-    let Some(rights) = Rights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
+    let Some(rights) = WriteRights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
     let key = keys::workload_endpoint("default", "status");
     Ok(session.run(rights.check(&*session.store(), vec![key]))?)
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use agent::{
-    Allocator, Answer, CniError, Code, Del, Failure, Result, Rules, Served, Session, StoreAt, explain, is_no_store,
+    Allocator, Answer, CniError, Code, DaemonAllocator, Del, NetworkRules, Result, Session, StoreAccess, VerbFailure,
+    explain, is_no_store,
 };
 use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::Allocation;
@@ -35,7 +36,7 @@ struct WithEndpoint<'e> {
 }
 
 impl Allocator for WithEndpoint<'_> {
-    fn call(&self, at: &StoreAt, verb: &agent::Verb) -> Result<Answer> {
+    fn call(&self, at: &StoreAccess, verb: &agent::Verb) -> Result<Answer> {
         let agent::Verb::Del(del) = verb else { return self.inner.call(at, verb) };
         self.inner.call(at, &agent::Verb::Del(Del { endpoint: Some(self.endpoint.clone()), ..del.clone() }))
     }
@@ -50,12 +51,12 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
         // Without a store there is no endpoint and no address.
-        Err(Failure::Store(error)) if is_no_store(&error, &setup.store.location) => {
+        Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "there is no endpoint");
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
                 // The other program has books of its own.
-                Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, Verb::Del, &Served::default()),
+                Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, Verb::Del, &DaemonAllocator::default()),
                 _ => Ok(()),
             };
             return unwired.and(released).map(|()| String::new());
@@ -104,7 +105,7 @@ fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> R
         }
         Ok(plugin) => {
             let deleted = delete(session, endpoint);
-            return setup.call_later(plugin, Verb::Del, &Served::default()).and(deleted);
+            return setup.call_later(plugin, Verb::Del, &DaemonAllocator::default()).and(deleted);
         }
         Err(error) => Err(error.clone()),
     };
@@ -118,7 +119,7 @@ fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
     match deleted {
         Ok(_) => Ok(()),
         Err(error) => {
-            let error = CniError::from(explain(error, Rules::Calico));
+            let error = CniError::from(explain(error, NetworkRules::Calico));
             let message = format!("error deleting endpoint: {}", error.message());
             Err(CniError::new(error.code(), message).with_details(error.details()))
         }
@@ -163,7 +164,7 @@ pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
             session.close();
             removed
         }
-        Err(Failure::Store(error)) if is_no_store(&error, &setup.store.location) => {
+        Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "there are no endpoints");
             Ok(())
         }
@@ -175,7 +176,7 @@ pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
 
 fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
     let plugin = setup.ipam_plugin()?;
-    match setup.call_later(&plugin, Verb::Gc, &Served::default()) {
+    match setup.call_later(&plugin, Verb::Gc, &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::info!(%error, "the IPAM plugin knows no GC, so its addresses stay");
             Ok(())
@@ -185,7 +186,7 @@ fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
 }
 
 fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
-    let failed = |error| explain(error, Rules::Calico).into();
+    let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
     // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
     let interfaces = wiring::host_interfaces().map_err(told)?;

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent::{Allocator, Alone, CniError, Code, Result, Rules, Served, Session, StoreAt, explain};
+use agent::{
+    Allocator, CniError, Code, DaemonAllocator, DirectAllocator, NetworkRules, Result, Session, StoreAccess, explain,
+};
 use datastore::Location;
 use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools, Ready};
 use ipam_core::model::{Labels, Orchestrator, WorkloadEndpoint, split_endpoint_name, workload_endpoint_name};
@@ -36,7 +38,7 @@ pub(super) struct Setup<'a> {
     pub(super) labels: Labels,
     /// `CNI_ARGS` as the IPAM plugin gets them.
     pub(super) args: String,
-    pub(super) store: StoreAt,
+    pub(super) store: StoreAccess,
     /// Where the Kubernetes API is.
     pub(super) kubernetes: Kubernetes,
     /// 0 for the kernel's own.
@@ -170,8 +172,8 @@ impl<'a> Setup<'a> {
     /// The allocator for an IPAM plugin that is this program. A store that other programs must wait for has no daemon.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
-            true => Box::new(Alone::within(Arc::clone(session))),
-            false => Box::new(Served::within(Arc::clone(session))),
+            true => Box::new(DirectAllocator::within(Arc::clone(session))),
+            false => Box::new(DaemonAllocator::within(Arc::clone(session))),
         }
     }
 
@@ -196,7 +198,7 @@ impl<'a> Setup<'a> {
     pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, Before)> {
         let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
         let (pending, before) = read.map_err(|error| {
-            let error = CniError::from(explain(error, Rules::Calico));
+            let error = CniError::from(explain(error, NetworkRules::Calico));
             let message = format!("error getting ClusterInformation: {}", error.message());
             CniError::new(error.code(), message).with_details(error.details())
         })?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use agent::{Add, Allocator, Answer, Check, Checked, CniError, Collected, Del, Gc, Result, StoreAt, Verb};
+use agent::{Add, Allocator, Answer, Check, CheckAnswer, CniError, Del, Gc, GcSummary, Result, StoreAccess, Verb};
 use cni_plugin::{Environment, Host, Invocation, Logging, Name, Outcome, run};
 use ipam_core::assign::Assigned;
 use ipnet::IpNet;
@@ -17,16 +17,16 @@ use testkit::process::start;
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<Assigned>>>,
     pub(crate) del: Option<Result<()>>,
-    pub(crate) check: Option<Result<Checked>>,
+    pub(crate) check: Option<Result<CheckAnswer>>,
     pub(crate) status: Option<Result<()>>,
     pub(crate) added: RefCell<Vec<Add>>,
     pub(crate) deleted: RefCell<Vec<Del>>,
     pub(crate) checked: RefCell<Vec<Check>>,
-    pub(crate) gc: Option<Result<Collected>>,
+    pub(crate) gc: Option<Result<GcSummary>>,
     pub(crate) collected: RefCell<Vec<Gc>>,
     pub(crate) asked: RefCell<Vec<Add>>,
     /// Where the stores of the calls are.
-    pub(crate) at: RefCell<Vec<StoreAt>>,
+    pub(crate) at: RefCell<Vec<StoreAccess>>,
 }
 
 fn unexpected<T>() -> Result<T> {
@@ -34,7 +34,7 @@ fn unexpected<T>() -> Result<T> {
 }
 
 impl Allocator for Scripted {
-    fn call(&self, at: &StoreAt, verb: &Verb) -> Result<Answer> {
+    fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer> {
         self.at.borrow_mut().push(at.clone());
         match verb.clone() {
             Verb::Add(add) => {

@@ -13,7 +13,7 @@ fn allocator() -> Scripted {
     Scripted {
         add: Some(Ok(vec![address("10.0.0.5", 26, 24), address("fd00::5", 122, 64)])),
         del: Some(Ok(())),
-        check: Some(Ok(agent::Checked::Unknown("it was not asked".into()))),
+        check: Some(Ok(agent::CheckAnswer::Unknown("it was not asked".into()))),
         status: Some(Ok(())),
         ..Scripted::default()
     }

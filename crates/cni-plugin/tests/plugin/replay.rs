@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent::Alone;
+use agent::DirectAllocator;
 use cni_plugin::{Name, Outcome};
 use datastore::Create;
 use ipnet::IpNet;
@@ -101,7 +101,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn in_memory() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     runtime().block_on(load(&store));
-    let allocator = Alone::on(store);
+    let allocator = DirectAllocator::on(store);
     replay(|case| call(Name::Margay, &case.env, case.stdin.as_bytes(), &allocator));
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use agent::{Allocator, Answer, Checked, CniError, Code, Collected, Result, StoreAt, Verb};
+use agent::{Allocator, Answer, CheckAnswer, CniError, Code, GcSummary, Result, StoreAccess, Verb};
 use cni_plugin::Name;
 use ipam_core::assign::{Bridge, Gateway, Repeated};
 use ipam_core::{CheckResult, Standing};
@@ -204,10 +204,10 @@ fn del() {
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::Outcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();
-    answered(more, Ok(Checked::Compared(CheckResult { held, standings })))
+    answered(more, Ok(CheckAnswer::Compared(CheckResult { held, standings })))
 }
 
-fn answered(more: &str, answer: Result<Checked>) -> cni_plugin::Outcome {
+fn answered(more: &str, answer: Result<CheckAnswer>) -> cni_plugin::Outcome {
     let allocator = Scripted { check: Some(answer), ..Scripted::default() };
     call(Name::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
 }
@@ -233,7 +233,7 @@ fn check_passes_over_what_the_store_cannot_know() {
     for standing in [Standing::Unmarked, Standing::Unknown] {
         assert_eq!(check("", &[], &[(a, standing.clone())]).exit, 0, "{standing:?}");
     }
-    assert_eq!(answered("", Ok(Checked::Unknown("busy".into()))).exit, 0);
+    assert_eq!(answered("", Ok(CheckAnswer::Unknown("busy".into()))).exit, 0);
     assert_eq!(error_of(&answered("", Err(CniError::new(Code::TryAgain, "no connection")))).0, 11);
 }
 
@@ -247,7 +247,7 @@ fn check_without_an_earlier_result_looks_for_any_address() {
 
 #[test]
 fn check_asks_for_the_addresses_of_the_earlier_result() {
-    let allocator = Scripted { check: Some(Ok(Checked::Unknown("busy".into()))), ..Scripted::default() };
+    let allocator = Scripted { check: Some(Ok(CheckAnswer::Unknown("busy".into()))), ..Scripted::default() };
     let earlier = r#","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24","interface":2},{"address":"fd00::5/64"}]}"#;
     let mut env = environment("CHECK");
     env.insert("CNI_ARGS".into(), "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b".into());
@@ -280,7 +280,7 @@ fn gc_and_status_need_a_version_that_has_them() {
         assert_eq!(code, 7, "{list}");
         assert!(message.ends_with("nothing was released") && !details.is_empty(), "{message}");
     }
-    let allocator = Scripted { gc: Some(Ok(Collected::default())), ..Scripted::default() };
+    let allocator = Scripted { gc: Some(Ok(GcSummary::default())), ..Scripted::default() };
     let list = r#","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]"#;
     let conf = bridge(list).replace("1.0.0", "1.1.0");
     let mut env = environment("GC");
@@ -323,7 +323,7 @@ fn status_asks_for_what_an_add_would() {
 fn a_panic_is_an_error() {
     struct Broken;
     impl Allocator for Broken {
-        fn call(&self, _: &StoreAt, verb: &Verb) -> Result<Answer> {
+        fn call(&self, _: &StoreAccess, verb: &Verb) -> Result<Answer> {
             match verb {
                 Verb::Add(_) => panic!("index {} <out> of bounds", 5),
                 _ => std::panic::panic_any(5),

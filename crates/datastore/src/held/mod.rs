@@ -21,7 +21,7 @@ use driver::{Location, OpenOptions, Opened};
 use kv::{Error, ErrorKind, Operation, Purpose, Result, Revision, Store};
 use kv_mvcc::Retention;
 use tokio::time::{sleep, timeout_at};
-use wire::{FileId, Identity};
+use wire::{FileId, StoreIdentity};
 
 use self::gate::{Found, Gate, Turn, Use};
 use crate::care::{self, Queued, open_here};
@@ -57,7 +57,7 @@ struct Shared {
 /// A store, and which one it is at this place.
 #[derive(Clone)]
 struct Seen {
-    identity: Identity,
+    identity: StoreIdentity,
     /// The two halves of an embedded store's id.
     halves: (u64, u64),
     /// It grows when another store takes its place.
@@ -112,7 +112,7 @@ impl Held {
     /// A handle to the store at this location, which the first call opens.
     pub fn new(location: Location, holding: Holding) -> Self {
         let (name, purpose) = (location.to_string(), holding.options.purpose);
-        let seen = Mutex::new(Seen { identity: Identity::Nothing, halves: (0, 0), generation: 0, queued: None });
+        let seen = Mutex::new(Seen { identity: StoreIdentity::Nothing, halves: (0, 0), generation: 0, queued: None });
         Self {
             shared: Arc::new(Shared {
                 location,
@@ -151,9 +151,9 @@ impl Held {
     }
 
     /// The store that was there last, and its generation. If none is open, and none is being handed over, this looks again.
-    pub async fn identity(&self) -> (Identity, u64) {
+    pub async fn identity(&self) -> (StoreIdentity, u64) {
         // If the store could not be opened again, as after it was moved away, what was seen last says nothing.
-        if self.seen().identity == Identity::Nothing || self.shared.gate.is_given_up() {
+        if self.seen().identity == StoreIdentity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
                 Err(error) if *error.kind() == ErrorKind::Missing => {
@@ -167,7 +167,7 @@ impl Held {
     }
 
     /// The store that was there last.
-    pub(crate) fn identity_seen(&self) -> Identity {
+    pub(crate) fn identity_seen(&self) -> StoreIdentity {
         self.seen().identity
     }
 
@@ -240,9 +240,9 @@ impl Held {
             (Some(store), Some(folder)) => {
                 let queue = FileId::at(&folder.join("queue"));
                 let queue = queue.ok_or_else(|| self.error(ErrorKind::Missing, Operation::Open))?;
-                Identity::Embedded { id: store.id().to_string(), queue }
+                StoreIdentity::Embedded { id: store.id().to_string(), queue }
             }
-            _ => served::cluster(location).unwrap_or(Identity::Nothing),
+            _ => served::cluster(location).unwrap_or(StoreIdentity::Nothing),
         };
         if let (Some(store), Some(history)) = (open.embedded(), *history)
             && store.has_leases()
@@ -253,7 +253,7 @@ impl Held {
         }
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {
-            if seen.identity != Identity::Nothing {
+            if seen.identity != StoreIdentity::Nothing {
                 tracing::warn!(store = self.shared.name, "another store is at this place now");
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
@@ -283,7 +283,7 @@ impl Held {
         }
         let seen = self.seen();
         let is_moved = match seen.identity {
-            Identity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
+            StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
         // The daemon has the first ticket.

@@ -13,25 +13,25 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The length of the bytes with which a client's connection begins.
-const PREFACE: usize = 24;
+const PREFACE_BYTES: usize = 24;
 /// The length of a frame's header.
-const HEADER: usize = 9;
+const FRAME_HEADER_BYTES: usize = 9;
 /// The type of a frame that begins the headers of a request.
-const HEADERS: u8 = 1;
+const HEADERS_FRAME: u8 = 1;
 /// The flags of such a frame: it has all headers; they are padded; a priority precedes them.
-const END_HEADERS: u8 = 0x4;
-const PADDED: u8 = 0x8;
-const PRIORITY: u8 = 0x20;
+const FLAG_END_HEADERS: u8 = 0x4;
+const FLAG_PADDED: u8 = 0x8;
+const FLAG_PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 /// A longer frame is none that the server accepts.
-const MAX_FRAME: usize = 16 * 1024;
+const MAX_FRAME_BYTES: usize = 16 * 1024;
 /// The number of the name `:authority` in the static table of HPACK.
-const AUTHORITY: usize = 1;
+const AUTHORITY_INDEX: usize = 1;
 /// The literal of the new authority: its length, and one character.
-const LITERAL: [u8; 2] = [1, b'm'];
+const AUTHORITY_LITERAL: [u8; 2] = [1, b'm'];
 
 /// A connection whose requests have a valid authority.
-pub(super) struct Corrected<S> {
+pub(super) struct AuthorityFilter<S> {
     stream: S,
     /// How many bytes pass as they are before the next frame begins.
     passing: usize,
@@ -41,9 +41,9 @@ pub(super) struct Corrected<S> {
     ready: Vec<u8>,
 }
 
-impl<S> Corrected<S> {
+impl<S> AuthorityFilter<S> {
     pub(super) fn new(stream: S) -> Self {
-        Self { stream, passing: PREFACE, partial: Vec::new(), ready: Vec::new() }
+        Self { stream, passing: PREFACE_BYTES, partial: Vec::new(), ready: Vec::new() }
     }
 
     /// Takes in bytes of the client.
@@ -56,17 +56,17 @@ impl<S> Corrected<S> {
                 bytes = rest;
                 continue;
             }
-            let wanted = frame_length(&self.partial).unwrap_or(HEADER);
+            let wanted = frame_length(&self.partial).unwrap_or(FRAME_HEADER_BYTES);
             let (more, rest) = bytes.split_at((wanted - self.partial.len()).min(bytes.len()));
             self.partial.extend_from_slice(more);
             bytes = rest;
             let Some(length) = frame_length(&self.partial) else { continue };
-            let has_headers = self.partial.get(3) == Some(&HEADERS) && length <= MAX_FRAME;
+            let has_headers = self.partial.get(3) == Some(&HEADERS_FRAME) && length <= MAX_FRAME_BYTES;
             if !has_headers {
                 self.passing = length - self.partial.len();
                 self.ready.append(&mut self.partial);
             } else if self.partial.len() == length {
-                self.ready.extend(corrected(&self.partial).as_deref().unwrap_or(&self.partial));
+                self.ready.extend(replace_authority(&self.partial).as_deref().unwrap_or(&self.partial));
                 self.partial.clear();
             }
         }
@@ -75,42 +75,42 @@ impl<S> Corrected<S> {
 
 /// The length of a frame, its header included, once its header is there.
 fn frame_length(frame: &[u8]) -> Option<usize> {
-    let [a, b, c] = *frame.get(..HEADER)?.first_chunk()?;
-    Some(HEADER + usize::from(a) * 0x1_0000 + usize::from(b) * 0x100 + usize::from(c))
+    let [a, b, c] = *frame.get(..FRAME_HEADER_BYTES)?.first_chunk()?;
+    Some(FRAME_HEADER_BYTES + usize::from(a) * 0x1_0000 + usize::from(b) * 0x100 + usize::from(c))
 }
 
 /// A frame of headers with another authority; `None` if it names none.
-fn corrected(frame: &[u8]) -> Option<Vec<u8>> {
+fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let flags = *frame.get(4)?;
-    if flags & END_HEADERS == 0 || flags & PADDED != 0 {
+    if flags & FLAG_END_HEADERS == 0 || flags & FLAG_PADDED != 0 {
         return None;
     }
-    let begin = HEADER + if flags & PRIORITY == 0 { 0 } else { PRIORITY_BYTES };
+    let begin = FRAME_HEADER_BYTES + if flags & FLAG_PRIORITY == 0 { 0 } else { PRIORITY_BYTES };
     let mut rest = frame.get(begin..)?;
     while !rest.is_empty() {
         let first = *rest.first()?;
         // A field in the table, or a new size of the table.
         if first & 0x80 != 0 || first & 0xe0 == 0x20 {
-            integer(&mut rest, if first & 0x80 != 0 { 7 } else { 5 })?;
+            read_integer(&mut rest, if first & 0x80 != 0 { 7 } else { 5 })?;
             continue;
         }
-        let name = integer(&mut rest, if first & 0x40 != 0 { 6 } else { 4 })?;
+        let name = read_integer(&mut rest, if first & 0x40 != 0 { 6 } else { 4 })?;
         if name == 0 {
-            string(&mut rest)?;
+            read_string(&mut rest)?;
         }
         let from = frame.len() - rest.len();
-        let value = string(&mut rest)?;
-        if name == AUTHORITY && !value.is_empty() {
-            let new = [frame.get(HEADER..from)?, &LITERAL, rest].concat();
+        let value = read_string(&mut rest)?;
+        if name == AUTHORITY_INDEX && !value.is_empty() {
+            let new = [frame.get(FRAME_HEADER_BYTES..from)?, &AUTHORITY_LITERAL, rest].concat();
             let [_, length @ ..] = u32::try_from(new.len()).ok()?.to_be_bytes();
-            return Some([&length, frame.get(length.len()..HEADER)?, &new].concat());
+            return Some([&length, frame.get(length.len()..FRAME_HEADER_BYTES)?, &new].concat());
         }
     }
     None
 }
 
 /// Reads an integer whose first byte has this many bits of it.
-fn integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
+fn read_integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
     let most = (1_usize << prefix) - 1;
     let mut value = usize::from(*bytes.split_off_first()?) & most;
     if value < most {
@@ -127,12 +127,12 @@ fn integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
 }
 
 /// Reads a string, as it is spelled.
-fn string<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
-    let length = integer(bytes, 7)?;
+fn read_string<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
+    let length = read_integer(bytes, 7)?;
     bytes.split_off(..length)
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Corrected<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for AuthorityFilter<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.ready.is_empty() {
@@ -157,7 +157,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Corrected<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Corrected<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityFilter<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(cx, bytes)
     }
@@ -205,7 +205,7 @@ mod tests {
         let sent = sent.to_vec();
         tokio::spawn(async move { tokio::io::AsyncWriteExt::write_all(&mut near, &sent).await.unwrap() });
         let mut read = Vec::new();
-        Corrected::new(far).read_to_end(&mut read).await.unwrap();
+        AuthorityFilter::new(far).read_to_end(&mut read).await.unwrap();
         read
     }
 
@@ -221,9 +221,9 @@ mod tests {
             [
                 &preface[..],
                 &frame(4, 0, &[0; 6]),
-                &frame(HEADERS, 0x5, &headers(authority)),
+                &frame(HEADERS_FRAME, 0x5, &headers(authority)),
                 &frame(0, 0, &[7; 70_000]),
-                &frame(HEADERS, 0x25, &with_priority),
+                &frame(HEADERS_FRAME, 0x25, &with_priority),
                 &frame(6, 0, &[0; 8]),
             ]
             .concat()
@@ -245,7 +245,7 @@ mod tests {
     #[tokio::test]
     async fn other_frames_pass_as_they_are() {
         let authority = literal(1, b"http://a");
-        let mut sent = vec![0; PREFACE];
+        let mut sent = vec![0; PREFACE_BYTES];
         for (flags, headers) in [
             (0x1, authority.clone()),
             (0xd, authority.clone()),
@@ -255,7 +255,7 @@ mod tests {
             (0x5, literal(1, b"")),
             (0x5, Vec::new()),
         ] {
-            sent.extend(frame(HEADERS, flags, &headers));
+            sent.extend(frame(HEADERS_FRAME, flags, &headers));
         }
         assert_eq!(through(&sent, 5).await, sent);
     }

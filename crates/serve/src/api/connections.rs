@@ -26,35 +26,35 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tonic::transport::server::Connected;
 
-use super::authority::Corrected;
-use super::{Address, Options};
-use crate::accept::{self, Acceptor, Excess, Listener};
+use super::authority::AuthorityFilter;
+use super::{ApiOptions, ListenAddress};
+use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 
 /// So many clients are connected at once. Further ones are closed at once.
-const MOST: usize = 1024;
+const MAX_CLIENTS: usize = 1024;
 /// A client has so long for the handshake of TLS.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The API at one address.
-pub(super) struct Offer {
+pub(super) struct ApiListener {
     listener: Listener,
     url: String,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<ReloadingTls>>,
 }
 
-impl Offer {
+impl ApiListener {
     /// Listens. A unix socket that an earlier daemon has left is replaced; only the daemon's user may connect to it.
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) async fn bind(address: &Address, tls: Option<Arc<Tls>>) -> io::Result<Self> {
+    pub(super) async fn bind(address: &ListenAddress, tls: Option<Arc<ReloadingTls>>) -> io::Result<Self> {
         let (listener, url) = match address {
-            Address::Tcp { addresses, .. } => {
+            ListenAddress::Tcp { addresses, .. } => {
                 let listener = TcpListener::bind(&addresses[..]).await?;
                 let scheme = if tls.is_some() { "https" } else { "http" };
                 let url = format!("{scheme}://{}", listener.local_addr()?);
                 (Listener::Tcp(listener), url)
             }
-            Address::Unix(path) => (Listener::Unix(bind_unix(path)?), format!("unix://{}", path.display())),
+            ListenAddress::Unix(path) => (Listener::Unix(bind_unix(path)?), format!("unix://{}", path.display())),
         };
         Ok(Self { listener, url, tls })
     }
@@ -80,53 +80,53 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// The connection of a client.
-pub(super) struct Connection {
-    io: Corrected<Box<dyn accept::Stream>>,
+pub(super) struct ApiConnection {
+    io: AuthorityFilter<Box<dyn accept::ByteStream>>,
     client: Client,
     _place: OwnedSemaphorePermit,
 }
 
 /// The connections at all addresses, whose tasks end with `tasks`.
-pub(super) fn connections(
-    offers: Vec<Offer>,
+pub(super) fn accept_connections(
+    offers: Vec<ApiListener>,
     tasks: &mut JoinSet<()>,
-) -> impl Stream<Item = io::Result<Connection>> + use<> {
+) -> impl Stream<Item = io::Result<ApiConnection>> + use<> {
     let (connected, connections) = mpsc::channel(1);
-    let room = Arc::new(Semaphore::new(MOST));
+    let room = Arc::new(Semaphore::new(MAX_CLIENTS));
     for offer in offers {
         tasks.spawn(accept_at(offer, Arc::clone(&room), connected.clone()));
     }
-    let next = |mut connections: mpsc::Receiver<Connection>| async {
+    let next = |mut connections: mpsc::Receiver<ApiConnection>| async {
         connections.recv().await.map(|connection| (Ok(connection), connections))
     };
     Box::pin(unfold(connections, next))
 }
 
-async fn accept_at(offer: Offer, room: Arc<Semaphore>, connected: mpsc::Sender<Connection>) {
-    let Offer { listener, tls, .. } = offer;
-    let acceptor = Acceptor::new("etcd's API", listener, room, Excess::IsAccepted);
+async fn accept_at(offer: ApiListener, room: Arc<Semaphore>, connected: mpsc::Sender<ApiConnection>) {
+    let ApiListener { listener, tls, .. } = offer;
+    let acceptor = Acceptor::new("etcd's API", listener, room, ExcessPolicy::IsAccepted);
     loop {
         match acceptor.next().await {
             (client, Some(place)) => admit(client, tls.as_ref(), place, &connected),
-            (_, None) => tracing::warn!(most = MOST, "too many clients of etcd's API: one was sent away"),
+            (_, None) => tracing::warn!(most = MAX_CLIENTS, "too many clients of etcd's API: one was sent away"),
         }
     }
 }
 
 /// Admits a client, after its handshake if it came by TCP and that is wanted.
 fn admit(
-    client: accept::Client,
-    tls: Option<&Arc<Tls>>,
+    client: accept::ClientStream,
+    tls: Option<&Arc<ReloadingTls>>,
     place: OwnedSemaphorePermit,
-    connected: &mpsc::Sender<Connection>,
+    connected: &mpsc::Sender<ApiConnection>,
 ) {
     let (tls, stream) = match (tls, client) {
-        (Some(tls), accept::Client::Tcp(stream)) => (tls, stream),
+        (Some(tls), accept::ClientStream::Tcp(stream)) => (tls, stream),
         (_, client) => return hand_on(client.into_stream(), place, connected),
     };
     let (acceptor, connected) = (tls.acceptor(), connected.clone());
     tokio::spawn(async move {
-        match timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => hand_on(Box::new(stream), place, &connected),
             Ok(Err(error)) => tracing::warn!(%error, "a client of etcd's API was sent away in its TLS handshake"),
             Err(_) => tracing::warn!("a client of etcd's API did not complete its TLS handshake"),
@@ -134,15 +134,17 @@ fn admit(
     });
 }
 
-fn hand_on(io: Box<dyn accept::Stream>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<Connection>) {
+fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<ApiConnection>) {
     let connected = connected.clone();
     tokio::spawn(async move {
         // An error means that the daemon ends.
-        let _ = connected.send(Connection { io: Corrected::new(io), client: Client::default(), _place: place }).await;
+        let _ = connected
+            .send(ApiConnection { io: AuthorityFilter::new(io), client: Client::default(), _place: place })
+            .await;
     });
 }
 
-impl Connected for Connection {
+impl Connected for ApiConnection {
     type ConnectInfo = Client;
 
     fn connect_info(&self) -> Client {
@@ -150,13 +152,13 @@ impl Connected for Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for ApiConnection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_read(cx, into)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for ApiConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
@@ -184,35 +186,37 @@ impl AsyncWrite for Connection {
 
 /// The files that TLS takes, all in PEM form.
 #[derive(Clone, Debug)]
-pub(super) struct Files {
+pub(super) struct TlsFiles {
     cert: PathBuf,
     key: PathBuf,
     client_ca: PathBuf,
 }
 
 /// Size and time of change of each file; `None` for one that cannot be looked at.
-type Stamp = [Option<(u64, SystemTime)>; 3];
+type FileStamp = [Option<(u64, SystemTime)>; 3];
 
 /// The server's side of TLS. The files are read again when they have changed.
-pub(super) struct Tls {
-    files: Files,
-    current: Mutex<(Stamp, Arc<ServerConfig>)>,
+pub(super) struct ReloadingTls {
+    files: TlsFiles,
+    current: Mutex<(FileStamp, Arc<ServerConfig>)>,
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for ReloadingTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("ReloadingTls").field("files", &self.files).finish_non_exhaustive()
     }
 }
 
-impl Files {
+impl TlsFiles {
     /// Those of the options; `None` unless all three are there.
-    pub(super) fn of(options: &Options) -> Option<Self> {
-        let Options { cert: Some(cert), key: Some(key), client_ca: Some(client_ca), .. } = options else { return None };
+    pub(super) fn of(options: &ApiOptions) -> Option<Self> {
+        let ApiOptions { cert: Some(cert), key: Some(key), client_ca: Some(client_ca), .. } = options else {
+            return None;
+        };
         Some(Self { cert: cert.clone(), key: key.clone(), client_ca: client_ca.clone() })
     }
 
-    fn stamp(&self) -> Stamp {
+    fn stamp(&self) -> FileStamp {
         [&self.cert, &self.key, &self.client_ca]
             .map(|path| path.metadata().and_then(|found| Ok((found.len(), found.modified()?))).ok())
     }
@@ -238,12 +242,12 @@ impl Files {
     }
 }
 
-impl Tls {
+impl ReloadingTls {
     /// Reads the files.
     ///
     /// # Errors
     /// The file that cannot be read or used.
-    pub(super) fn load(files: Files) -> Result<Self, String> {
+    pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
         // Before the files are read: a change between the two is noticed later.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);

@@ -19,19 +19,19 @@ use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Revision, St
 use tokio::task::JoinSet;
 
 use crate::daemon::Daemon;
-use connections::{Files, Offer, Tls};
+use connections::{ApiListener, ReloadingTls, TlsFiles};
 
 /// Why the API is not offered.
 #[derive(Debug)]
-pub struct Refused(String);
+pub struct ApiError(String);
 
-impl fmt::Display for Refused {
+impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Refused {
+impl ApiError {
     fn at(url: &str, why: impl fmt::Display) -> Self {
         Self(format!("cannot listen at {url}: {why}"))
     }
@@ -44,42 +44,42 @@ impl Refused {
 pub(crate) async fn offer(
     daemon: &Arc<Daemon>,
     location: &Location,
-    options: &Options,
+    options: &ApiOptions,
     tasks: &mut JoinSet<()>,
-) -> Result<String, Refused> {
+) -> Result<String, ApiError> {
     let Some(first) = options.listen.first() else { return Ok(String::new()) };
     if location.path().is_none() {
         let local = location.drivers().local_names("", "");
         let why =
             &format!("the store is an etcd already, or gone with its process; --listen is for a store on {local}");
-        return Err(Refused::at(first, why));
+        return Err(ApiError::at(first, why));
     }
     let mut tls = None;
     let (mut offers, mut urls) = (Vec::new(), Vec::new());
     for url in &options.listen {
-        let address = Address::parse(url).map_err(|why| Refused::at(url, why))?;
-        address.check(options).map_err(|why| Refused::at(url, why))?;
+        let address = ListenAddress::parse(url).map_err(|why| ApiError::at(url, why))?;
+        address.check(options).map_err(|why| ApiError::at(url, why))?;
         let tls = match (&address, &tls) {
-            (Address::Tcp { tls: true, .. }, Some(loaded)) => Some(Arc::clone(loaded)),
-            (Address::Tcp { tls: true, .. }, None) => {
-                let files = Files::of(options).ok_or_else(|| Refused::at(url, TLS))?;
-                let loaded = Arc::new(Tls::load(files).map_err(|why| Refused::at(url, why))?);
+            (ListenAddress::Tcp { tls: true, .. }, Some(loaded)) => Some(Arc::clone(loaded)),
+            (ListenAddress::Tcp { tls: true, .. }, None) => {
+                let files = TlsFiles::of(options).ok_or_else(|| ApiError::at(url, TLS_ADVICE))?;
+                let loaded = Arc::new(ReloadingTls::load(files).map_err(|why| ApiError::at(url, why))?);
                 tls = Some(Arc::clone(&loaded));
                 Some(loaded)
             }
             _ => None,
         };
-        let offer = Offer::bind(&address, tls).await.map_err(|why| Refused::at(url, why))?;
+        let offer = ApiListener::bind(&address, tls).await.map_err(|why| ApiError::at(url, why))?;
         urls.push(offer.url().to_owned());
         offers.push(offer);
     }
     let said = format!(", with etcd's API at {}", urls.join(" and "));
     let advertised = if options.advertise.is_empty() { urls } else { options.advertise.clone() };
-    let mut api = Api::new(Arc::new(Served::new(daemon.held.clone(), advertised)));
+    let mut api = Api::new(Arc::new(ServedStore::new(daemon.shared_store.clone(), advertised)));
     if let Some(interval) = options.watch_progress_interval {
         api = api.with_report_interval(interval);
     }
-    let connections = connections::connections(offers, tasks);
+    let connections = connections::accept_connections(offers, tasks);
     let leases = api.clone();
     tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {
@@ -92,7 +92,7 @@ pub(crate) async fn offer(
 
 /// The options of the API.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ApiOptions {
     /// The URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT`, `unix:PATH`. None: the API is not offered.
     pub listen: Vec<String>,
     /// The URLs by which clients reach it, where they are others.
@@ -110,19 +110,19 @@ pub struct Options {
 }
 
 /// The advice about TLS.
-const TLS: &str =
+const TLS_ADVICE: &str =
     "https:// takes --cert-file, --key-file and --client-ca-file; on loopback http:// and --insecure-loopback will do";
 
 /// A place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Address {
+enum ListenAddress {
     /// A port, with mutual TLS or without.
     Tcp { addresses: Vec<SocketAddr>, tls: bool },
     /// A unix socket, for the daemon's user alone.
     Unix(PathBuf),
 }
 
-impl Address {
+impl ListenAddress {
     /// From a URL.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl Address {
     ///
     /// # Errors
     /// The advice about what to change.
-    fn check(&self, options: &Options) -> Result<(), &'static str> {
+    fn check(&self, options: &ApiOptions) -> Result<(), &'static str> {
         let Self::Tcp { addresses, tls } = self else { return Ok(()) };
         if options.advertise.is_empty() && addresses.iter().any(|address| address.ip().is_unspecified()) {
             return Err("clients need an address that they can reach: add --advertise URL");
@@ -178,25 +178,25 @@ fn is_loopback(address: IpAddr) -> bool {
 
 /// A held store, and the URLs by which clients reach it.
 #[derive(Debug)]
-pub(crate) struct Served {
-    held: Held,
+pub(crate) struct ServedStore {
+    shared_store: Held,
     urls: Vec<String>,
 }
 
-impl Served {
-    pub(crate) fn new(held: Held, urls: Vec<String>) -> Self {
-        Self { held, urls }
+impl ServedStore {
+    pub(crate) fn new(shared_store: Held, urls: Vec<String>) -> Self {
+        Self { shared_store, urls }
     }
 }
 
 #[async_trait]
-impl Backing for Served {
+impl Backing for ServedStore {
     fn store(&self) -> Arc<dyn Store> {
-        Arc::new(self.held.clone())
+        Arc::new(self.shared_store.clone())
     }
 
     fn store_to_release(&self) -> Arc<dyn Store> {
-        Arc::new(self.held.to_release())
+        Arc::new(self.shared_store.to_release())
     }
 
     fn identity(&self) -> Identity {
@@ -205,36 +205,37 @@ impl Backing for Served {
 
     /// A restored store does not share its id with the one before.
     fn place(&self) -> Place {
-        let ((cluster, member), generation) = self.held.place();
+        let ((cluster, member), generation) = self.shared_store.place();
         Place { cluster, member, generation }
     }
 
     async fn sizes(&self) -> kv::Result<Sizes> {
-        let folder = self.held.location().path().map(Path::to_owned);
-        let measured = tokio::task::spawn_blocking(move || folder.map_or(Ok(0), |folder| bytes(&folder))).await;
+        let folder = self.shared_store.location().path().map(Path::to_owned);
+        let measured = tokio::task::spawn_blocking(move || folder.map_or(Ok(0), |folder| folder_bytes(&folder))).await;
         let total = measured.map_err(io::Error::other).and_then(|bytes| bytes).map_err(|error| {
-            Error::new(ErrorKind::Io, Operation::Range, self.held.location().to_string()).with_source(error)
+            Error::new(ErrorKind::Io, Operation::Range, self.shared_store.location().to_string()).with_source(error)
         })?;
         Ok(Sizes { total, used: total })
     }
 
     async fn check_room(&self) -> kv::Result<()> {
-        self.held.check_room().await
+        self.shared_store.check_room().await
     }
 
     async fn compact(&self, to: Revision) -> kv::Result<()> {
-        self.held.with_embedded(move |store, _| async move { store.compact_for_clients(to).await }).await
+        self.shared_store.with_embedded(move |store, _| async move { store.compact_for_clients(to).await }).await
     }
 
     fn oldest(&self) -> Revision {
-        self.held.oldest_for_clients()
+        self.shared_store.oldest_for_clients()
     }
 
     async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
-        let granted = self.held.with_embedded(move |store, _| async move { store.grant(lease).await }).await;
+        let granted = self.shared_store.with_embedded(move |store, _| async move { store.grant(lease).await }).await;
         granted.map_err(|error| match error.kind() {
             ErrorKind::Unsupported => {
-                let raise = format!("raise its format with: margay --store {} store upgrade", self.held.location());
+                let raise =
+                    format!("raise its format with: margay --store {} store upgrade", self.shared_store.location());
                 let why = error.detail().unwrap_or_default().to_owned();
                 error.with_detail(format!("{why}; {raise}"))
             }
@@ -243,8 +244,8 @@ impl Backing for Served {
     }
 
     async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision> {
-        let replaced = self.held.replaced(Operation::Txn);
-        self.held
+        let replaced = self.shared_store.replaced(Operation::Txn);
+        self.shared_store
             .with_embedded(move |store, generation| async move {
                 if generation == of.generation { store.revoke(id).await } else { Err(replaced) }
             })
@@ -252,20 +253,20 @@ impl Backing for Served {
     }
 
     async fn leases(&self) -> kv::Result<Vec<Lease>> {
-        self.held.with_embedded(|store, _| async move { store.leases().await }).await
+        self.shared_store.with_embedded(|store, _| async move { store.leases().await }).await
     }
 
     async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>> {
-        self.held.with_embedded(move |store, _| async move { store.leased(id).await }).await
+        self.shared_store.with_embedded(move |store, _| async move { store.leased(id).await }).await
     }
 
     async fn defragment(&self) -> kv::Result<()> {
-        self.held.defragment().await
+        self.shared_store.defragment().await
     }
 }
 
 /// The bytes of all files in a folder. Files that go meanwhile count as nothing.
-fn bytes(path: &Path) -> io::Result<u64> {
+fn folder_bytes(path: &Path) -> io::Result<u64> {
     let found = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         found => found?,
@@ -273,36 +274,36 @@ fn bytes(path: &Path) -> io::Result<u64> {
     if !found.is_dir() {
         return Ok(found.len());
     }
-    fs::read_dir(path)?.map(|entry| bytes(&entry?.path())).sum()
+    fs::read_dir(path)?.map(|entry| folder_bytes(&entry?.path())).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn checked(url: &str, options: &Options) -> Result<(), String> {
-        Address::parse(url)?.check(options).map_err(str::to_owned)
+    fn checked(url: &str, options: &ApiOptions) -> Result<(), String> {
+        ListenAddress::parse(url)?.check(options).map_err(str::to_owned)
     }
 
     #[test]
     fn urls_are_read() {
-        let tcp = |address: &str, tls| Address::Tcp { addresses: vec![address.parse().unwrap()], tls };
-        assert_eq!(Address::parse("http://127.0.0.1:2379"), Ok(tcp("127.0.0.1:2379", false)));
-        assert_eq!(Address::parse("https://[::1]:2379/"), Ok(tcp("[::1]:2379", true)));
-        assert_eq!(Address::parse("unix:/run/lab.sock"), Ok(Address::Unix("/run/lab.sock".into())));
-        assert_eq!(Address::parse("unix:///run/lab.sock"), Ok(Address::Unix("/run/lab.sock".into())));
+        let tcp = |address: &str, tls| ListenAddress::Tcp { addresses: vec![address.parse().unwrap()], tls };
+        assert_eq!(ListenAddress::parse("http://127.0.0.1:2379"), Ok(tcp("127.0.0.1:2379", false)));
+        assert_eq!(ListenAddress::parse("https://[::1]:2379/"), Ok(tcp("[::1]:2379", true)));
+        assert_eq!(ListenAddress::parse("unix:/run/lab.sock"), Ok(ListenAddress::Unix("/run/lab.sock".into())));
+        assert_eq!(ListenAddress::parse("unix:///run/lab.sock"), Ok(ListenAddress::Unix("/run/lab.sock".into())));
         for wrong in
             ["127.0.0.1:2379", "http://127.0.0.1", "http://:2379", "ftp://x:1", "unix:lab.sock", "http://h:99999"]
         {
-            assert!(Address::parse(wrong).is_err(), "{wrong}");
+            assert!(ListenAddress::parse(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn what_others_could_write_to_is_refused() {
-        let none = Options::default();
-        let insecure = Options { insecure_loopback: true, ..Options::default() };
-        let advertised = Options { advertise: vec!["https://node1:2379".to_owned()], ..Options::default() };
+        let none = ApiOptions::default();
+        let insecure = ApiOptions { insecure_loopback: true, ..ApiOptions::default() };
+        let advertised = ApiOptions { advertise: vec!["https://node1:2379".to_owned()], ..ApiOptions::default() };
         assert!(checked("http://127.0.0.1:0", &none).unwrap_err().contains("--insecure-loopback"));
         assert!(checked("http://127.0.0.1:0", &insecure).is_ok());
         assert!(checked("http://[::1]:0", &insecure).is_ok());

@@ -24,10 +24,10 @@ use tokio::time::{Instant, sleep};
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// An answer.
-pub(super) type Answer = Response<Body>;
+pub(super) type HttpResponse = Response<Body>;
 
 /// The limits of a browser: it may show an answer, run this program's scripts, ask this daemon, and nothing else.
-const SECURITY: [(HeaderName, &str); 6] = [
+const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (
         hyper::header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; \
@@ -41,15 +41,15 @@ const SECURITY: [(HeaderName, &str); 6] = [
 ];
 
 /// Adds the headers of every answer. Nobody keeps an answer that says nothing else about it.
-pub(super) fn secure(headers: &mut HeaderMap) {
-    for (name, value) in SECURITY {
+pub(super) fn add_security_headers(headers: &mut HeaderMap) {
+    for (name, value) in SECURITY_HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
     }
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
 /// An answer with a body of this type.
-pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> HttpResponse {
     let mut answer = Response::new(Full::new(body.into()).boxed_unsync());
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -57,14 +57,14 @@ pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Byte
 }
 
 /// A short text.
-pub(super) fn text(status: StatusCode, text: impl Into<String>) -> Answer {
+pub(super) fn text(status: StatusCode, text: impl Into<String>) -> HttpResponse {
     let mut text = text.into();
     text.push('\n');
     whole(status, "text/plain; charset=utf-8", text)
 }
 
 /// A document of JSON.
-pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
+pub(super) fn json(status: StatusCode, document: &impl Serialize) -> HttpResponse {
     match serde_json::to_vec(document) {
         Ok(bytes) => whole(status, "application/json", bytes),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("JSON: {error}")),
@@ -73,58 +73,58 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Answer {
 
 /// The reason for which a question has no answer.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct HttpError {
     pub(super) status: StatusCode,
     pub(super) text: String,
 }
 
-impl Failure {
+impl HttpError {
     /// The question makes no sense.
-    pub(super) fn question(text: impl Into<String>) -> Self {
+    pub(super) fn bad_request(text: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, text: text.into() }
     }
 
     /// The store does not answer now.
-    pub(super) fn store(error: impl fmt::Display) -> Self {
+    pub(super) fn unavailable(error: impl fmt::Display) -> Self {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, text: error.to_string() }
     }
 }
 
-impl From<kv::Error> for Failure {
+impl From<kv::Error> for HttpError {
     fn from(error: kv::Error) -> Self {
-        Self::store(error)
+        Self::unavailable(error)
     }
 }
 
-impl From<ipam_core::Error> for Failure {
+impl From<ipam_core::Error> for HttpError {
     fn from(error: ipam_core::Error) -> Self {
-        Self::store(error)
+        Self::unavailable(error)
     }
 }
 
-impl From<Failure> for Answer {
-    fn from(failure: Failure) -> Self {
+impl From<HttpError> for HttpResponse {
+    fn from(failure: HttpError) -> Self {
         #[derive(Serialize)]
-        struct Reported {
+        struct ErrorBody {
             error: String,
         }
-        json(failure.status, &Reported { error: failure.text })
+        json(failure.status, &ErrorBody { error: failure.text })
     }
 }
 
 /// The time for which an answer is used again.
-pub(super) const MOMENT: Duration = Duration::from_secs(2);
+pub(super) const ANSWER_TTL: Duration = Duration::from_secs(2);
 /// The time for which a forecast is used again: it changes slowly, and takes two readings of all blocks.
-const FORECAST: Duration = Duration::from_secs(300);
+const FORECAST_TTL: Duration = Duration::from_secs(300);
 /// How long an answer may read all blocks.
-pub(super) const READING: Duration = Duration::from_secs(60);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The last answer to a kind of question.
 #[derive(Debug)]
-pub(super) struct Memo<T>(Arc<Mutex<Option<Made<T>>>>);
+pub(super) struct Memo<T>(Arc<Mutex<Option<MemoEntry<T>>>>);
 
 #[derive(Debug)]
-struct Made<T> {
+struct MemoEntry<T> {
     question: String,
     until: Instant,
     answer: Arc<T>,
@@ -143,22 +143,22 @@ impl<T: Send + Sync + 'static> Memo<T> {
         &self,
         question: &str,
         lasts: Duration,
-        make: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<Arc<T>, Failure> {
+        make: impl Future<Output = Result<T, HttpError>>,
+    ) -> Result<Arc<T>, HttpError> {
         let mut last = self.0.lock().await;
-        if let Some(made) = last.as_ref().filter(|made| made.question == question && Instant::now() < made.until) {
-            return Ok(Arc::clone(&made.answer));
+        if let Some(entry) = last.as_ref().filter(|entry| entry.question == question && Instant::now() < entry.until) {
+            return Ok(Arc::clone(&entry.answer));
         }
         *last = None;
         let answer = Arc::new(make.await?);
         let until = Instant::now() + lasts;
-        *last = Some(Made { question: question.to_owned(), until, answer: Arc::clone(&answer) });
+        *last = Some(MemoEntry { question: question.to_owned(), until, answer: Arc::clone(&answer) });
         let memo = Arc::downgrade(&self.0);
         tokio::spawn(async move {
             sleep(lasts).await;
             if let Some(memo) = memo.upgrade() {
                 let mut last = memo.lock().await;
-                if last.as_ref().is_some_and(|made| Instant::now() >= made.until) {
+                if last.as_ref().is_some_and(|entry| Instant::now() >= entry.until) {
                     *last = None;
                 }
             }
@@ -169,7 +169,7 @@ impl<T: Send + Sync + 'static> Memo<T> {
 
 /// The memory of the last questions.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct AnswerCache {
     census: Memo<Census>,
     forecast: Memo<Forecast>,
     pub(super) problems: Memo<String>,
@@ -179,7 +179,7 @@ pub(super) struct Asked {
     reading: Semaphore,
 }
 
-impl Default for Asked {
+impl Default for AnswerCache {
     fn default() -> Self {
         Self {
             census: Memo::default(),
@@ -193,25 +193,30 @@ impl Default for Asked {
     }
 }
 
-impl Asked {
+impl AnswerCache {
     /// The census of the store, at most a moment old.
-    pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, Failure> {
-        self.census.get("", MOMENT, self.alone(async { Ok(ipam.census(Deadline::after(READING)).await?) })).await
+    pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, HttpError> {
+        self.census
+            .get("", ANSWER_TTL, self.read_exclusively(async { Ok(ipam.census(Deadline::after(READ_TIMEOUT)).await?) }))
+            .await
     }
 
     /// The forecast of all pools, at most five minutes old.
-    pub(super) async fn forecast(&self, operator: &Operator) -> Result<Arc<Forecast>, Failure> {
+    pub(super) async fn forecast(&self, operator: &Operator) -> Result<Arc<Forecast>, HttpError> {
         let make = async {
             let census = self.census(operator.ipam()).await?;
-            self.alone(async { Ok(operator.forecast(&census, Deadline::after(READING)).await?) }).await
+            self.read_exclusively(async { Ok(operator.forecast(&census, Deadline::after(READ_TIMEOUT)).await?) }).await
         };
-        self.forecast.get("", FORECAST, make).await
+        self.forecast.get("", FORECAST_TTL, make).await
     }
 
     /// Reads much, while nobody else here does. The reading must not call this itself.
-    pub(super) async fn alone<T>(&self, read: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    pub(super) async fn read_exclusively<T>(
+        &self,
+        read: impl Future<Output = Result<T, HttpError>>,
+    ) -> Result<T, HttpError> {
         // The semaphore is never closed.
-        let _reading = self.reading.acquire().await.map_err(Failure::store)?;
+        let _reading = self.reading.acquire().await.map_err(HttpError::unavailable)?;
         read.await
     }
 }
@@ -230,15 +235,15 @@ mod tests {
             sleep(Duration::from_millis(100)).await;
             Ok(made.fetch_add(1, Ordering::SeqCst))
         };
-        let asked = futures::future::join_all((0..5).map(|_| memo.get("a", MOMENT, make()))).await;
-        assert!(asked.into_iter().all(|answer| *answer.unwrap() == 0));
-        assert_eq!(*memo.get("b", MOMENT, make()).await.unwrap(), 1);
-        assert_eq!(*memo.get("b", MOMENT, make()).await.unwrap(), 1);
-        sleep(MOMENT + Duration::from_millis(1)).await;
+        let answers = futures::future::join_all((0..5).map(|_| memo.get("a", ANSWER_TTL, make()))).await;
+        assert!(answers.into_iter().all(|answer| *answer.unwrap() == 0));
+        assert_eq!(*memo.get("b", ANSWER_TTL, make()).await.unwrap(), 1);
+        assert_eq!(*memo.get("b", ANSWER_TTL, make()).await.unwrap(), 1);
+        sleep(ANSWER_TTL + Duration::from_millis(1)).await;
         assert!(memo.0.lock().await.is_none());
-        assert_eq!(*memo.get("b", MOMENT, make()).await.unwrap(), 2);
-        let failed = memo.get("c", MOMENT, async { Err(Failure::question("no")) }).await;
+        assert_eq!(*memo.get("b", ANSWER_TTL, make()).await.unwrap(), 2);
+        let failed = memo.get("c", ANSWER_TTL, async { Err(HttpError::bad_request("no")) }).await;
         assert!(failed.is_err());
-        assert_eq!(*memo.get("c", MOMENT, make()).await.unwrap(), 3, "a failure is not kept");
+        assert_eq!(*memo.get("c", ANSWER_TTL, make()).await.unwrap(), 3, "a failure is not kept");
     }
 }

@@ -18,24 +18,24 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::Shown;
-use super::answer::secure;
+use super::PageContext;
+use super::answer::add_security_headers;
 use super::route::{Origin, answer};
-use crate::accept::{Acceptor, Excess, Listener, Stream};
+use crate::accept::{Acceptor, ByteStream, ExcessPolicy, Listener};
 
 /// The bytes that a connection reads ahead and holds back.
-const BUFFER: usize = 16 * 1024;
+const MAX_BUFFER_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
-const HEADERS: usize = 64;
+const MAX_HEADERS: usize = 64;
 /// The time that requests have to end when the daemon does.
-const FAREWELL: Duration = Duration::from_millis(500);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// The most clients that are refused at a time because there are too many.
-const TURNED_AWAY: usize = 64;
+const MAX_REJECTIONS: usize = 64;
 /// The longest time to tell one.
-const TELLING: Duration = Duration::from_millis(500);
+const REJECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The answer to a client that is one too many.
-const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\
+const BUSY_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\
     content-length: 32\r\ncache-control: no-store\r\nretry-after: 5\r\nconnection: close\r\n\r\n\
     too many connections; try again\n";
 
@@ -43,14 +43,14 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/pla
 ///
 /// # Errors
 /// None now; an error of a connection ends that connection.
-pub async fn serve(listener: Listener, shown: Arc<Shown>, stop: impl Future<Output = ()>) -> io::Result<()> {
+pub async fn serve(listener: Listener, page: Arc<PageContext>, stop: impl Future<Output = ()>) -> io::Result<()> {
     let origin = match &listener {
         Listener::Tcp(_) => Origin::Network,
         Listener::Unix(_) => Origin::Socket,
     };
-    let room = Arc::new(Semaphore::new(shown.limits.connections));
-    let acceptor = Acceptor::new("the page", listener, room, Excess::IsAccepted);
-    let lobby = Arc::new(Semaphore::new(TURNED_AWAY));
+    let room = Arc::new(Semaphore::new(page.limits.connections));
+    let acceptor = Acceptor::new("the page", listener, room, ExcessPolicy::IsAccepted);
+    let lobby = Arc::new(Semaphore::new(MAX_REJECTIONS));
     let (stopper, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
@@ -64,42 +64,47 @@ pub async fn serve(listener: Listener, shown: Arc<Shown>, stop: impl Future<Outp
         let stream = client.into_stream();
         match place {
             Some(place) => {
-                let (shown, stopped) = (Arc::clone(&shown), stopped.clone());
+                let (page, stopped) = (Arc::clone(&page), stopped.clone());
                 connections.spawn(async move {
                     let _place = place;
-                    let _counted = shown.metrics.viewer();
-                    converse(stream, origin, &shown, stopped).await;
+                    let _counted = page.metrics.count_viewer();
+                    serve_requests(stream, origin, &page, stopped).await;
                 });
             }
             None => {
                 if let Ok(place) = Arc::clone(&lobby).try_acquire_owned() {
                     connections.spawn(async move {
                         let _place = place;
-                        _ = timeout(TELLING, turn_away(stream)).await;
+                        _ = timeout(REJECTION_TIMEOUT, reject_client(stream)).await;
                     });
                 }
             }
         }
     }
     drop(stopper);
-    _ = timeout(FAREWELL, async { while connections.join_next().await.is_some() {} }).await;
+    _ = timeout(SHUTDOWN_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await;
     Ok(())
 }
 
 /// Answers the requests of a connection, one after the other.
-async fn converse(stream: Box<dyn Stream>, origin: Origin, shown: &Arc<Shown>, mut stopped: watch::Receiver<()>) {
+async fn serve_requests(
+    stream: Box<dyn ByteStream>,
+    origin: Origin,
+    page: &Arc<PageContext>,
+    mut stopped: watch::Receiver<()>,
+) {
     let service = service_fn(|request: Request<Incoming>| async move {
-        let mut answer = answer(&request, origin, shown).await;
-        secure(answer.headers_mut());
+        let mut answer = answer(&request, origin, page).await;
+        add_security_headers(answer.headers_mut());
         Ok::<_, Infallible>(answer)
     });
-    let limits = shown.limits;
+    let limits = page.limits;
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.headers)
-        .max_headers(HEADERS)
-        .max_buf_size(BUFFER)
-        .serve_connection(TokioIo::new(Stalling::new(stream, limits.stall)), service);
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_BUFFER_BYTES)
+        .serve_connection(TokioIo::new(StallTimeout::new(stream, limits.stall)), service);
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
@@ -116,42 +121,42 @@ async fn converse(stream: Box<dyn Stream>, origin: Origin, shown: &Arc<Shown>, m
 
 /// Tells a client that there are too many, and lets it read that: a connection that is closed with something unread takes
 /// the answer with it.
-async fn turn_away(mut stream: Box<dyn Stream>) {
-    if stream.write_all(BUSY).await.is_ok() && stream.shutdown().await.is_ok() {
+async fn reject_client(mut stream: Box<dyn ByteStream>) {
+    if stream.write_all(BUSY_RESPONSE).await.is_ok() && stream.shutdown().await.is_ok() {
         let mut unread = [0; 1024];
         while stream.read(&mut unread).await.is_ok_and(|read| read > 0) {}
     }
 }
 
 /// A stream with a bound on the time of a write: it fails if it could not go on for so long.
-struct Stalling<S> {
+struct StallTimeout<S> {
     stream: S,
     patience: Duration,
     /// Runs while a write waits.
     clock: Pin<Box<Sleep>>,
-    waits: Waits,
+    waits: WriteState,
 }
 
 /// The state of a write.
 #[derive(PartialEq, Eq)]
-enum Waits {
-    No,
-    Yes,
+enum WriteState {
+    Idle,
+    Waiting,
 }
 
-impl<S> Stalling<S> {
+impl<S> StallTimeout<S> {
     pub(super) fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, patience, clock: Box::pin(sleep(patience)), waits: Waits::No }
+        Self { stream, patience, clock: Box::pin(sleep(patience)), waits: WriteState::Idle }
     }
 
     /// Lets a write wait, but not for ever.
-    fn judge<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn poll_with_timeout<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
-            self.waits = Waits::No;
+            self.waits = WriteState::Idle;
             return outcome;
         }
-        if self.waits == Waits::No {
-            self.waits = Waits::Yes;
+        if self.waits == WriteState::Idle {
+            self.waits = WriteState::Waiting;
             self.clock.as_mut().reset(Instant::now() + self.patience);
         }
         ready!(self.clock.as_mut().poll(cx));
@@ -159,17 +164,17 @@ impl<S> Stalling<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Stalling<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for StallTimeout<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for StallTimeout<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_write(cx, bytes);
-        this.judge(cx, outcome)
+        this.poll_with_timeout(cx, outcome)
     }
 
     fn poll_write_vectored(
@@ -179,7 +184,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_write_vectored(cx, bytes);
-        this.judge(cx, outcome)
+        this.poll_with_timeout(cx, outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -189,13 +194,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Stalling<S> {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_flush(cx);
-        this.judge(cx, outcome)
+        this.poll_with_timeout(cx, outcome)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let outcome = Pin::new(&mut this.stream).poll_shutdown(cx);
-        this.judge(cx, outcome)
+        this.poll_with_timeout(cx, outcome)
     }
 }
 
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_busy_answer_is_as_long_as_it_says() {
-        let text = std::str::from_utf8(BUSY).unwrap();
+        let text = std::str::from_utf8(BUSY_RESPONSE).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{} bytes", body.len());
     }
@@ -215,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_ends_when_nobody_reads_and_goes_on_when_somebody_does() {
         let (near, mut far) = duplex(16);
-        let mut stream = Stalling::new(near, Duration::from_secs(5));
+        let mut stream = StallTimeout::new(near, Duration::from_secs(5));
         let writing = tokio::spawn(async move {
             let first = stream.write_all(&[1; 40]).await.map_err(|error| error.kind());
             let second = stream.write_all(&[2; 40]).await.map_err(|error| error.kind());

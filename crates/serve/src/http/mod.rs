@@ -19,13 +19,13 @@ use ipam_operator::Operator;
 use kv::Store;
 
 use crate::metrics::Metrics;
-use answer::Asked;
+use answer::AnswerCache;
 
 pub use connection::serve;
 
 /// The daemon's words about itself. They hold no secret.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct DaemonInfo {
     /// The URL of the store, without user and password.
     pub store: String,
     /// The name of the store's engine: `redb`, `sled` or `etcd`.
@@ -40,7 +40,7 @@ pub struct About {
 
 /// The share of a client.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ClientLimits {
     /// The most connections at a time; the next one gets the answer that the daemon is busy.
     pub connections: usize,
     /// The longest time for the headers of a request. A connection that is kept open without a request ends after this, too.
@@ -53,7 +53,7 @@ pub struct Limits {
     pub heartbeat: Duration,
 }
 
-impl Default for Limits {
+impl Default for ClientLimits {
     fn default() -> Self {
         Self {
             connections: 128,
@@ -69,29 +69,29 @@ impl Default for Limits {
 pub type NodeReach = Arc<dyn Fn() -> Reach + Send + Sync>;
 
 /// A store to show, and the clients that may see it.
-pub struct Shown {
+pub struct PageContext {
     /// The store.
     pub store: Arc<dyn Store>,
     /// The allocator on it.
     pub operator: Operator,
     /// The daemon's words about itself.
-    pub about: About,
+    pub about: DaemonInfo,
     /// The daemon's own numbers.
     pub metrics: Arc<Metrics>,
     /// The names, besides those of this machine's loopback, under which a browser may ask.
     pub hosts: Vec<String>,
     /// The share of a client.
-    pub limits: Limits,
+    pub limits: ClientLimits,
     /// The store for the numbers of its history. `None` leaves them out.
     history: Option<Held>,
     /// The reach of `/metrics`. `None` counts all of the store, as is right on a store of one machine.
     pub reach: Option<NodeReach>,
-    asked: Asked,
+    cache: AnswerCache,
 }
 
-impl Shown {
+impl PageContext {
     /// The store of an allocator, shown to this machine alone.
-    pub fn new(operator: Operator, about: About, metrics: Arc<Metrics>) -> Self {
+    pub fn new(operator: Operator, about: DaemonInfo, metrics: Arc<Metrics>) -> Self {
         Self {
             store: Arc::clone(operator.ipam().store()),
             operator,
@@ -99,9 +99,9 @@ impl Shown {
             metrics,
             hosts: Vec::new(),
             history: None,
-            limits: Limits::default(),
+            limits: ClientLimits::default(),
             reach: None,
-            asked: Asked::default(),
+            cache: AnswerCache::default(),
         }
     }
 
@@ -114,14 +114,14 @@ impl Shown {
 
     /// With the numbers of the history of this store, if it is an embedded one.
     #[must_use]
-    pub fn with_history(mut self, held: Held) -> Self {
-        self.history = Some(held);
+    pub fn with_history(mut self, shared_store: Held) -> Self {
+        self.history = Some(shared_store);
         self
     }
 
     /// With another share of a client.
     #[must_use]
-    pub fn with_limits(mut self, limits: Limits) -> Self {
+    pub fn with_limits(mut self, limits: ClientLimits) -> Self {
         self.limits = limits;
         self
     }
@@ -134,8 +134,8 @@ impl Shown {
     }
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for PageContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shown").field("about", &self.about).field("hosts", &self.hosts).finish_non_exhaustive()
+        f.debug_struct("PageContext").field("about", &self.about).field("hosts", &self.hosts).finish_non_exhaustive()
     }
 }

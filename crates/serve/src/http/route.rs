@@ -18,11 +18,11 @@ use kv::{Content, Deadline, Range, RangeRequest};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::answer::{Answer, Failure, json, text, whole};
-use super::{Shown, api};
+use super::answer::{HttpError, HttpResponse, json, text, whole};
+use super::{PageContext, api};
 
 /// The longest time for the store to show that it is there.
-const HEALTHY: Duration = Duration::from_secs(1);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The way by which a request came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub(super) enum Origin {
 }
 
 /// The answer to a request.
-pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &Arc<Shown>) -> Answer {
-    if origin == Origin::Network && !names_us(request, shown) {
+pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &Arc<PageContext>) -> HttpResponse {
+    if origin == Origin::Network && !has_allowed_host(request, page) {
         let advice = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";
         return text(StatusCode::MISDIRECTED_REQUEST, advice);
     }
@@ -46,11 +46,11 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &
     }
     let path = request.uri().path();
     match path {
-        "/health" => health(shown).await,
-        "/version" => version(shown),
-        "/metrics" => metrics_answer(shown).await,
+        "/health" => health(page).await,
+        "/version" => version(page),
+        "/metrics" => metrics_answer(page).await,
         _ => match path.strip_prefix("/api/") {
-            Some(question) => api::answer(question, request, shown).await,
+            Some(question) => api::answer(question, request, page).await,
             None => page_file(path, request.headers())
                 .unwrap_or_else(|| text(StatusCode::NOT_FOUND, "there is nothing here")),
         },
@@ -58,23 +58,23 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, shown: &
 }
 
 /// True if every name that the request has for its host is one of ours, and it has one.
-fn names_us(request: &Request<Incoming>, shown: &Shown) -> bool {
+fn has_allowed_host(request: &Request<Incoming>, page: &PageContext) -> bool {
     let of_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let mut names = of_headers.chain(request.uri().authority().map(|authority| authority.as_str())).peekable();
-    names.peek().is_some() && names.all(|name| is_allowed(name, &shown.hosts))
+    names.peek().is_some() && names.all(|name| is_allowed(name, &page.hosts))
 }
 
 /// Says whether the store can be read, by the cheapest of readings.
-async fn health(shown: &Shown) -> Answer {
+async fn health(page: &PageContext) -> HttpResponse {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly);
-    match timeout(HEALTHY, shown.store.range(request)).await {
+    match timeout(HEALTH_TIMEOUT, page.store.range(request)).await {
         Ok(Ok(_)) => text(StatusCode::OK, "ok"),
         Ok(Err(error)) => text(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "the store did not answer within a second"),
     }
 }
 
-pub(super) fn version(shown: &Shown) -> Answer {
+pub(super) fn version(page: &PageContext) -> HttpResponse {
     #[derive(Serialize)]
     struct Version<'a> {
         name: &'static str,
@@ -82,7 +82,7 @@ pub(super) fn version(shown: &Shown) -> Answer {
         store: &'a str,
         engine: &'a str,
     }
-    let about = &shown.about;
+    let about = &page.about;
     let version = Version { name: "margay", version: &about.version, store: &about.store, engine: &about.engine };
     json(StatusCode::OK, &version)
 }
@@ -108,8 +108,8 @@ fn without_port(host: &str) -> Option<&str> {
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All numbers. If the store cannot be read, its numbers are missing, and `margay_serve_store_read` is 0.
-async fn metrics_answer(shown: &Arc<Shown>) -> Answer {
-    let samples = match timeout(shown.limits.answer, samples(shown)).await {
+async fn metrics_answer(page: &Arc<PageContext>) -> HttpResponse {
+    let samples = match timeout(page.limits.answer, samples(page)).await {
         Ok(Ok(samples)) => Some(samples.text()),
         Ok(Err(failure)) => {
             tracing::warn!(error = failure.text, "the store cannot be read for its numbers");
@@ -123,29 +123,29 @@ async fn metrics_answer(shown: &Arc<Shown>) -> Answer {
         text,
         "# HELP margay_serve_store_read 1 if the store could be read for this answer, else 0.\n\
          # TYPE margay_serve_store_read gauge\nmargay_serve_store_read {read}\n{}# EOF\n",
-        shown.metrics.text()
+        page.metrics.text()
     );
     whole(StatusCode::OK, METRICS_TYPE, text)
 }
 
-async fn samples(shown: &Arc<Shown>) -> Result<Samples, Failure> {
-    let (node, boot) = (&shown.about.node, shown.about.boot.as_deref());
+async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
+    let (node, boot) = (&page.about.node, page.about.boot.as_deref());
     let mut samples = Samples::default();
-    let revision = match &shown.reach {
+    let revision = match &page.reach {
         Some(reach) => {
-            let share = shown.operator.ipam().share_of(node, &reach(), Deadline::after(shown.limits.answer)).await?;
+            let share = page.operator.ipam().share_of(node, &reach(), Deadline::after(page.limits.answer)).await?;
             samples.of_node(&share, boot);
             share.revision
         }
         None => {
-            let census = shown.asked.census(shown.operator.ipam()).await?;
+            let census = page.cache.census(page.operator.ipam()).await?;
             samples.of_all(&census, node, boot);
             // A forecast that takes long goes on without this answer, and the next one has it.
             let forecast = tokio::spawn({
-                let shown = Arc::clone(shown);
-                async move { shown.asked.forecast(&shown.operator).await }
+                let page = Arc::clone(page);
+                async move { page.cache.forecast(&page.operator).await }
             });
-            match timeout(shown.limits.answer / 2, forecast).await {
+            match timeout(page.limits.answer / 2, forecast).await {
                 Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
                 Ok(Ok(Err(failure))) => {
                     tracing::warn!(error = failure.text, "the history cannot be read for a forecast");
@@ -155,8 +155,8 @@ async fn samples(shown: &Arc<Shown>) -> Result<Samples, Failure> {
             census.revision
         }
     };
-    samples.of_store(revision, oldest_revision(&*shown.store, revision).await?);
-    if let Some(held) = &shown.history
+    samples.of_store(revision, oldest_revision(&*page.store, revision).await?);
+    if let Some(held) = &page.history
         && let Ok(history) = held
             .with_embedded(|store, _| async move {
                 Ok((store.oldest().await?.time, store.status().log_bytes, store.retention().bytes))
@@ -174,9 +174,9 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// A file: its path, its type and its content.
-type File = (&'static str, &'static str, &'static str);
+type PageFile = (&'static str, &'static str, &'static str);
 
-const FILES: &[File] = &[
+const PAGE_FILES: &[PageFile] = &[
     ("/", HTML, include_str!("page/index.html")),
     ("/style.css", CSS, include_str!("page/style.css")),
     ("/theme.js", SCRIPT, include_str!("page/theme.js")),
@@ -194,22 +194,22 @@ const FILES: &[File] = &[
 ];
 
 /// The file at a path. A browser that has it already, as its tag says, gets an answer without it.
-fn page_file(path: &str, headers: &HeaderMap) -> Option<Answer> {
-    let (_, kind, text) = FILES.iter().find(|(at, ..)| *at == path)?;
-    let tag = tag(text);
-    let has_it = headers.get(IF_NONE_MATCH).is_some_and(|held| held.as_bytes() == tag.as_bytes());
+fn page_file(path: &str, headers: &HeaderMap) -> Option<HttpResponse> {
+    let (_, kind, text) = PAGE_FILES.iter().find(|(at, ..)| *at == path)?;
+    let etag = etag(text);
+    let has_it = headers.get(IF_NONE_MATCH).is_some_and(|held| held.as_bytes() == etag.as_bytes());
     let mut answer = match has_it {
         true => whole(StatusCode::NOT_MODIFIED, kind, ""),
         false => whole(StatusCode::OK, kind, *text),
     };
     answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    if let Ok(tag) = HeaderValue::from_str(&tag) {
-        answer.headers_mut().insert(ETAG, tag);
+    if let Ok(etag) = HeaderValue::from_str(&etag) {
+        answer.headers_mut().insert(ETAG, etag);
     }
     Some(answer)
 }
 
-fn tag(text: &str) -> String {
+fn etag(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     format!("\"{:016x}\"", hasher.finish())
@@ -258,8 +258,8 @@ mod tests {
 
     #[test]
     fn every_file_that_a_file_names_is_there() {
-        let is_there = |path: &str| FILES.iter().any(|(at, ..)| *at == path);
-        for (path, _, text) in FILES {
+        let is_there = |path: &str| PAGE_FILES.iter().any(|(at, ..)| *at == path);
+        for (path, _, text) in PAGE_FILES {
             for line in text.lines().filter(|line| line.starts_with("import ")) {
                 let named = line.rsplit('"').nth(1).and_then(|name| name.strip_prefix('.')).unwrap();
                 assert!(is_there(named), "{path} imports {named}");
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn no_file_names_another_host_or_writes_html() {
-        for (path, _, text) in FILES {
+        for (path, _, text) in PAGE_FILES {
             for foreign in
                 ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
             {

@@ -21,7 +21,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Store, StoreExt};
 use kv_mvcc::{Clock, MemoryTable, MvccStore, Options};
 use serve::accept::Listener;
-use serve::http::{About, Limits, Shown, serve};
+use serve::http::{ClientLimits, DaemonInfo, PageContext, serve};
 use serve::metrics::Metrics;
 use time::OffsetDateTime;
 use tokio::net::TcpListener;
@@ -177,28 +177,28 @@ pub(crate) struct Daemon {
 }
 
 /// A daemon in tests.
-pub(crate) fn shown(ipam: &Ipam) -> Shown {
-    let about = About {
+pub(crate) fn shown(ipam: &Ipam) -> PageContext {
+    let about = DaemonInfo {
         store: "redb:///var/lib/margay/ipam.redb".into(),
         engine: "redb".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         node: "worker-1".into(),
         boot: None,
     };
-    Shown::new(ipam.clone().into(), about, Arc::new(Metrics::new()))
+    PageContext::new(ipam.clone().into(), about, Arc::new(Metrics::new()))
 }
 
 impl Daemon {
     /// Shows the store that `fill` makes.
     pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
-        Self::with_limits(fill, Limits::default())
+        Self::with_limits(fill, ClientLimits::default())
     }
 
-    pub(crate) fn with_limits<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits) -> Self {
+    pub(crate) fn with_limits<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: ClientLimits) -> Self {
         Self::at(fill, limits, 0)
     }
 
-    pub(crate) fn at<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: Limits, port: u16) -> Self {
+    pub(crate) fn at<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F, limits: ClientLimits, port: u16) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let ipam = runtime.block_on(fill());
         let shown = shown(&ipam).with_hosts(vec!["ipam.lan".into()]).with_limits(limits);

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use wire::{Frame, Hello, Kind, MAX_REQUEST, Progress, keys};
+use wire::{Frame, FrameKind, Hello, MAX_REQUEST_BODY_BYTES, StallReport, keys};
 
 /// Takes an input for the target `frames`: what a client or a daemon has sent.
 pub fn frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let mut stream = data;
-        while let Ok(Some(frame)) = Frame::read(&mut stream, MAX_REQUEST).await {
+        while let Ok(Some(frame)) = Frame::read(&mut stream, MAX_REQUEST_BODY_BYTES).await {
             look(&frame);
         }
     });
@@ -19,15 +19,15 @@ fn look(frame: &Frame) {
     let again = Frame::read_from(&frame.to_bytes()).unwrap();
     assert_eq!(again, *frame);
     match frame.kind {
-        Kind::Hello => same::<Hello>(frame),
-        Kind::Verb => same::<agent::Asked>(frame),
-        Kind::Keys => same::<keys::Asked>(frame),
-        Kind::Answer => {
+        FrameKind::Hello => same::<Hello>(frame),
+        FrameKind::Verb => same::<agent::VerbRequest>(frame),
+        FrameKind::Keys => same::<keys::TimedRequest>(frame),
+        FrameKind::Answer => {
             same::<agent::Answer>(frame);
-            same::<keys::Answer>(frame);
+            same::<keys::StoreReply>(frame);
         }
-        Kind::Alive => same::<Progress>(frame),
-        Kind::Taken | Kind::Yield => {}
+        FrameKind::Alive => same::<StallReport>(frame),
+        FrameKind::Taken | FrameKind::Yield => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use agent::{Allocator, Answer, Checked, Collected, StoreAt, Verb};
+use agent::{Allocator, Answer, CheckAnswer, GcSummary, StoreAccess, Verb};
 use cni_plugin::{Environment, Host, Invocation, Logging, Name, run};
 use ipam_core::assign::{Assigned, Wanted};
 use ipam_core::{CheckResult, Standing};
@@ -60,16 +60,16 @@ pub fn netconf(data: &[u8]) {
 struct Pretend;
 
 impl Allocator for Pretend {
-    fn call(&self, _: &StoreAt, verb: &Verb) -> agent::Result<Answer> {
+    fn call(&self, _: &StoreAccess, verb: &Verb) -> agent::Result<Answer> {
         Ok(match verb {
             Verb::Add(add) => Answer::Assigned(assigned(&add.request.wanted)),
             Verb::Del(_) | Verb::Quarantine(_) => Answer::Released(Vec::new()),
             Verb::Check(check) => {
                 let standings = check.addresses.iter().map(|ip| (*ip, Standing::Own)).collect();
-                Answer::Checked(Checked::Compared(CheckResult { held: check.addresses.clone(), standings }))
+                Answer::Checked(CheckAnswer::Compared(CheckResult { held: check.addresses.clone(), standings }))
             }
             Verb::Status(_) => Answer::Ready,
-            Verb::Gc(_) => Answer::Collected(Collected::default()),
+            Verb::Gc(_) => Answer::Collected(GcSummary::default()),
         })
     }
 }

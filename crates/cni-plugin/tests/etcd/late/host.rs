@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent::{FileIntents, INTENTS_FOLDER};
+use agent::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use datastore::Create;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::attachment::Attachment;
@@ -34,7 +34,7 @@ pub(super) struct Host<'a> {
     lab: &'a Lab,
     /// The places of the members in the order in which they are queried.
     order: Vec<usize>,
-    notes: FileIntents,
+    notes: PendingCommitFolder,
     locks: HostLocks,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Host<'a> {
         let order: Vec<usize> = (0..count).map(|step| (first + step) % count).collect();
         let hosts: Vec<_> = order.iter().map(|place| lab.etcds[*place].address().to_string()).collect();
         let store = stores::at(&format!("etcd://{}", hosts.join(","))).unwrap();
-        Self { lab, order, notes: FileIntents::new(INTENTS_FOLDER, store.to_string()), locks }
+        Self { lab, order, notes: PendingCommitFolder::new(PENDING_COMMITS_FOLDER, store.to_string()), locks }
     }
 
     /// The member that is queried first, and stopped.
@@ -109,7 +109,7 @@ impl<'a> Host<'a> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));
         let attachment = Attachment { network, container, interface: text("eth0"), node: text(NODE), boot: None };
-        self.notes.noted(&attachment).unwrap()
+        self.notes.recorded_here(&attachment).unwrap()
     }
 
     /// Does something through one member.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use agent::Checked;
+use agent::CheckAnswer;
 use cni_plugin::{Name, Outcome};
 use ipam_core::{CheckResult, Standing};
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ fn without_an_api_a_launcher_is_refused_and_its_container_released() {
 fn check_takes_the_address_of_a_machine_for_its_pods() {
     let check = |env: &BTreeMap<String, String>, standing: Standing| -> Outcome {
         let standings = vec![("10.0.0.5".parse().unwrap(), standing)];
-        let compared = Checked::Compared(CheckResult { held: Vec::new(), standings });
+        let compared = CheckAnswer::Compared(CheckResult { held: Vec::new(), standings });
         call(Name::Margay, env, CALICO.as_bytes(), &Scripted { check: Some(Ok(compared)), ..Scripted::default() })
     };
     let machines = || Standing::Another("net1.vmi.shop.cart".into());

@@ -20,15 +20,15 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use super::Query;
-use crate::http::Shown;
-use crate::http::answer::{Answer, Failure, json};
+use crate::http::PageContext;
+use crate::http::answer::{HttpError, HttpResponse, json};
 
 /// The most blocks of an answer.
 const MAX_BLOCKS: usize = 10_000;
 
 /// Blocks, in few bytes.
 #[derive(Serialize)]
-struct Blocks<'a> {
+struct BlockList<'a> {
     revision: i64,
     from: usize,
     total: usize,
@@ -39,14 +39,14 @@ struct Blocks<'a> {
 }
 
 /// A part of the blocks of a pool; of those in no pool if no pool is named.
-pub(super) async fn many_blocks(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn list_blocks(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let from = if query.get("from").is_some() { query.parsed::<usize>("from")? } else { 0 };
-    let census = shown.asked.census(shown.operator.ipam()).await?;
+    let census = page.cache.census(page.operator.ipam()).await?;
     let all = match query.get("pool") {
         None => &census.orphaned,
         Some(name) => {
             let found = census.pools.iter().find(|pool| pool.pool.name() == name);
-            let missing = || Failure { status: StatusCode::NOT_FOUND, text: format!("there is no pool {name}") };
+            let missing = || HttpError { status: StatusCode::NOT_FOUND, text: format!("there is no pool {name}") };
             &found.ok_or_else(missing)?.blocks
         }
     };
@@ -68,43 +68,43 @@ pub(super) async fn many_blocks(shown: &Shown, query: &Query) -> Result<Answer, 
             (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         reported.push((cidr, owner, used, borrowed, resting, count(AddressUse::Reserved), count(AddressUse::Free)));
     }
-    let answer = Blocks { revision: census.revision.get(), from, total: all.len(), owners: names, blocks: reported };
+    let answer = BlockList { revision: census.revision.get(), from, total: all.len(), owners: names, blocks: reported };
     Ok(json(StatusCode::OK, &answer))
 }
 
 /// A block.
 #[derive(Serialize)]
-struct OneBlock {
+struct BlockDetails {
     cidr: String,
     pool: Option<String>,
     owner: Option<String>,
     exists: bool,
-    addresses: Vec<Address>,
+    addresses: Vec<AddressRow>,
 }
 
 /// One block with all of its addresses.
-pub(super) async fn one_block(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn show_block(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let cidr: IpNet = query.parsed::<IpNet>("cidr")?.trunc();
-    let deadline = Deadline::after(shown.limits.answer);
-    let inventory = shown.operator.ipam().inventory(deadline).await?;
+    let deadline = Deadline::after(page.limits.answer);
+    let inventory = page.operator.ipam().inventory(deadline).await?;
     let pool = inventory.pools.iter().find(|pool| pool.cidr().contains(&cidr)).map(|pool| pool.name().to_owned());
-    let mut answer = OneBlock { cidr: cidr.to_string(), pool, owner: None, exists: false, addresses: Vec::new() };
-    if let Some(kv) = shown.store.get(keys::block(cidr)).await? {
-        let rules = Rules::read(shown).await?;
-        let damaged = |error| Failure { status: StatusCode::INTERNAL_SERVER_ERROR, text: format!("{error}") };
+    let mut answer = BlockDetails { cidr: cidr.to_string(), pool, owner: None, exists: false, addresses: Vec::new() };
+    if let Some(kv) = page.store.get(keys::block(cidr)).await? {
+        let rules = AddressRules::read(page).await?;
+        let damaged = |error| HttpError { status: StatusCode::INTERNAL_SERVER_ERROR, text: format!("{error}") };
         let mut block = Block::decode(&kv.key, kv.value.as_bytes()).map_err(damaged)?;
         rules.apply(&mut block);
         answer.exists = true;
         answer.owner = block.owner().map(|owner| owner.to_string());
-        answer.addresses = block.addresses().map(|ip| Address::of(&block, ip, &rules.reservations)).collect();
+        answer.addresses = block.addresses().map(|ip| AddressRow::of(&block, ip, &rules.reservations)).collect();
     }
     Ok(json(StatusCode::OK, &answer))
 }
 
 #[derive(Serialize)]
-struct OneAddress {
+struct AddressDetails {
     #[serde(flatten)]
-    address: Address,
+    address: AddressRow,
     reserved: bool,
     /// Why it is in quarantine, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,18 +119,18 @@ struct OneAddress {
     alternate: BTreeMap<String, String>,
 }
 
-pub(super) async fn one_address(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn show_address(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let ip: IpAddr = query.parsed("ip")?;
-    let deadline = || Deadline::after(shown.limits.answer);
-    let inventory = shown.operator.ipam().inventory(deadline()).await?;
+    let deadline = || Deadline::after(page.limits.answer);
+    let inventory = page.operator.ipam().inventory(deadline()).await?;
     let pools = &inventory.pools;
-    let rules = Rules::read(shown).await?;
+    let rules = AddressRules::read(page).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let unit = pool.map_or_else(|| ip.into(), |pool| pool.unit_of(ip));
     let reserved = rules.reservations.touches(unit);
-    let used = if reserved { Use::Reserved } else { Use::Free };
-    let mut reported = OneAddress {
-        address: Address { ip, used, holder: None, since: None },
+    let used = if reserved { AddressUsage::Reserved } else { AddressUsage::Free };
+    let mut reported = AddressDetails {
+        address: AddressRow { ip, used, holder: None, since: None },
         reserved,
         quarantined: quarantine_of(&inventory.reservations).remove(&ip),
         pool: pool.map(|pool| pool.name().to_owned()),
@@ -139,24 +139,24 @@ pub(super) async fn one_address(shown: &Shown, query: &Query) -> Result<Answer, 
         attributes: BTreeMap::new(),
         alternate: BTreeMap::new(),
     };
-    if let Some(mut block) = read_block(shown, pool.and_then(|pool| block_of(pool, ip))).await? {
+    if let Some(mut block) = read_block(page, pool.and_then(|pool| block_of(pool, ip))).await? {
         rules.apply(&mut block);
-        reported.address = Address::of(&block, ip, &rules.reservations);
+        reported.address = AddressRow::of(&block, ip, &rules.reservations);
         reported.block = Some(block.cidr().to_string());
         reported.owner = block.owner().map(|owner| owner.to_string());
         if let Some(entry) = block.attributes_of(ip) {
             reported.attributes(entry);
         }
-    } else if let Holding::Held(entry) = shown.operator.ipam().holding(ip, deadline()).await? {
+    } else if let Holding::Held(entry) = page.operator.ipam().holding(ip, deadline()).await? {
         // The block has outlived its pool.
-        reported.address.used = Use::Used;
+        reported.address.used = AddressUsage::Used;
         reported.address.holder = Some(AddressHolder::of(&entry));
         reported.attributes(&entry);
     }
     Ok(json(StatusCode::OK, &reported))
 }
 
-impl OneAddress {
+impl AddressDetails {
     fn attributes(&mut self, entry: &Attribute) {
         self.attributes = entry.attributes().clone();
         self.alternate = entry.alternate_attributes().clone();
@@ -164,17 +164,17 @@ impl OneAddress {
 }
 
 /// The block of a network, if it is there.
-async fn read_block(shown: &Shown, cidr: Option<IpNet>) -> Result<Option<Block>, Failure> {
+async fn read_block(page: &PageContext, cidr: Option<IpNet>) -> Result<Option<Block>, HttpError> {
     let Some(cidr) = cidr else { return Ok(None) };
-    let Some(kv) = shown.store.get(keys::block(cidr)).await? else { return Ok(None) };
-    let damaged = |error| Failure { status: StatusCode::INTERNAL_SERVER_ERROR, text: format!("{error}") };
+    let Some(kv) = page.store.get(keys::block(cidr)).await? else { return Ok(None) };
+    let damaged = |error| HttpError { status: StatusCode::INTERNAL_SERVER_ERROR, text: format!("{error}") };
     Ok(Some(Block::decode(&kv.key, kv.value.as_bytes()).map_err(damaged)?))
 }
 
 /// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Use {
+pub(super) enum AddressUsage {
     Used,
     Borrowed,
     #[serde(rename = "resting")]
@@ -185,10 +185,10 @@ pub(super) enum Use {
 
 /// An address of a block.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Address {
+pub(super) struct AddressRow {
     pub(super) ip: IpAddr,
     #[serde(rename = "use")]
-    pub(super) used: Use,
+    pub(super) used: AddressUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) holder: Option<AddressHolder>,
     /// The time since which it is held, or rests.
@@ -196,7 +196,7 @@ pub(super) struct Address {
     pub(super) since: Option<String>,
 }
 
-impl Address {
+impl AddressRow {
     /// An address of a block, after the block's cooldown was applied.
     pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
         let free = |used| Self { ip, used, holder: None, since: None };
@@ -205,19 +205,19 @@ impl Address {
                 let owner = block.owner();
                 let host = owner.as_ref().and_then(Owner::node);
                 let is_borrowed = host.zip(entry.node()).is_some_and(|(host, node)| host != node);
-                let used = if is_borrowed { Use::Borrowed } else { Use::Used };
+                let used = if is_borrowed { AddressUsage::Borrowed } else { AddressUsage::Used };
                 let since = entry.get(TIMESTAMP).and_then(parse_go_string).map(rfc3339);
                 Self { ip, used, holder: Some(AddressHolder::of(entry)), since }
             }
-            AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(Use::InCooldown) },
-            _ if block.is_reserved(ip, reservations) => free(Use::Reserved),
-            _ => free(Use::Free),
+            AddressState::CoolingDown(since) => Self { since: Some(rfc3339(since)), ..free(AddressUsage::InCooldown) },
+            _ if block.is_reserved(ip, reservations) => free(AddressUsage::Reserved),
+            _ => free(AddressUsage::Free),
         }
     }
 }
 
 /// Shows each well-formed block of a revision (below 1: the newest) until `see` has enough. Returns the revision.
-pub(super) async fn each_block(
+pub(super) async fn visit_blocks(
     store: &dyn Store,
     at: Revision,
     mut see: impl FnMut(Block) -> ControlFlow<()> + Send,
@@ -236,15 +236,15 @@ pub(super) async fn each_block(
 }
 
 /// The documents beside a block that decide on the state of an address.
-pub(super) struct Rules {
+pub(super) struct AddressRules {
     pub(super) reservations: Reservations,
     cooldown: i64,
 }
 
-impl Rules {
-    pub(super) async fn read(shown: &Shown) -> Result<Self, Failure> {
-        let ipam = shown.operator.ipam();
-        let deadline = || Deadline::after(shown.limits.answer);
+impl AddressRules {
+    pub(super) async fn read(page: &PageContext) -> Result<Self, HttpError> {
+        let ipam = page.operator.ipam();
+        let deadline = || Deadline::after(page.limits.answer);
         let inventory = ipam.inventory(deadline()).await?;
         let (reservations, _) = Reservations::from_documents(&inventory.reservations);
         Ok(Self { reservations, cooldown: ipam.config(deadline()).await?.cooldown_seconds() })

@@ -26,17 +26,17 @@ use kv::{
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
-use super::search::Party;
-use super::{Query, made};
-use crate::http::Shown;
-use crate::http::answer::{Answer, Failure, MOMENT};
+use super::search::HolderQuery;
+use super::{Query, json_text_response};
+use crate::http::PageContext;
+use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse};
 
 /// The most events of one revision in an answer.
 const MAX_EVENTS_PER_REVISION: usize = 200;
 /// The most revisions that a client may go back.
 const MAX_RECENT_REVISIONS: i64 = 1000;
 /// The pause after a watch has ended.
-const PAUSE: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A change of several addresses at once.
 #[derive(Serialize)]
@@ -49,7 +49,7 @@ struct RevisionEvents {
 }
 
 #[derive(Serialize)]
-struct At<'a> {
+struct RevisionMark<'a> {
     revision: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
@@ -62,15 +62,15 @@ fn range() -> Range {
 }
 
 /// The place from which a client wants to go on.
-enum Start {
+enum StreamStart {
     /// After this revision, which it has seen.
     After(Revision),
     /// With the newest revisions, as many as this.
     Recent(i64),
 }
 
-impl Start {
-    fn of(request: &Request<Incoming>, query: &Query) -> Result<Self, Failure> {
+impl StreamStart {
+    fn of(request: &Request<Incoming>, query: &Query) -> Result<Self, HttpError> {
         let seen = request.headers().get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
         let after = if query.get("after").is_some() { Some(query.parsed("after")?) } else { None };
         let recent = if query.get("recent").is_some() { query.parsed("recent")? } else { 0 };
@@ -82,8 +82,12 @@ impl Start {
 }
 
 /// The stream of events.
-pub(super) async fn stream(shown: &Shown, request: &Request<Incoming>, query: &Query) -> Result<Answer, Failure> {
-    let follower = Follower::begin(&shown.store, Start::of(request, query)?, shown.limits.heartbeat).await?;
+pub(super) async fn stream(
+    page: &PageContext,
+    request: &Request<Incoming>,
+    query: &Query,
+) -> Result<HttpResponse, HttpError> {
+    let follower = EventFollower::begin(&page.store, StreamStart::of(request, query)?, page.limits.heartbeat).await?;
     let frames = unfold(follower, |mut follower| async move {
         let frame = follower.next().await?;
         Some((Ok::<_, Infallible>(Frame::data(frame)), follower))
@@ -94,7 +98,7 @@ pub(super) async fn stream(shown: &Shown, request: &Request<Incoming>, query: &Q
 }
 
 /// A client that follows.
-struct Follower {
+struct EventFollower {
     store: Arc<dyn Store>,
     changes: WatchStream,
     ready: VecDeque<Bytes>,
@@ -122,8 +126,8 @@ async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<R
     }
 }
 
-impl Follower {
-    async fn begin(store: &Arc<dyn Store>, start: Start, heartbeat: Duration) -> Result<Self, Failure> {
+impl EventFollower {
+    async fn begin(store: &Arc<dyn Store>, start: StreamStart, heartbeat: Duration) -> Result<Self, HttpError> {
         let head = newest(&**store).await?;
         let mut follower = Self {
             store: Arc::clone(store),
@@ -132,15 +136,15 @@ impl Follower {
             heartbeat,
         };
         follower.ready.push_back(Bytes::from_static(b"retry: 2000\n\n"));
-        follower.ready.push_back(event("ready", None, &At { revision: head.get(), reason: None }));
+        follower.ready.push_back(event("ready", None, &RevisionMark { revision: head.get(), reason: None }));
         let first = match start {
-            Start::After(seen) if seen > head => {
+            StreamStart::After(seen) if seen > head => {
                 follower.tell_reset(head, "another store has taken the place of this one");
                 head.next()
             }
-            Start::After(seen) => seen.next(),
+            StreamStart::After(seen) => seen.next(),
             // A client that begins has missed nothing, even if little of the past is left.
-            Start::Recent(count) => readable(&**store, head, count).await?,
+            StreamStart::Recent(count) => readable(&**store, head, count).await?,
         };
         follower.changes = watch(&**store, first).await?;
         Ok(follower)
@@ -170,7 +174,7 @@ impl Follower {
 
     /// Says that something may be missing, and goes on with the next change.
     async fn reset(&mut self, reason: &str) -> Option<()> {
-        sleep(PAUSE).await;
+        sleep(RECONNECT_INTERVAL).await;
         let head = newest(&*self.store).await.ok()?;
         self.changes = watch(&*self.store, head.next()).await.ok()?;
         self.tell_reset(head, reason);
@@ -178,7 +182,7 @@ impl Follower {
     }
 
     fn tell_reset(&mut self, head: Revision, reason: &str) {
-        let at = At { revision: head.get(), reason: Some(reason) };
+        let at = RevisionMark { revision: head.get(), reason: Some(reason) };
         self.ready.push_back(event("reset", Some(head), &at));
     }
 }
@@ -212,10 +216,10 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
 /// The most events in an answer: the newest.
 const MAX_HISTORY_EVENTS: usize = 500;
 /// The most attempts, as the store may give up history while it is read.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
-struct History {
+struct EventHistory {
     /// The oldest revision that can be read.
     oldest_revision: i64,
     oldest_time: Option<String>,
@@ -226,20 +230,20 @@ struct History {
 }
 
 /// The subject of a history.
-enum Whose {
+enum HistorySubject {
     Known(HistoryOf),
-    Pod(Party),
+    Pod(HolderQuery),
 }
 
-impl Whose {
-    fn of(query: &Query) -> Result<Self, Failure> {
+impl HistorySubject {
+    fn of(query: &Query) -> Result<Self, HttpError> {
         if query.need("kind")? == "address" {
             return Ok(Self::Known(HistoryOf::Address(query.parsed("of")?)));
         }
-        Ok(match Party::of(query)? {
-            Party::Container(name) => Self::Known(HistoryOf::Name(name)),
-            Party::Node(name) => Self::Known(HistoryOf::Node(name)),
-            pod @ Party::Pod(_) => Self::Pod(pod),
+        Ok(match HolderQuery::of(query)? {
+            HolderQuery::Container(name) => Self::Known(HistoryOf::Name(name)),
+            HolderQuery::Node(name) => Self::Known(HistoryOf::Node(name)),
+            pod @ HolderQuery::Pod(_) => Self::Pod(pod),
         })
     }
 
@@ -259,29 +263,29 @@ impl Whose {
     }
 }
 
-pub(super) async fn history(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
-    let whose = Whose::of(query)?;
+pub(super) async fn history(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
+    let whose = HistorySubject::of(query)?;
     let question = format!("{} {}", query.need("kind")?, query.need("of")?);
-    let read = shown.asked.alone(read_with_retries(shown, &whose));
-    Ok(made(&shown.asked.history.get(&question, MOMENT, read).await?))
+    let read = page.cache.read_exclusively(read_with_retries(page, &whose));
+    Ok(json_text_response(&page.cache.history.get(&question, ANSWER_TTL, read).await?))
 }
 
-async fn read_with_retries(shown: &Shown, whose: &Whose) -> Result<String, Failure> {
-    for _ in 0..ATTEMPTS {
-        match read_history(shown, whose).await {
-            Ok(reported) => return serde_json::to_string(&reported).map_err(Failure::store),
+async fn read_with_retries(page: &PageContext, whose: &HistorySubject) -> Result<String, HttpError> {
+    for _ in 0..MAX_ATTEMPTS {
+        match read_history(page, whose).await {
+            Ok(reported) => return serde_json::to_string(&reported).map_err(HttpError::unavailable),
             Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Failure::store("the store gives up its history faster than it can be read; try again"))
+    Err(HttpError::unavailable("the store gives up its history faster than it can be read; try again"))
 }
 
-async fn read_history(shown: &Shown, whose: &Whose) -> kv::Result<History> {
-    let store = &*shown.store;
+async fn read_history(page: &PageContext, whose: &HistorySubject) -> kv::Result<EventHistory> {
+    let store = &*page.store;
     let newest = store.range(RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly)).await?;
     let oldest = oldest_revision(store, newest.revision).await?;
-    let mut reported = History { oldest_revision: oldest.get(), ..History::default() };
+    let mut reported = EventHistory { oldest_revision: oldest.get(), ..EventHistory::default() };
     for range in whose.ranges() {
         if !reported.events.is_empty() {
             break;
@@ -297,15 +301,15 @@ async fn read_history(shown: &Shown, whose: &Whose) -> kv::Result<History> {
                     .for_each(|one| reported.add(EventRow::listed(oldest, one)));
             }
         }
-        each_change_since(store, &range, oldest.next(), |batch| reported.happened(batch, whose)).await?;
+        visit_changes_since(store, &range, oldest.next(), |batch| reported.add_batch(batch, whose)).await?;
     }
     let everything = Range::Prefix(keys::ipam_prefix());
     reported.oldest_time = time_after(store, &everything, oldest).await?.map(rfc3339);
     Ok(reported)
 }
 
-impl History {
-    fn happened(&mut self, batch: &Batch, whose: &Whose) {
+impl EventHistory {
+    fn add_batch(&mut self, batch: &Batch, whose: &HistorySubject) {
         let Batch { revision, time, .. } = batch;
         let all = of_batch(batch).happenings;
         for one in all.iter().filter(|one| whose.concerns(one)) {
@@ -323,12 +327,12 @@ impl History {
 }
 
 /// The wait for changes after the newest key: deletions leave no trace that could be compared.
-const QUIET: Duration = Duration::from_millis(200);
+const QUIET_INTERVAL: Duration = Duration::from_millis(200);
 /// The longest silence of the watch before it has come there.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Shows everything that has happened in a range from a revision on, up to now.
-async fn each_change_since(
+async fn visit_changes_since(
     store: &dyn Store,
     range: &Range,
     from: Revision,
@@ -340,7 +344,7 @@ async fn each_change_since(
     let mut changes = store.watch(WatchRequest::new(range.clone(), from).with_prev(Prev::Return)).await?;
     while reported < listing.revision {
         let is_there = reported >= newest || newest < from;
-        match timeout(if is_there { QUIET } else { PATIENCE }, changes.next()).await {
+        match timeout(if is_there { QUIET_INTERVAL } else { HISTORY_TIMEOUT }, changes.next()).await {
             Ok(Some(batch)) => {
                 let batch = batch?;
                 reported = batch.revision;

@@ -11,41 +11,41 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use tokio::time::timeout;
 
-use super::answer::{Answer, Failure, json, whole};
-use super::{Shown, route};
+use super::answer::{HttpError, HttpResponse, json, whole};
+use super::{PageContext, route};
 
 /// The answer to a question of the page: `question` is the path behind `/api/`.
-pub(super) async fn answer(question: &str, request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
+pub(super) async fn answer(question: &str, request: &Request<Incoming>, page: &Arc<PageContext>) -> HttpResponse {
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let reading = async {
         match question {
-            "about" => Ok(route::version(shown)),
-            "overview" => overview::overview(shown).await,
-            "forecast" => Ok(json(StatusCode::OK, &*shown.asked.forecast(&shown.operator).await?)),
-            "blocks" => blocks::many_blocks(shown, &query).await,
-            "block" => blocks::one_block(shown, &query).await,
-            "address" => blocks::one_address(shown, &query).await,
-            "search" => search::answer(shown, &query).await,
-            "held" => search::held(shown, &query).await,
-            "history" => events::history(shown, &query).await,
-            "problems" => overview::problems(shown).await,
-            "events" => events::stream(shown, request, &query).await,
-            _ => Err(Failure { status: StatusCode::NOT_FOUND, text: "there is no such question".to_owned() }),
+            "about" => Ok(route::version(page)),
+            "overview" => overview::overview(page).await,
+            "forecast" => Ok(json(StatusCode::OK, &*page.cache.forecast(&page.operator).await?)),
+            "blocks" => blocks::list_blocks(page, &query).await,
+            "block" => blocks::show_block(page, &query).await,
+            "address" => blocks::show_address(page, &query).await,
+            "search" => search::answer(page, &query).await,
+            "held" => search::list_held(page, &query).await,
+            "history" => events::history(page, &query).await,
+            "problems" => overview::problems(page).await,
+            "events" => events::stream(page, request, &query).await,
+            _ => Err(HttpError { status: StatusCode::NOT_FOUND, text: "there is no such question".to_owned() }),
         }
     };
-    match timeout(shown.limits.answer, reading).await {
+    match timeout(page.limits.answer, reading).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(failure)) => failure.into(),
         Err(_) => {
-            let seconds = shown.limits.answer.as_secs();
+            let seconds = page.limits.answer.as_secs();
             let text = format!("the store was not read within {seconds} s; another process may have it");
-            Failure { status: StatusCode::GATEWAY_TIMEOUT, text }.into()
+            HttpError { status: StatusCode::GATEWAY_TIMEOUT, text }.into()
         }
     }
 }
 
 /// A document that was made before.
-fn made(document: &str) -> Answer {
+fn json_text_response(document: &str) -> HttpResponse {
     whole(StatusCode::OK, "application/json", document.to_owned())
 }
 
@@ -66,14 +66,14 @@ impl Query {
     }
 
     /// A value that has to be there.
-    fn need(&self, name: &str) -> Result<&str, Failure> {
-        self.get(name).ok_or_else(|| Failure::question(format!("the question has no {name}")))
+    fn need(&self, name: &str) -> Result<&str, HttpError> {
+        self.get(name).ok_or_else(|| HttpError::bad_request(format!("the question has no {name}")))
     }
 
     /// A value that has to be there, and to have this form.
-    fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<T, Failure> {
+    fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<T, HttpError> {
         let text = self.need(name)?;
-        text.parse().map_err(|_| Failure::question(format!("{name} cannot be {text:?}")))
+        text.parse().map_err(|_| HttpError::bad_request(format!("{name} cannot be {text:?}")))
     }
 }
 

@@ -11,20 +11,20 @@ use ipam_operator::inspect::{Code, Counts, Finding, Keep, Severity, Subject};
 use kv::Deadline;
 use serde::Serialize;
 
-use super::made;
-use crate::http::Shown;
-use crate::http::answer::{Answer, Failure, MOMENT, READING, json};
+use super::json_text_response;
+use crate::http::PageContext;
+use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse, READ_TIMEOUT, json};
 
 /// The most nodes in an answer.
-const NODES: usize = 100;
+const MAX_NODES: usize = 100;
 /// The most quotas in an answer.
-const QUOTAS: usize = 20;
+const MAX_QUOTAS: usize = 20;
 
 #[derive(Serialize)]
 struct Overview {
     revision: i64,
-    pools: Vec<Pool>,
-    nodes: Vec<Node>,
+    pools: Vec<PoolRow>,
+    nodes: Vec<NodeRow>,
     nodes_total: usize,
     /// The quotas that are used most.
     quotas: Vec<QuotaRow>,
@@ -37,7 +37,7 @@ struct Overview {
 }
 
 #[derive(Serialize)]
-struct Pool {
+struct PoolRow {
     name: String,
     cidr: String,
     block_size: u8,
@@ -57,14 +57,14 @@ struct Pool {
 }
 
 #[derive(Serialize)]
-struct Node {
+struct NodeRow {
     name: String,
     blocks: usize,
     used: usize,
     registered: bool,
 }
 
-impl Pool {
+impl PoolRow {
     fn of(census: &PoolCensus) -> Self {
         let PoolCensus { pool, usage, blocks } = census;
         let count = |wanted| blocks.iter().map(|block| block.count(wanted)).sum::<usize>();
@@ -91,12 +91,12 @@ impl Pool {
     }
 }
 
-pub(super) async fn overview(shown: &Shown) -> Result<Answer, Failure> {
-    let census = shown.asked.census(shown.operator.ipam()).await?;
-    let mut nodes: Vec<Node> = census
+pub(super) async fn overview(page: &PageContext) -> Result<HttpResponse, HttpError> {
+    let census = page.cache.census(page.operator.ipam()).await?;
+    let mut nodes: Vec<NodeRow> = census
         .nodes
         .iter()
-        .map(|(name, node)| Node {
+        .map(|(name, node)| NodeRow {
             name: name.clone(),
             blocks: node.blocks,
             used: node.used,
@@ -105,13 +105,13 @@ pub(super) async fn overview(shown: &Shown) -> Result<Answer, Failure> {
         .collect();
     nodes.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.name.cmp(&other.name)));
     let nodes_total = nodes.len();
-    nodes.truncate(NODES);
+    nodes.truncate(MAX_NODES);
     let mut quotas: Vec<QuotaRow> = census.quotas.iter().map(QuotaRow::from).collect();
     quotas.sort_by_key(|quota| Reverse(quota.percent));
-    quotas.truncate(QUOTAS);
+    quotas.truncate(MAX_QUOTAS);
     let overview = Overview {
         revision: census.revision.get(),
-        pools: census.pools.iter().map(Pool::of).collect(),
+        pools: census.pools.iter().map(PoolRow::of).collect(),
         nodes,
         nodes_total,
         quotas,
@@ -127,22 +127,22 @@ pub(super) async fn overview(shown: &Shown) -> Result<Answer, Failure> {
 const MAX_FINDINGS: usize = 300;
 
 #[derive(Serialize)]
-struct Problems<'a> {
+struct ProblemReport<'a> {
     revision: i64,
     problems: usize,
     total: usize,
     counts: Counts,
-    findings: Vec<Problem<'a>>,
+    findings: Vec<ProblemRow<'a>>,
 }
 
 #[derive(Serialize)]
-struct Problem<'a> {
+struct ProblemRow<'a> {
     code: Code,
     severity: Severity,
     meaning: &'static str,
     subject: String,
     /// The view of the page that shows the subject.
-    link: Option<Link>,
+    link: Option<PageLink>,
     what: &'a str,
     mend: &'static str,
     repairable: bool,
@@ -150,12 +150,12 @@ struct Problem<'a> {
 }
 
 #[derive(Serialize)]
-struct Link {
+struct PageLink {
     kind: &'static str,
     name: String,
 }
 
-impl Link {
+impl PageLink {
     fn of(subject: &Subject) -> Option<Self> {
         let (kind, name) = match subject {
             Subject::Block(cidr) | Subject::Affinity(_, cidr) => ("block", cidr.to_string()),
@@ -169,35 +169,35 @@ impl Link {
     }
 }
 
-pub(super) async fn problems(shown: &Shown) -> Result<Answer, Failure> {
-    let read = shown.asked.alone(inspect_store(shown));
-    Ok(made(&shown.asked.problems.get("", MOMENT, read).await?))
+pub(super) async fn problems(page: &PageContext) -> Result<HttpResponse, HttpError> {
+    let read = page.cache.read_exclusively(inspect_store(page));
+    Ok(json_text_response(&page.cache.problems.get("", ANSWER_TTL, read).await?))
 }
 
-async fn inspect_store(shown: &Shown) -> Result<String, Failure> {
-    let mut inspection = shown.operator.inspect(Keep::Findings, Deadline::after(READING)).await?;
+async fn inspect_store(page: &PageContext) -> Result<String, HttpError> {
+    let mut inspection = page.operator.inspect(Keep::Findings, Deadline::after(READ_TIMEOUT)).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
     // Problems come before information.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());
-    let store = quoted(&shown.about.store);
-    let reported = Problems {
+    let store = quoted(&page.about.store);
+    let reported = ProblemReport {
         revision: inspection.revision.get(),
         problems,
         total,
         counts: inspection.counts,
         findings: inspection.findings.iter().take(MAX_FINDINGS).map(|finding| problem(finding, &store)).collect(),
     };
-    serde_json::to_string(&reported).map_err(Failure::store)
+    serde_json::to_string(&reported).map_err(HttpError::unavailable)
 }
 
-fn problem<'a>(finding: &'a Finding, store: &str) -> Problem<'a> {
+fn problem<'a>(finding: &'a Finding, store: &str) -> ProblemRow<'a> {
     let Finding { code, subject, what, mendable, .. } = finding;
-    Problem {
+    ProblemRow {
         code: *code,
         severity: code.severity(),
         meaning: code.meaning(),
         subject: subject.to_string(),
-        link: Link::of(subject),
+        link: PageLink::of(subject),
         what,
         mend: finding.mend(),
         repairable: *mendable,

@@ -10,97 +10,97 @@ use ipnet::IpNet;
 use kv::{Deadline, Revision};
 use serde::Serialize;
 
-use super::blocks::{Address, Rules, each_block};
-use super::{Query, made};
-use crate::http::Shown;
-use crate::http::answer::{Answer, Failure, MOMENT};
+use super::blocks::{AddressRow, AddressRules, visit_blocks};
+use super::{Query, json_text_response};
+use crate::http::PageContext;
+use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse};
 
 /// The most results of each kind in an answer.
-const MOST: usize = 200;
+const MAX_RESULTS: usize = 200;
 /// The longest text that is looked for.
-const LONGEST: usize = 200;
+const MAX_SEARCH_BYTES: usize = 200;
 
 /// The finds of a search.
 #[derive(Default, Serialize)]
-struct Found {
-    pools: Vec<PoolFound>,
+struct SearchResult {
+    pools: Vec<PoolMatch>,
     blocks: Vec<String>,
     nodes: BTreeSet<String>,
-    addresses: Vec<Placed>,
+    addresses: Vec<AddressMatch>,
     /// True if there are more.
     more: bool,
 }
 
 #[derive(Serialize)]
-struct PoolFound {
+struct PoolMatch {
     name: String,
     cidr: String,
 }
 
 /// An address and its block.
 #[derive(Serialize)]
-struct Placed {
+struct AddressMatch {
     block: String,
     #[serde(flatten)]
-    address: Address,
+    address: AddressRow,
 }
 
-pub(super) async fn answer(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
+pub(super) async fn answer(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let text = query.need("q")?.trim().to_lowercase();
-    if text.is_empty() || text.len() > LONGEST {
-        return Err(Failure::question(format!("a search has 1 to {LONGEST} characters")));
+    if text.is_empty() || text.len() > MAX_SEARCH_BYTES {
+        return Err(HttpError::bad_request(format!("a search has 1 to {MAX_SEARCH_BYTES} characters")));
     }
-    let found = shown.asked.search.get(&text, MOMENT, shown.asked.alone(search(shown, &text))).await?;
-    Ok(made(&found))
+    let found = page.cache.search.get(&text, ANSWER_TTL, page.cache.read_exclusively(search(page, &text))).await?;
+    Ok(json_text_response(&found))
 }
 
-async fn search(shown: &Shown, text: &str) -> Result<String, Failure> {
-    let wanted = Wanted::of(text);
-    let rules = Rules::read(shown).await?;
-    let pools = shown.operator.ipam().inventory(Deadline::after(shown.limits.answer)).await?.pools;
-    let mut found = Found::default();
-    for pool in pools.iter().filter(|pool| wanted.is_pool(pool.name(), pool.cidr())).take(MOST) {
-        found.pools.push(PoolFound { name: pool.name().to_owned(), cidr: pool.cidr().to_string() });
+async fn search(page: &PageContext, text: &str) -> Result<String, HttpError> {
+    let wanted = SearchTerm::of(text);
+    let rules = AddressRules::read(page).await?;
+    let pools = page.operator.ipam().inventory(Deadline::after(page.limits.answer)).await?.pools;
+    let mut found = SearchResult::default();
+    for pool in pools.iter().filter(|pool| wanted.is_pool(pool.name(), pool.cidr())).take(MAX_RESULTS) {
+        found.pools.push(PoolMatch { name: pool.name().to_owned(), cidr: pool.cidr().to_string() });
     }
-    each_block(&*shown.store, Revision::UNSET, |mut block| {
+    visit_blocks(&*page.store, Revision::UNSET, |mut block| {
         rules.apply(&mut block);
         found.scan(&block, &wanted, &rules);
-        if found.addresses.len() > MOST { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if found.addresses.len() > MAX_RESULTS { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
     .await?;
-    if let Wanted::Address(ip) = wanted
+    if let SearchTerm::Address(ip) = wanted
         && found.addresses.is_empty()
         && let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&ip))
         && let Some(block) = ipam_core::pools::block_of(pool, ip)
     {
         // An address that nobody has is one that somebody may look for, too.
         let used = if rules.reservations.touches(pool.unit_of(ip)) {
-            crate::http::api::blocks::Use::Reserved
+            crate::http::api::blocks::AddressUsage::Reserved
         } else {
-            crate::http::api::blocks::Use::Free
+            crate::http::api::blocks::AddressUsage::Free
         };
-        let address = Address { ip, used, holder: None, since: None };
-        found.addresses.push(Placed { block: block.to_string(), address });
+        let address = AddressRow { ip, used, holder: None, since: None };
+        found.addresses.push(AddressMatch { block: block.to_string(), address });
     }
-    found.more = found.addresses.len() > MOST;
-    found.addresses.truncate(MOST);
-    found.blocks.truncate(MOST);
-    written(&found)
+    found.more = found.addresses.len() > MAX_RESULTS;
+    found.addresses.truncate(MAX_RESULTS);
+    found.blocks.truncate(MAX_RESULTS);
+    to_json_text(&found)
 }
 
-fn written(document: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(document).map_err(|error| Failure::store(format!("JSON: {error}")))
+fn to_json_text(document: &impl Serialize) -> Result<String, HttpError> {
+    serde_json::to_string(document).map_err(|error| HttpError::unavailable(format!("JSON: {error}")))
 }
 
 /// The object of a search.
-enum Wanted {
+enum SearchTerm {
     Address(IpAddr),
     Network(IpNet),
     /// A part of a name, in lower case.
     Text(String),
 }
 
-impl Wanted {
+impl SearchTerm {
     fn of(text: &str) -> Self {
         let address = text.parse().map(Self::Address);
         let network = || text.parse::<IpNet>().map(|net| Self::Network(net.trunc()));
@@ -120,24 +120,25 @@ fn has(name: &str, text: &str) -> bool {
     name.to_lowercase().contains(text)
 }
 
-impl Found {
-    fn scan(&mut self, block: &Block, wanted: &Wanted, rules: &Rules) {
+impl SearchResult {
+    fn scan(&mut self, block: &Block, wanted: &SearchTerm, rules: &AddressRules) {
         let cidr = block.cidr();
-        let placed = |ip| Placed { block: cidr.to_string(), address: Address::of(block, ip, &rules.reservations) };
+        let placed =
+            |ip| AddressMatch { block: cidr.to_string(), address: AddressRow::of(block, ip, &rules.reservations) };
         let text = match wanted {
-            Wanted::Address(ip) => {
+            SearchTerm::Address(ip) => {
                 if cidr.contains(ip) {
                     self.addresses.push(placed(*ip));
                 }
                 return;
             }
-            Wanted::Network(net) => {
-                if net.contains(&cidr) && self.blocks.len() < MOST {
+            SearchTerm::Network(net) => {
+                if net.contains(&cidr) && self.blocks.len() < MAX_RESULTS {
                     self.blocks.push(cidr.to_string());
                 }
                 return;
             }
-            Wanted::Text(text) => text,
+            SearchTerm::Text(text) => text,
         };
         self.node(block.owner().as_ref().and_then(Owner::node), text);
         for (ip, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
@@ -146,7 +147,7 @@ impl Found {
             let full = holder.namespace.zip(holder.pod).map(|(namespace, pod)| format!("{namespace}/{pod}"));
             let names = [holder.handle, holder.node, holder.network, holder.pod, full.as_deref().or(holder.namespace)];
             let is_named = names.into_iter().flatten().any(|name| has(name, text));
-            if (is_named || ip.to_string().starts_with(text.as_str())) && self.addresses.len() <= MOST {
+            if (is_named || ip.to_string().starts_with(text.as_str())) && self.addresses.len() <= MAX_RESULTS {
                 self.addresses.push(placed(ip));
             }
         }
@@ -154,7 +155,7 @@ impl Found {
 
     fn node(&mut self, node: Option<&str>, text: &str) {
         if let Some(node) = node.filter(|node| has(node, text) && !self.nodes.contains(*node))
-            && self.nodes.len() < MOST
+            && self.nodes.len() < MAX_RESULTS
         {
             self.nodes.insert(node.to_owned());
         }
@@ -163,15 +164,15 @@ impl Found {
 
 /// The addresses and blocks of a party.
 #[derive(Default, Serialize)]
-struct Held {
-    addresses: Vec<Placed>,
+struct HolderAddresses {
+    addresses: Vec<AddressMatch>,
     /// The blocks of a node.
-    blocks: Vec<BlockHeld>,
+    blocks: Vec<HolderBlock>,
     more: bool,
 }
 
 #[derive(Serialize)]
-struct BlockHeld {
+struct HolderBlock {
     cidr: String,
     used: usize,
     free: usize,
@@ -179,20 +180,20 @@ struct BlockHeld {
 
 /// A holder of addresses.
 #[derive(Clone, Debug)]
-pub(super) enum Party {
+pub(super) enum HolderQuery {
     Container(String),
     Pod(String),
     Node(String),
 }
 
-impl Party {
-    pub(super) fn of(query: &Query) -> Result<Self, Failure> {
+impl HolderQuery {
+    pub(super) fn of(query: &Query) -> Result<Self, HttpError> {
         let name = query.need("of")?.to_owned();
         match query.need("kind")? {
             "container" => Ok(Self::Container(name)),
             "pod" => Ok(Self::Pod(name)),
             "node" => Ok(Self::Node(name)),
-            other => Err(Failure::question(format!("{other:?} is neither a container, nor a pod, nor a node"))),
+            other => Err(HttpError::bad_request(format!("{other:?} is neither a container, nor a pod, nor a node"))),
         }
     }
 
@@ -213,32 +214,33 @@ impl Party {
 }
 
 /// The addresses of a container, a pod or a node, and the blocks of a node.
-pub(super) async fn held(shown: &Shown, query: &Query) -> Result<Answer, Failure> {
-    let party = Party::of(query)?;
-    let read = shown.asked.alone(all_held(shown, &party));
-    Ok(made(&shown.asked.held.get(&format!("{party:?}"), MOMENT, read).await?))
+pub(super) async fn list_held(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
+    let party = HolderQuery::of(query)?;
+    let read = page.cache.read_exclusively(read_held(page, &party));
+    Ok(json_text_response(&page.cache.held.get(&format!("{party:?}"), ANSWER_TTL, read).await?))
 }
 
-async fn all_held(shown: &Shown, party: &Party) -> Result<String, Failure> {
-    let rules = Rules::read(shown).await?;
-    let mut held = Held::default();
-    each_block(&*shown.store, Revision::UNSET, |mut block| {
+async fn read_held(page: &PageContext, party: &HolderQuery) -> Result<String, HttpError> {
+    let rules = AddressRules::read(page).await?;
+    let mut held = HolderAddresses::default();
+    visit_blocks(&*page.store, Revision::UNSET, |mut block| {
         rules.apply(&mut block);
-        let is_own = matches!(party, Party::Node(name) if block.owner().as_ref().and_then(Owner::node) == Some(name));
-        if is_own && held.blocks.len() < MOST {
+        let is_own =
+            matches!(party, HolderQuery::Node(name) if block.owner().as_ref().and_then(Owner::node) == Some(name));
+        if is_own && held.blocks.len() < MAX_RESULTS {
             let free = block.free_addresses().count();
-            held.blocks.push(BlockHeld { cidr: block.cidr().to_string(), used: block.capacity() - free, free });
+            held.blocks.push(HolderBlock { cidr: block.cidr().to_string(), used: block.capacity() - free, free });
         }
         for (ip, _) in block.allocated().filter(|(_, entry)| entry.released_at().is_none() && party.has(entry)) {
-            if held.addresses.len() >= MOST {
+            if held.addresses.len() >= MAX_RESULTS {
                 held.more = true;
                 break;
             }
-            let address = Address::of(&block, ip, &rules.reservations);
-            held.addresses.push(Placed { block: block.cidr().to_string(), address });
+            let address = AddressRow::of(&block, ip, &rules.reservations);
+            held.addresses.push(AddressMatch { block: block.cidr().to_string(), address });
         }
         ControlFlow::Continue(())
     })
     .await?;
-    written(&held)
+    to_json_text(&held)
 }

@@ -14,7 +14,7 @@ use futures::StreamExt;
 use kv::{Error, Lease, LeaseId, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest, WatchStream};
 use tokio::time::sleep;
 
-use crate::api::Served;
+use crate::api::ServedStore;
 
 /// No call takes this long unless it waits for a future that is not polled.
 const STUCK: Duration = Duration::from_secs(20);
@@ -23,21 +23,21 @@ const WAIT: Duration = Duration::from_secs(60);
 /// How often a future is polled before its owner stops.
 const POLLS: [usize; 4] = [1, 2, 3, 5];
 
-type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
+type StoppedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Remembers that a future wants to be polled.
 #[derive(Default)]
-struct Woken(AtomicBool);
+struct WakeFlag(AtomicBool);
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
 /// Polls a future up to `most` times, each time after it was woken. Returns it, if it has not ended.
-async fn polled(mut future: Stopped, most: usize) -> Option<Stopped> {
-    let woken = Arc::new(Woken::default());
+async fn polled(mut future: StoppedFuture, most: usize) -> Option<StoppedFuture> {
+    let woken = Arc::new(WakeFlag::default());
     for _ in 0..most {
         woken.0.store(false, Ordering::SeqCst);
         let waker = Waker::from(Arc::clone(&woken));
@@ -67,14 +67,14 @@ async fn drain(mut stream: WatchStream) {
 }
 
 /// All futures that others get from the held store, but for those that close it for good.
-fn futures(held: &Held) -> Vec<(&'static str, Stopped)> {
-    let served = Arc::new(Served::new(held.clone(), Vec::new()));
-    let generation = held.generation();
+fn futures(shared_store: &Held) -> Vec<(&'static str, StoppedFuture)> {
+    let served = Arc::new(ServedStore::new(shared_store.clone(), Vec::new()));
+    let generation = shared_store.generation();
     macro_rules! list {
         ($(|$store:ident| $call:expr,)*) => {
             vec![$((stringify!($call), {
-                let ($store, served) = (held.clone(), Arc::clone(&served));
-                Box::pin(async move { let _ = ($call.await, served); }) as Stopped
+                let ($store, served) = (shared_store.clone(), Arc::clone(&served));
+                Box::pin(async move { let _ = ($call.await, served); }) as StoppedFuture
             }),)*]
         };
     }
@@ -105,7 +105,7 @@ fn futures(held: &Held) -> Vec<(&'static str, Stopped)> {
         ($(|$served:ident| $call:expr,)*) => {
             vec![$((stringify!($call), {
                 let $served = Arc::clone(&served);
-                Box::pin(async move { let _ = $call.await; }) as Stopped
+                Box::pin(async move { let _ = $call.await; }) as StoppedFuture
             }),)*]
         };
     }
@@ -132,30 +132,30 @@ async fn hold_as(engine: &str, holding: Holding) -> (Held, tempfile::TempDir) {
     let root = tempfile::tempdir().unwrap();
     let location = stores::of_engine(engine, root.path().join("store")).unwrap();
     care::create(&location, care::FORMAT_WITH_LEASES, WAIT).await.unwrap();
-    let held = Held::new(location, holding);
-    held.put("a", "0").await.unwrap();
-    (held, root)
+    let shared_store = Held::new(location, holding);
+    shared_store.put("a", "0").await.unwrap();
+    (shared_store, root)
 }
 
 /// Lets another process have the store until what is returned is dropped.
-async fn lent(held: &Held) -> OpenStore {
-    let location = held.location().clone();
+async fn take_over_store(shared_store: &Held) -> OpenStore {
+    let location = shared_store.location().clone();
     let other = tokio::spawn(async move { datastore::open(&location, &Create::Never.with_wait(WAIT)).await.unwrap() });
-    while !held.is_wanted() {
+    while !shared_store.is_wanted() {
         sleep(Duration::from_millis(1)).await;
     }
-    let held = held.clone();
-    tokio::spawn(async move { held.hand_over(Announced::No).await });
+    let shared_store = shared_store.clone();
+    tokio::spawn(async move { shared_store.hand_over(Announced::No).await });
     other.await.unwrap()
 }
 
 /// Hands the store over, and reads and writes.
-async fn goes_on(held: &Held, what: &str) {
+async fn goes_on(shared_store: &Held, what: &str) {
     for _ in 0..2 {
         let steps = async {
-            held.hand_over(Announced::No).await;
-            held.range(read()).await.unwrap();
-            held.put("b", "2").await.unwrap();
+            shared_store.hand_over(Announced::No).await;
+            shared_store.range(read()).await.unwrap();
+            shared_store.put("b", "2").await.unwrap();
         };
         assert!(tokio::time::timeout(patient(STUCK), steps).await.is_ok(), "it stands still beside a stopped {what}");
     }
@@ -170,24 +170,24 @@ async fn stops_while_open(engine: &str) {
 }
 
 async fn stops_while_held(engine: &str, holding: Holding) {
-    let (held, _root) = hold_as(engine, holding).await;
+    let (shared_store, _root) = hold_as(engine, holding).await;
     for most in POLLS {
-        for (what, future) in futures(&held) {
+        for (what, future) in futures(&shared_store) {
             let stopped = polled(future, most).await;
-            goes_on(&held, what).await;
+            goes_on(&shared_store, what).await;
             drop(stopped);
         }
     }
 }
 
 async fn stops_while_lent(engine: &str) {
-    let (held, _root) = hold(engine).await;
+    let (shared_store, _root) = hold(engine).await;
     for most in [1, 3] {
-        for (what, future) in futures(&held) {
-            let other = lent(&held).await;
+        for (what, future) in futures(&shared_store) {
+            let other = take_over_store(&shared_store).await;
             let stopped = polled(future, most).await;
             other.close().await.unwrap();
-            goes_on(&held, what).await;
+            goes_on(&shared_store, what).await;
             drop(stopped);
         }
     }
@@ -217,13 +217,13 @@ async fn a_future_stopped_in_a_hand_over_of_sled_blocks_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_is_stopped_in_a_hand_over_loses_nothing() {
     for engine in ["redb", "sled"] {
-        let (held, _root) = hold(engine).await;
-        let mut stream = held.watch(all()).await.unwrap();
+        let (shared_store, _root) = hold(engine).await;
+        let mut stream = shared_store.watch(all()).await.unwrap();
         let first = stream.next().await.unwrap().unwrap();
-        let other = lent(&held).await;
+        let other = take_over_store(&shared_store).await;
         assert!(futures::poll!(stream.next()).is_pending());
         other.close().await.unwrap();
-        goes_on(&held, "watch").await;
+        goes_on(&shared_store, "watch").await;
         let next = stream.next().await.unwrap().unwrap();
         assert_eq!(next.revision, first.revision.next());
     }

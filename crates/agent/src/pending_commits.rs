@@ -21,7 +21,7 @@
 //! The types of `kv` may grow: each addition to those of a transaction takes a new version here, which a test with the bytes of this one
 //! tells.
 //!
-//! Earlier versions wrote two other forms, which are only read. Version 1 is an encoding of the `Form` types. Version 2 is for several
+//! Earlier versions wrote two other forms, which are only read. Version 1 is an encoding of the `LegacyRecord` types. Version 2 is for several
 //! attachments: before its checksum stands the length of the content, which ends with the other attachments, and behind the content
 //! come its steps: bytes that processes add to the file. Of two steps that exclude each other the first one counts. They are there because
 //! an attachment may have been released before such a transaction was first sent, and would get an address that nobody releases.
@@ -43,22 +43,22 @@ use uuid::Uuid;
 use crate::whole_file::{self, CRC_32};
 
 /// The folder of the plugin's pending commits.
-pub const INTENTS_FOLDER: &str = "/run/margay/intents";
+pub const PENDING_COMMITS_FOLDER: &str = "/run/margay/intents";
 
 /// The end of the names of finished files.
-const SUFFIX: &str = ".intent";
+const FILE_SUFFIX: &str = ".intent";
 /// A file that is made and removed to see whether there can be others.
-const TRIAL: &str = "trial";
+const TRIAL_FILE: &str = "trial";
 /// A pending commit has a transaction, of which the size is limited, and some names.
-const MAX_BYTES: u64 = 2 * 1024 * 1024;
+const MAX_RECORD_BYTES: u64 = 2 * 1024 * 1024;
 
 /// The text between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A
 /// pending commit has no id if the cluster had not answered its writer, or if an earlier version wrote it.
-const CLUSTER: &str = " cluster ";
+const CLUSTER_SEPARATOR: &str = " cluster ";
 
 /// The address and the cluster's id in the name of a store.
 fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
-    match store.rsplit_once(CLUSTER).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
+    match store.rsplit_once(CLUSTER_SEPARATOR).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
         Some((address, Ok(id))) => (address, Some(id)),
         _ => (store, None),
     }
@@ -66,21 +66,21 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
 
 /// Pending commits in the files of a folder.
 #[derive(Clone, Debug)]
-pub struct FileIntents {
+pub struct PendingCommitFolder {
     folder: PathBuf,
     store: String,
     cluster: Option<Arc<dyn ClusterStore>>,
 }
 
 /// A pending commit that was found.
-struct Found {
+struct PendingCommitFile {
     id: IntentId,
-    note: Note,
+    record: CommitRecord,
     /// Where the steps of one for several attachments begin.
     steps: Option<usize>,
 }
 
-impl FileIntents {
+impl PendingCommitFolder {
     /// Pending commits in this folder, on the store at this address. They are never sent to another store. The folder
     /// is made when the first one is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
@@ -88,7 +88,7 @@ impl FileIntents {
     }
 
     /// The same about a cluster, whatever the address at which it is reached.
-    pub(crate) fn on(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
+    pub(crate) fn with_cluster(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
         self.cluster = cluster;
         self
     }
@@ -98,8 +98,8 @@ impl FileIntents {
     /// # Errors
     /// The error that stops the write.
     pub(crate) fn check(&self) -> io::Result<()> {
-        whole_file::replace(&self.folder, TRIAL, &[0; 4096])?;
-        match fs::remove_file(self.folder.join(TRIAL)) {
+        whole_file::replace(&self.folder, TRIAL_FILE, &[0; 4096])?;
+        match fs::remove_file(self.folder.join(TRIAL_FILE)) {
             // Another process did the same.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             done => done,
@@ -109,7 +109,7 @@ impl FileIntents {
     /// The name of the store in a pending commit: its address, and the id of the cluster if it has answered.
     fn name_of_store(&self) -> String {
         match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
-            Some(id) => format!("{}{CLUSTER}{id:x}", self.store),
+            Some(id) => format!("{}{CLUSTER_SEPARATOR}{id:x}", self.store),
             None => self.store.clone(),
         }
     }
@@ -136,14 +136,14 @@ impl FileIntents {
     ///
     /// # Errors
     /// Those of [`Intents::pending`].
-    pub fn noted(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    pub fn recorded_here(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
         let found = self.search(attachment)?.into_iter();
-        let here = found.filter(|found| address_and_cluster(&found.note.store).0 == self.store);
-        Ok(here.map(|Found { id, note, .. }| Pending { id, txn: note.txn }).collect())
+        let here = found.filter(|found| address_and_cluster(&found.record.store).0 == self.store);
+        Ok(here.map(|PendingCommitFile { id, record, .. }| Pending { id, txn: record.txn }).collect())
     }
 
     /// The pending commits for an attachment, on any store.
-    fn search(&self, attachment: &Attachment) -> io::Result<Vec<Found>> {
+    fn search(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommitFile>> {
         let entries = match self.folder.read_dir() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
@@ -153,20 +153,22 @@ impl FileIntents {
         for entry in entries {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            if !name.starts_with(&prefix) || !name.ends_with(SUFFIX) {
+            if !name.starts_with(&prefix) || !name.ends_with(FILE_SUFFIX) {
                 continue;
             }
-            let Some((note, steps)) = read(&entry.path(), attachment) else { continue };
-            found.push(Found { id: IntentId(name), note, steps });
+            let Some((record, steps)) = read(&entry.path(), attachment) else { continue };
+            found.push(PendingCommitFile { id: IntentId(name), record, steps });
         }
         Ok(found)
     }
 }
 
 /// The pending commit in a file, if it is whole and for this attachment, and where its steps begin.
-fn read(path: &Path, attachment: &Attachment) -> Option<(Note, Option<usize>)> {
-    match whole_file::read(path, MAX_BYTES).and_then(|bytes| Note::decode(&bytes).map_err(io::Error::other)) {
-        Ok((note, steps)) => note.is_of(attachment).then_some((note, steps)),
+fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<usize>)> {
+    match whole_file::read(path, MAX_RECORD_BYTES)
+        .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
+    {
+        Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
         // Its writer has just learned the outcome.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
@@ -177,10 +179,10 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(Note, Option<usize>)> {
 }
 
 #[async_trait]
-impl Intents for FileIntents {
+impl Intents for PendingCommitFolder {
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
-        let bytes = Note::new(&self.name_of_store(), attachment, txn).encode().map_err(io::Error::other)?;
-        let name = format!("{}{}{SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
+        let bytes = CommitRecord::new(&self.name_of_store(), attachment, txn).encode().map_err(io::Error::other)?;
+        let name = format!("{}{}{FILE_SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
         whole_file::create(&self.folder, &name, &bytes)?;
         Ok(IntentId(name))
     }
@@ -196,12 +198,12 @@ impl Intents for FileIntents {
 
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
         let mut pending = Vec::new();
-        for Found { id, note, steps } in self.search(attachment)? {
-            if !self.is_here(&id, &note.store).await? {
+        for PendingCommitFile { id, record, steps } in self.search(attachment)? {
+            if !self.is_here(&id, &record.store).await? {
                 continue;
             }
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
-                Ok(true) => pending.push(Pending { id, txn: note.txn }),
+                Ok(true) => pending.push(Pending { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
                 // Its writer has just removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -220,50 +222,50 @@ fn prefix(attachment: &Attachment) -> String {
 }
 
 /// The writer sends the transaction from now on; or a finder came before that, and nobody ever sends it.
-const CLOSED: u8 = b'c';
-const VOID: u8 = b'v';
+const STEP_CLOSED: u8 = b'c';
+const STEP_VOID: u8 = b'v';
 /// The writer knows the outcome, and removes the file for all; or a finder came before that, and each attachment
 /// settles it.
-const DONE: u8 = b'd';
-const FOUND: u8 = b'f';
+const STEP_DONE: u8 = b'd';
+const STEP_FOUND: u8 = b'f';
 
 /// True if the transaction in a file whose steps begin there was sent, and nobody knows its outcome. Otherwise there is
 /// nothing to settle, and there will be nothing: a writer that still lives does nothing that the steps of this finder
 /// exclude.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
-    OpenOptions::new().append(true).open(path)?.write_all(&[VOID, FOUND])?;
-    let note = whole_file::read(path, MAX_BYTES)?;
-    let taken = note.get(steps..).unwrap_or_default();
+    OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
+    let record = whole_file::read(path, MAX_RECORD_BYTES)?;
+    let taken = record.get(steps..).unwrap_or_default();
     let first = |these: [u8; 2]| taken.iter().copied().find(|step| these.contains(step));
-    Ok(first([CLOSED, VOID]) == Some(CLOSED) && first([DONE, FOUND]) == Some(FOUND))
+    Ok(first([STEP_CLOSED, STEP_VOID]) == Some(STEP_CLOSED) && first([STEP_DONE, STEP_FOUND]) == Some(STEP_FOUND))
 }
 
 /// The bytes at the beginning of every pending commit.
 const MAGIC: &[u8] = b"margay-intent";
 /// The form of a pending commit.
-const CURRENT: u8 = 3;
+const CURRENT_FORM: u8 = 3;
 /// The first form, and the one for several attachments.
-const FIRST: u8 = 1;
-const FOR_SEVERAL: u8 = 2;
+const FIRST_FORM: u8 = 1;
+const SEVERAL_FORM: u8 = 2;
 /// More bytes than any pending commit of these two has.
-const DECODE_LIMIT: usize = 4 * 1024 * 1024;
-const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
-    bincode::config::standard().with_limit::<DECODE_LIMIT>();
+const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
+const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
+    bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
 
 /// A transaction on its way, with its store and its attachments. Earlier versions wrote some for several.
 #[derive(Clone, Debug, PartialEq)]
-struct Note {
+struct CommitRecord {
     store: String,
-    attachments: Vec<Names>,
+    attachments: Vec<AttachmentNames>,
     txn: Txn,
 }
 
 /// Network, container, interface and node of an attachment.
-type Names = (String, String, String, String);
+type AttachmentNames = (String, String, String, String);
 
 /// The reason why bytes are no pending commit, or why a transaction cannot be recorded as one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum NoNote {
+enum RecordError {
     /// It is something else, or was cut off.
     #[error("it is no note, or is cut off")]
     Foreign,
@@ -278,7 +280,7 @@ enum NoNote {
     Inexpressible,
 }
 
-impl Note {
+impl CommitRecord {
     fn new(store: &str, attachment: &Attachment, txn: &Txn) -> Self {
         Self { store: store.to_owned(), attachments: vec![names(attachment)], txn: txn.clone() }
     }
@@ -288,50 +290,52 @@ impl Note {
         self.attachments.contains(&names(attachment))
     }
 
-    fn encode(&self) -> Result<Vec<u8>, NoNote> {
-        let [attachment] = &self.attachments[..] else { return Err(NoNote::Inexpressible) };
-        let content = wire::encode(&(&self.store, attachment, &self.txn)).map_err(|_| NoNote::Inexpressible)?;
+    fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        let [attachment] = &self.attachments[..] else { return Err(RecordError::Inexpressible) };
+        let content = wire::encode(&(&self.store, attachment, &self.txn)).map_err(|_| RecordError::Inexpressible)?;
         let mut bytes = MAGIC.to_vec();
-        bytes.push(CURRENT);
-        bytes.extend(checksum_with(CURRENT, &content).to_le_bytes());
+        bytes.push(CURRENT_FORM);
+        bytes.extend(checksum_with(CURRENT_FORM, &content).to_le_bytes());
         bytes.extend(content);
         Ok(bytes)
     }
 
     /// The pending commit, and where in these bytes its steps begin if it is for several attachments.
-    fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), NoNote> {
-        let (version, mut rest) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(NoNote::Foreign)?;
+    fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), RecordError> {
+        let (version, mut rest) =
+            bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(RecordError::Foreign)?;
         let mut steps = None;
         match *version {
-            CURRENT | FIRST => {}
-            FOR_SEVERAL => {
-                let (length, behind) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
+            CURRENT_FORM | FIRST_FORM => {}
+            SEVERAL_FORM => {
+                let (length, behind) = rest.split_first_chunk().ok_or(RecordError::Foreign)?;
                 let length = u32::from_le_bytes(*length) as usize;
-                rest = behind.get(..size_of::<u32>() + length).ok_or(NoNote::Foreign)?;
+                rest = behind.get(..size_of::<u32>() + length).ok_or(RecordError::Foreign)?;
                 steps = Some(bytes.len() - behind.len() + rest.len());
             }
-            other => return Err(NoNote::OtherVersion(other)),
+            other => return Err(RecordError::OtherVersion(other)),
         }
-        let (sum, rest) = rest.split_first_chunk().ok_or(NoNote::Foreign)?;
-        let found = if *version == CURRENT { checksum_with(CURRENT, rest) } else { CRC_32.checksum(rest) };
+        let (sum, rest) = rest.split_first_chunk().ok_or(RecordError::Foreign)?;
+        let found = if *version == CURRENT_FORM { checksum_with(CURRENT_FORM, rest) } else { CRC_32.checksum(rest) };
         if found != u32::from_le_bytes(*sum) {
-            return Err(NoNote::Damaged);
+            return Err(RecordError::Damaged);
         }
-        if *version == CURRENT {
-            let (store, attachment, txn) = wire::decode(rest).map_err(|_| NoNote::Damaged)?;
+        if *version == CURRENT_FORM {
+            let (store, attachment, txn) = wire::decode(rest).map_err(|_| RecordError::Damaged)?;
             return Ok((Self { store, attachments: vec![attachment], txn }, None));
         }
-        let (form, mut read): (Form, usize) = bincode::decode_from_slice(rest, BINCODE).map_err(|_| NoNote::Damaged)?;
-        let Form { store, attachment, compares, success, failure } = form;
+        let (form, mut read): (LegacyRecord, usize) =
+            bincode::decode_from_slice(rest, LEGACY_BINCODE).map_err(|_| RecordError::Damaged)?;
+        let LegacyRecord { store, attachment, compares, success, failure } = form;
         let mut attachments = vec![attachment];
         if steps.is_some() {
-            let (others, more): (Vec<Names>, usize) =
-                bincode::decode_from_slice(&rest[read..], BINCODE).map_err(|_| NoNote::Damaged)?;
+            let (others, more): (Vec<AttachmentNames>, usize) =
+                bincode::decode_from_slice(&rest[read..], LEGACY_BINCODE).map_err(|_| RecordError::Damaged)?;
             attachments.extend(others);
             read += more;
         }
         if read != rest.len() {
-            return Err(NoNote::Damaged);
+            return Err(RecordError::Damaged);
         }
         let txn = Txn::new()
             .with_compares(compares.into_iter().map(Compare::from))
@@ -349,29 +353,29 @@ fn checksum_with(version: u8, content: &[u8]) -> u32 {
     digest.finalize()
 }
 
-fn names(attachment: &Attachment) -> Names {
+fn names(attachment: &Attachment) -> AttachmentNames {
     let Attachment { network, container, interface, node, .. } = attachment.clone();
     (network, container, interface, node)
 }
 
 #[derive(Decode)]
-struct Form {
+struct LegacyRecord {
     store: String,
-    attachment: Names,
-    compares: Vec<FormCompare>,
-    success: Vec<FormOp>,
-    failure: Vec<FormOp>,
+    attachment: AttachmentNames,
+    compares: Vec<LegacyCompare>,
+    success: Vec<LegacyOp>,
+    failure: Vec<LegacyOp>,
 }
 
 #[derive(Decode)]
-struct FormCompare {
-    range: FormRange,
-    op: FormCompareOp,
-    target: FormTarget,
+struct LegacyCompare {
+    range: LegacyRange,
+    op: LegacyCompareOp,
+    target: LegacyTarget,
 }
 
 #[derive(Decode)]
-enum FormRange {
+enum LegacyRange {
     Key(Vec<u8>),
     Prefix(Vec<u8>),
     FromTo(Vec<u8>, Vec<u8>),
@@ -380,7 +384,7 @@ enum FormRange {
 }
 
 #[derive(Decode)]
-enum FormCompareOp {
+enum LegacyCompareOp {
     Equal,
     NotEqual,
     Less,
@@ -388,7 +392,7 @@ enum FormCompareOp {
 }
 
 #[derive(Decode)]
-enum FormTarget {
+enum LegacyTarget {
     Version(i64),
     CreateRevision(i64),
     ModRevision(i64),
@@ -396,67 +400,67 @@ enum FormTarget {
 }
 
 #[derive(Decode)]
-enum FormOp {
-    Put { key: Vec<u8>, value: Vec<u8>, prev: FormPrev },
-    Delete { range: FormRange, prev: FormPrev },
-    Range { range: FormRange, limit: i64, content: FormContent },
+enum LegacyOp {
+    Put { key: Vec<u8>, value: Vec<u8>, prev: LegacyPrev },
+    Delete { range: LegacyRange, prev: LegacyPrev },
+    Range { range: LegacyRange, limit: i64, content: LegacyContent },
 }
 
 #[derive(Decode)]
-enum FormPrev {
+enum LegacyPrev {
     Omit,
     Return,
 }
 
 #[derive(Decode)]
-enum FormContent {
+enum LegacyContent {
     Full,
     KeysOnly,
     CountOnly,
 }
 
-impl From<FormCompare> for Compare {
-    fn from(form: FormCompare) -> Self {
+impl From<LegacyCompare> for Compare {
+    fn from(form: LegacyCompare) -> Self {
         let op = match form.op {
-            FormCompareOp::Equal => CompareOp::Equal,
-            FormCompareOp::NotEqual => CompareOp::NotEqual,
-            FormCompareOp::Less => CompareOp::Less,
-            FormCompareOp::Greater => CompareOp::Greater,
+            LegacyCompareOp::Equal => CompareOp::Equal,
+            LegacyCompareOp::NotEqual => CompareOp::NotEqual,
+            LegacyCompareOp::Less => CompareOp::Less,
+            LegacyCompareOp::Greater => CompareOp::Greater,
         };
         let target = match form.target {
-            FormTarget::Version(version) => Target::Version(version),
-            FormTarget::CreateRevision(revision) => Target::CreateRevision(Revision::new(revision)),
-            FormTarget::ModRevision(revision) => Target::ModRevision(Revision::new(revision)),
-            FormTarget::Value(value) => Target::Value(Value::new(value)),
+            LegacyTarget::Version(version) => Target::Version(version),
+            LegacyTarget::CreateRevision(revision) => Target::CreateRevision(Revision::new(revision)),
+            LegacyTarget::ModRevision(revision) => Target::ModRevision(Revision::new(revision)),
+            LegacyTarget::Value(value) => Target::Value(Value::new(value)),
         };
         Self::new(form.range.into(), op, target)
     }
 }
 
-impl From<FormRange> for Range {
-    fn from(form: FormRange) -> Self {
+impl From<LegacyRange> for Range {
+    fn from(form: LegacyRange) -> Self {
         match form {
-            FormRange::Key(key) => Self::Key(Key::new(key)),
-            FormRange::Prefix(key) => Self::Prefix(Key::new(key)),
-            FormRange::FromTo(from, to) => Self::FromTo(Key::new(from), Key::new(to)),
-            FormRange::From(key) => Self::From(Key::new(key)),
-            FormRange::All => Self::All,
+            LegacyRange::Key(key) => Self::Key(Key::new(key)),
+            LegacyRange::Prefix(key) => Self::Prefix(Key::new(key)),
+            LegacyRange::FromTo(from, to) => Self::FromTo(Key::new(from), Key::new(to)),
+            LegacyRange::From(key) => Self::From(Key::new(key)),
+            LegacyRange::All => Self::All,
         }
     }
 }
 
-impl From<FormOp> for Op {
-    fn from(form: FormOp) -> Self {
+impl From<LegacyOp> for Op {
+    fn from(form: LegacyOp) -> Self {
         match form {
-            FormOp::Put { key, value, prev } => {
+            LegacyOp::Put { key, value, prev } => {
                 Self::Put { key: Key::new(key), value: Value::new(value), prev: prev.into(), lease: None }
             }
-            FormOp::Delete { range, prev } => Self::Delete { range: range.into(), prev: prev.into() },
-            FormOp::Range { range, limit, content } => {
+            LegacyOp::Delete { range, prev } => Self::Delete { range: range.into(), prev: prev.into() },
+            LegacyOp::Range { range, limit, content } => {
                 let content = match content {
-                    FormContent::Full => Content::Full,
-                    FormContent::KeysOnly => Content::KeysOnly,
-                    FormContent::CountOnly => Content::CountOnly,
+                    LegacyContent::Full => Content::Full,
+                    LegacyContent::KeysOnly => Content::KeysOnly,
+                    LegacyContent::CountOnly => Content::CountOnly,
                 };
                 Self::Range(TxnRange::new(range.into()).with_limit(limit).with_content(content))
             }
@@ -464,11 +468,11 @@ impl From<FormOp> for Op {
     }
 }
 
-impl From<FormPrev> for Prev {
-    fn from(form: FormPrev) -> Self {
+impl From<LegacyPrev> for Prev {
+    fn from(form: LegacyPrev) -> Self {
         match form {
-            FormPrev::Omit => Self::Omit,
-            FormPrev::Return => Self::Return,
+            LegacyPrev::Omit => Self::Omit,
+            LegacyPrev::Return => Self::Return,
         }
     }
 }

@@ -42,12 +42,12 @@ fn txn() -> Txn {
         .with_failure([Op::Range(read), Op::range(Range::key("k"))])
 }
 
-fn note() -> Note {
-    Note::new("etcd://h:1", &attachment("c"), &txn())
+fn note() -> CommitRecord {
+    CommitRecord::new("etcd://h:1", &attachment("c"), &txn())
 }
 
 /// A pending commit in the form of version 1, which earlier versions wrote.
-fn in_first_form(note: &Note) -> Vec<u8> {
+fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     let mut content = Vec::new();
     let mut form = FirstForm(&mut content);
     form.bytes(note.store.as_bytes());
@@ -178,20 +178,20 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
 
 /// Writes such a pending commit where both find it, and returns the paths.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
-    let paths = ["c", "d"].map(|container| folder.join(format!("{}old{SUFFIX}", prefix(&attachment(container)))));
+    let paths = ["c", "d"].map(|container| folder.join(format!("{}old{FILE_SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
     fs::hard_link(&paths[0], &paths[1]).unwrap();
     paths
 }
 
 /// The pending commits for an attachment, on a store that need not be queried.
-fn pending(intents: &FileIntents, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result<Vec<Pending>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(intents.pending(attachment))
 }
 
 /// Records it for this container.
-fn record(intents: &FileIntents, container: &str, txn: &Txn) -> IntentId {
+fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> IntentId {
     intents.record(&attachment(container), txn).unwrap()
 }
 
@@ -226,11 +226,11 @@ const GOLDEN_FOR_TWO: &str = "\
 
 #[test]
 fn a_note_comes_back_as_it_was() {
-    assert_eq!(Note::decode(&note().encode().unwrap()), Ok((note(), None)));
-    assert_eq!(Note::decode(&in_first_form(&note())), Ok((note(), None)));
+    assert_eq!(CommitRecord::decode(&note().encode().unwrap()), Ok((note(), None)));
+    assert_eq!(CommitRecord::decode(&in_first_form(&note())), Ok((note(), None)));
     for steps in ["", "c"] {
         let bytes = for_two(&in_first_form(&note()), steps);
-        let (note, steps_at) = Note::decode(&bytes).unwrap();
+        let (note, steps_at) = CommitRecord::decode(&bytes).unwrap();
         assert_eq!((&note.txn, steps_at), (&txn(), Some(bytes.len() - steps.len())));
         assert_eq!(["c", "d", "e"].map(|container| note.is_of(&attachment(container))), [true, true, false]);
         assert!(note.encode().is_err(), "it is only read");
@@ -243,34 +243,34 @@ fn what_is_cut_changed_or_foreign_is_no_note() {
     let first = in_first_form(&note());
     for bytes in [whole.clone(), for_two(&first, ""), first] {
         for length in 0..bytes.len() {
-            assert!(Note::decode(&bytes[..length]).is_err(), "cut to {length}");
+            assert!(CommitRecord::decode(&bytes[..length]).is_err(), "cut to {length}");
         }
         for place in 0..bytes.len() {
             for bit in 0..8 {
                 let mut changed = bytes.clone();
                 changed[place] ^= 1 << bit;
-                assert!(Note::decode(&changed).is_err(), "bit {bit} of byte {place}");
+                assert!(CommitRecord::decode(&changed).is_err(), "bit {bit} of byte {place}");
             }
         }
     }
     let mut longer = whole.clone();
     longer.push(0);
-    assert_eq!(Note::decode(&longer), Err(NoNote::Damaged));
+    assert_eq!(CommitRecord::decode(&longer), Err(RecordError::Damaged));
     let mut newer = whole;
     newer[13] = 4;
-    assert_eq!(Note::decode(&newer), Err(NoNote::OtherVersion(4)));
+    assert_eq!(CommitRecord::decode(&newer), Err(RecordError::OtherVersion(4)));
 }
 
 #[test]
 fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
     let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path().join("run/intents"), "etcd://h:1");
+    let intents = PendingCommitFolder::new(folder.path().join("run/intents"), "etcd://h:1");
     assert_eq!(pending(&intents, &attachment("c")).unwrap(), []);
     let id = record(&intents, "c", &txn());
     let other = record(&intents, "d", &Txn::new());
     assert_ne!(id, other);
     assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id: id.clone(), txn: txn() }]);
-    let elsewhere = FileIntents::new(folder.path().join("run/intents"), "etcd://h:2");
+    let elsewhere = PendingCommitFolder::new(folder.path().join("run/intents"), "etcd://h:2");
     assert_eq!(pending(&elsewhere, &attachment("c")).unwrap(), [], "another store is not sent this");
     intents.forget(&id);
     intents.forget(&id);
@@ -285,21 +285,21 @@ fn the_cluster_counts_and_not_the_address() {
         assert_eq!(address_and_cluster(old), (old, None));
     }
     let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    let intents = PendingCommitFolder::new(folder.path(), "etcd://h:1");
     assert_eq!(intents.name_of_store(), "etcd://h:1");
-    let named = Note::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
-    whole_file::create(folder.path(), &format!("{}1{SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
+    let named = CommitRecord::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
+    whole_file::create(folder.path(), &format!("{}1{FILE_SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
     // Where the store is no etcd that could be queried, only the address counts.
     assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
-    assert_eq!(intents.noted(&attachment("c")).unwrap().len(), 1);
-    let elsewhere = FileIntents::new(folder.path(), "etcd://h:2");
+    assert_eq!(intents.recorded_here(&attachment("c")).unwrap().len(), 1);
+    let elsewhere = PendingCommitFolder::new(folder.path(), "etcd://h:2");
     assert_eq!(ids(pending(&elsewhere, &attachment("c"))), []);
 }
 
 #[test]
 fn notes_are_their_owners_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path().join("intents"), "s");
+    let intents = PendingCommitFolder::new(folder.path().join("intents"), "s");
     let id = record(&intents, "c", &txn());
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder.path().join("intents")), 0o700);
@@ -310,18 +310,18 @@ fn notes_are_their_owners_alone() {
 #[test]
 fn what_cannot_be_read_is_nobodys_and_stays() {
     let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    let intents = PendingCommitFolder::new(folder.path(), "etcd://h:1");
     let id = record(&intents, "c", &txn());
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
     // A file that only looks like this attachment's, and files that do not belong there.
-    let foreign = Note::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
-    fs::write(folder.path().join(format!("{prefix}1{SUFFIX}")), foreign).unwrap();
-    fs::write(folder.path().join(format!("{prefix}2{SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
-    fs::write(folder.path().join(format!("{prefix}3{SUFFIX}.tmp")), &whole).unwrap();
+    let foreign = CommitRecord::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
+    fs::write(folder.path().join(format!("{prefix}1{FILE_SUFFIX}")), foreign).unwrap();
+    fs::write(folder.path().join(format!("{prefix}2{FILE_SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
+    fs::write(folder.path().join(format!("{prefix}3{FILE_SUFFIX}.tmp")), &whole).unwrap();
     fs::write(folder.path().join("README"), "hello").unwrap();
-    fs::create_dir(folder.path().join(format!("{prefix}4{SUFFIX}"))).unwrap();
+    fs::create_dir(folder.path().join(format!("{prefix}4{FILE_SUFFIX}"))).unwrap();
     assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id, txn: txn() }]);
     assert_eq!(folder.path().read_dir().unwrap().count(), 6);
 }
@@ -336,7 +336,7 @@ fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_
         pending_after.map(|steps| (steps, true)).into_iter().chain(settled_after.map(|steps| (steps, false)))
     {
         let folder = tempfile::tempdir().unwrap();
-        let intents = FileIntents::new(folder.path(), "etcd://h:1");
+        let intents = PendingCommitFolder::new(folder.path(), "etcd://h:1");
         let paths = leave_for_two(folder.path(), &note, steps);
         for (container, path) in ["c", "d"].into_iter().zip(paths) {
             for _ in 0..2 {
@@ -356,7 +356,7 @@ fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_
 #[test]
 fn a_finder_of_an_earlier_versions_note_takes_the_steps_that_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
-    let intents = FileIntents::new(folder.path(), "etcd://h:1");
+    let intents = PendingCommitFolder::new(folder.path(), "etcd://h:1");
     let note = in_first_form(&note());
     let whole = for_two(&note, "");
     for (before, after) in [("", "vf"), ("c", "cvf")] {
@@ -372,7 +372,7 @@ async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
     let folder = tempfile::tempdir().unwrap();
     let store = kv_mvcc::memory();
     let ipam = |store: Arc<dyn Store>| {
-        Ipam::new(store, Nodes::FirstSeen).with_intents(Arc::new(FileIntents::new(folder.path(), "etcd://h:1")))
+        Ipam::new(store, Nodes::FirstSeen).with_intents(Arc::new(PendingCommitFolder::new(folder.path(), "etcd://h:1")))
     };
     let soon = || Deadline::after(Duration::from_secs(30));
     let one = |container| AssignRequest::new(attachment(container), Wanted::any(1, 0));
@@ -387,7 +387,7 @@ async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
     let broken = ipam(Arc::new(late.clone()));
     broken.assign(&one("c"), Deadline::after(Duration::from_millis(200))).await.unwrap_err();
     let note = folder.path().read_dir().unwrap().next().unwrap().unwrap().path();
-    let (sent, _) = Note::decode(&fs::read(&note).unwrap()).unwrap();
+    let (sent, _) = CommitRecord::decode(&fs::read(&note).unwrap()).unwrap();
     leave_for_two(folder.path(), &in_first_form(&sent), "c");
     fs::remove_file(note).unwrap();
 
