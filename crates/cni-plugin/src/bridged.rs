@@ -13,10 +13,12 @@ use ipam_core::pools::start_of;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Serialize;
 
-use crate::gojson::{Json, quoted};
-use crate::netconf::{Ipam, NetConf};
+use crate::gojson::{GoJson, quoted};
+use crate::netconf::{IpamConf, NetConf};
 use crate::probing::Probe;
-use crate::ranges::{self, GATEWAY_OUTSIDE, Range, address_at, is_given, of_another_family, read_range, read_sets};
+use crate::ranges::{
+    self, AddressRange, GATEWAY_OUTSIDE, address_at, is_given, of_another_family, read_range, read_sets,
+};
 
 /// The kind of network that the addresses are for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +26,12 @@ pub(crate) enum Network {
     /// Routed, with Calico's rules and errors.
     Calico,
     /// IP subnets on a wire: pools in which network, broadcast and gateway address are never assigned to a container.
-    Bridged(Bridged),
+    Bridged(BridgedNetwork),
 }
 
 /// The settings of a secondary network for its pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Bridged {
+pub(crate) struct BridgedNetwork {
     /// The gateway of the IPv4 pool.
     pub(crate) gateway_v4: Gateway,
     /// The gateway of the IPv6 pool.
@@ -43,7 +45,7 @@ pub(crate) struct Bridged {
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
-impl Bridged {
+impl BridgedNetwork {
     /// The number of the set of ranges that an address is of; the last one if it is of none.
     pub(crate) fn set_of(&self, address: IpAddr) -> usize {
         let by_range = self.own_pools.iter().find(|pool| pool.has(address));
@@ -136,7 +138,7 @@ fn pool_name(network: &str) -> String {
 
 /// The mask that the addresses of a result have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Mask {
+pub(crate) enum PrefixMask {
     /// The mask of the whole pool, as on one wire.
     #[default]
     Pool,
@@ -147,9 +149,9 @@ pub(crate) enum Mask {
 /// All settings of a secondary network's configuration for ADD.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
-    pub(crate) mask: Mask,
-    pub(crate) routes: Vec<Route>,
-    pub(crate) network: Bridged,
+    pub(crate) mask: PrefixMask,
+    pub(crate) routes: Vec<ResultRoute>,
+    pub(crate) network: BridgedNetwork,
     pub(crate) probe: Option<Probe>,
 }
 
@@ -158,7 +160,7 @@ pub(crate) struct BridgedSettings {
 /// # Errors
 /// Code 7.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
-    let Ipam { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
+    let IpamConf { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
     let keys = [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
     match keys.into_iter().find(|(_, value)| value.is_some()) {
         None => Ok(()),
@@ -181,7 +183,7 @@ impl BridgedSettings {
             || (!own_pools.is_empty() && !ranges::is_whereabouts(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network =
-            Bridged { gateway_v4: default, gateway_v6: default, gateways: Vec::new(), own_pools, weights };
+            BridgedNetwork { gateway_v4: default, gateway_v6: default, gateways: Vec::new(), own_pools, weights };
         set_gateways(conf, &mut network)?;
         let (mask, routes) = (read_mask(conf.ipam.mask.as_ref())?, read_routes(conf.ipam.routes.as_ref())?);
         Ok(Self { mask, routes, network, probe: Probe::from_conf(conf)? })
@@ -193,20 +195,20 @@ pub(crate) fn network_of(settings: Option<&BridgedSettings>) -> Network {
     settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()))
 }
 
-fn slot(network: &mut Bridged, address: IpAddr) -> &mut Gateway {
+fn slot(network: &mut BridgedNetwork, address: IpAddr) -> &mut Gateway {
     if address.is_ipv4() { &mut network.gateway_v4 } else { &mut network.gateway_v6 }
 }
 
-fn read_mask(value: Option<&Json>) -> Result<Mask> {
-    match value.map(Json::as_str) {
-        None | Some(Some("pool")) => Ok(Mask::Pool),
-        Some(Some("block")) => Ok(Mask::Block),
+fn read_mask(value: Option<&GoJson>) -> Result<PrefixMask> {
+    match value.map(GoJson::as_str) {
+        None | Some(Some("pool")) => Ok(PrefixMask::Pool),
+        Some(Some("block")) => Ok(PrefixMask::Block),
         Some(_) => Err(CniError::config("ipam.mask must be \"pool\" or \"block\"")),
     }
 }
 
 /// Sets the gateways of `ipam.gateway`, which have the last word over those of the ranges.
-fn set_gateways(conf: &NetConf, network: &mut Bridged) -> Result<()> {
+fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
         (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
         network.own_pools.iter_mut().for_each(|pool| pool.gateway = None);
@@ -247,12 +249,12 @@ fn set_gateways(conf: &NetConf, network: &mut Bridged) -> Result<()> {
 }
 
 /// An address, or a list of addresses; `None` for `"first"`. The empty text counts as absent, as for host-local.
-fn read_gateway(value: Option<&Json>) -> Result<Option<Vec<IpAddr>>> {
+fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     let mut given = Vec::new();
-    for element in value.map(Json::one_or_many).unwrap_or_default() {
+    for element in value.map(GoJson::one_or_many).unwrap_or_default() {
         match element.as_str() {
             Some("") => {}
-            Some("first") if !matches!(value, Some(Json::Array(_))) => return Ok(None),
+            Some("first") if !matches!(value, Some(GoJson::Array(_))) => return Ok(None),
             _ => given.push(address_at(element, "ipam.gateway", " or \"first\"")?),
         }
     }
@@ -263,9 +265,9 @@ fn read_gateway(value: Option<&Json>) -> Result<Option<Vec<IpAddr>>> {
 /// with its keys, then `ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
-    let mut sets: Vec<Vec<Range>> = Vec::new();
+    let mut sets: Vec<Vec<AddressRange>> = Vec::new();
     read_sets(conf.runtime_ranges.as_ref(), "runtimeConfig.ipRanges", &mut sets)?;
-    let is_auto = ipam.subnet.as_ref().and_then(Json::as_str) == Some("auto");
+    let is_auto = ipam.subnet.as_ref().and_then(GoJson::as_str) == Some("auto");
     if let Some(subnet) = ipam.subnet.as_ref().filter(|_| !is_auto) {
         sets.push(vec![read_range(subnet, ipam.range_start.as_ref(), ipam.range_end.as_ref(), None)?]);
     } else if is_given(ipam.range_start.as_ref()) || is_given(ipam.range_end.as_ref()) {
@@ -313,7 +315,7 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
 
 /// Refuses keys that are there and define no address: a template that had nothing to fill in renders such, and the network
 /// must not take addresses from whatever pool there is.
-fn refuse_empty(ipam: &Ipam, has_ranges: bool) -> Result<()> {
+fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
     }
@@ -326,9 +328,9 @@ fn refuse_empty(ipam: &Ipam, has_ranges: bool) -> Result<()> {
 
 /// The pools of a set of ranges, one for each subnet, in the order in which these come first; none for an empty set.
 /// `others` are those of the sets before.
-fn pools_of(set: usize, ranges: &[Range], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
+fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
-    for Range { subnet, first, last, gateway } in ranges {
+    for AddressRange { subnet, first, last, gateway } in ranges {
         if pools.iter().any(|pool| pool.is_v4() != first.is_ipv4()) {
             return Err(CniError::config("a set of ranges has subnets of both families")
                 .with_details("write a set for each family: [[{IPv4}], [{IPv6}]]"));
@@ -357,7 +359,7 @@ fn pools_of(set: usize, ranges: &[Range], others: &[OwnPool]) -> Result<Vec<OwnP
 
 /// A route of a result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Route {
+pub(crate) struct ResultRoute {
     pub(crate) dst: IpNet,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) gw: Option<IpAddr>,
@@ -380,7 +382,7 @@ pub(crate) struct RouteOptions {
     scope: Option<i64>,
 }
 
-impl Route {
+impl ResultRoute {
     pub(crate) fn to(dst: IpNet) -> Self {
         Self { dst, gw: None, options: RouteOptions::default() }
     }
@@ -390,28 +392,28 @@ impl Route {
 ///
 /// # Errors
 /// Code 7 for a value that is no list of routes.
-fn read_routes(value: Option<&Json>) -> Result<Vec<Route>> {
+fn read_routes(value: Option<&GoJson>) -> Result<Vec<ResultRoute>> {
     match value {
         None => Ok(Vec::new()),
-        Some(Json::Array(elements)) => elements.iter().map(read_route).collect(),
+        Some(GoJson::Array(elements)) => elements.iter().map(read_route).collect(),
         Some(_) => Err(CniError::config("ipam.routes must be a list of objects with a dst and, if wanted, a gw")),
     }
 }
 
-fn read_route(element: &Json) -> Result<Route> {
+fn read_route(element: &GoJson) -> Result<ResultRoute> {
     let dst = element
         .member("dst")
-        .and_then(Json::as_str)
+        .and_then(GoJson::as_str)
         .ok_or_else(|| CniError::config("a route in ipam.routes has no dst"))?;
     let dst = dst.parse().map_err(|_| CniError::config(format!("ipam.routes: dst {} is not a CIDR", quoted(dst))))?;
     let gw = match element.member("gw") {
         None => None,
-        Some(Json::String(text)) if text.is_empty() => None,
+        Some(GoJson::String(text)) if text.is_empty() => None,
         Some(gw) => Some(address_at(gw, "ipam.routes: gw", "")?),
     };
     let number = |name: &str| match element.member(name) {
         None => Ok(None),
-        Some(Json::Number(number)) if number.is_i64() => Ok(number.as_i64()),
+        Some(GoJson::Number(number)) if number.is_i64() => Ok(number.as_i64()),
         Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
     };
     // 0 is no value for the first three, but one for a table and a scope.
@@ -423,25 +425,25 @@ fn read_route(element: &Json) -> Result<Route> {
         table: number("table")?,
         scope: number("scope")?,
     };
-    Ok(Route { dst, gw, options })
+    Ok(ResultRoute { dst, gw, options })
 }
 
 /// The weight of each pool, by its entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
-pub(crate) type Weights = BTreeMap<String, u32>;
+pub(crate) type PoolWeights = BTreeMap<String, u32>;
 
 /// Reads `ipam.weights`.
 ///
 /// # Errors
 /// Code 7 for a weight that is none, and for a pool that the network does not have.
-fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<Weights> {
+fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     let wrong = || CniError::config("ipam.weights must be an object with a whole number for each pool");
     let members = match &conf.ipam.weights {
-        None => return Ok(Weights::new()),
-        Some(Json::Object(members)) => members,
+        None => return Ok(PoolWeights::new()),
+        Some(GoJson::Object(members)) => members,
         Some(_) => return Err(wrong()),
     };
     let named = || conf.ipam.ipv4_pools.iter().chain(&conf.ipam.ipv6_pools);
-    let weight = |(name, weight): &(String, Json)| {
+    let weight = |(name, weight): &(String, GoJson)| {
         let is_there = named().any(|pool| pool == name) || own_pools.iter().any(|pool| pool.text() == *name);
         if !is_there {
             let message = format!("ipam.weights has {}, which is no pool of the network", quoted(name));
@@ -449,7 +451,7 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<Weights> {
                 CniError::config(message).with_details("name the pools as in ipv4_pools and ipv6_pools, or by subnet")
             );
         }
-        let Json::Number(number) = weight else { return Err(wrong()) };
+        let GoJson::Number(number) = weight else { return Err(wrong()) };
         let number = number.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or_else(wrong)?;
         Ok((name.clone(), number))
     };
@@ -458,7 +460,7 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<Weights> {
 
 /// Puts one of the pools first, always the same one for a container; over many containers each comes first as often as
 /// its weight says. The order of the others stays. A pool without a weight has the weight 1.
-pub(crate) fn choose_first<T>(weights: &Weights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
+pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;
     }

@@ -1,7 +1,7 @@
 use super::*;
 
 fn settings(json: &str) -> Result<BridgedSettings> {
-    let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
+    let conf = NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap();
     BridgedSettings::from_conf(&conf)
 }
 
@@ -54,9 +54,9 @@ fn given_gateways() {
 
 #[test]
 fn masks() {
-    assert_eq!(settings("{}").unwrap().mask, Mask::Pool);
-    assert_eq!(settings(r#"{"ipam":{"mask":"pool"}}"#).unwrap().mask, Mask::Pool);
-    assert_eq!(settings(r#"{"ipam":{"mask":"block"}}"#).unwrap().mask, Mask::Block);
+    assert_eq!(settings("{}").unwrap().mask, PrefixMask::Pool);
+    assert_eq!(settings(r#"{"ipam":{"mask":"pool"}}"#).unwrap().mask, PrefixMask::Pool);
+    assert_eq!(settings(r#"{"ipam":{"mask":"block"}}"#).unwrap().mask, PrefixMask::Block);
     for mask in ["\"Pool\"", "24", "\"\"", "[]"] {
         assert_eq!(wrong(&format!(r#"{{"ipam":{{"mask":{mask}}}}}"#)), "ipam.mask must be \"pool\" or \"block\"");
     }
@@ -69,9 +69,9 @@ fn routes() {
     )
     .unwrap()
     .routes;
-    let to = |dst: &str| Route::to(dst.parse().unwrap());
+    let to = |dst: &str| ResultRoute::to(dst.parse().unwrap());
     let options = RouteOptions { mtu: Some(1400), table: Some(0), ..RouteOptions::default() };
-    let middle = Route { gw: Some("fd00::1".parse().unwrap()), options, ..to("fd00::/8") };
+    let middle = ResultRoute { gw: Some("fd00::1".parse().unwrap()), options, ..to("fd00::/8") };
     assert_eq!(routes, [to("0.0.0.0/0"), middle, to("10.1.2.3/8")]);
     assert!(wrong(r#"{"ipam":{"routes":{}}}"#).starts_with("ipam.routes must be a list"));
     for route in ["{}", "5", r#"{"dst":5}"#] {
@@ -92,7 +92,7 @@ fn routes() {
 fn calicos_networks_take_none_of_it() {
     let refused = |ipam: &str| {
         let json = format!(r#"{{"type":"calico","ipam":{ipam}}}"#);
-        refuse_on_calico(&NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap())
+        refuse_on_calico(&NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap())
     };
     refused(r#"{"subnet":"10.0.0.0/24"}"#).unwrap();
     refused(r#"{"routes":null}"#).unwrap();
@@ -266,7 +266,7 @@ fn sets_of_several_subnets() {
 #[test]
 fn an_ipv6_gateway_may_lie_outside_of_its_subnet() {
     let network = |ipam: &str| settings(&format!(r#"{{"ipam":{ipam}}}"#)).unwrap().network;
-    let of = |network: &Bridged| {
+    let of = |network: &BridgedNetwork| {
         let of_pools = network.own_pools.iter().map(|pool| pool.gateway.map(|one| one.to_string()));
         (network.gateway_v6, of_pools.collect::<Vec<_>>())
     };

@@ -24,12 +24,12 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
-use crate::gojson::{Json, printed, quoted, untyped};
-use crate::kubernetes::{Connection, Mac};
+use crate::gojson::{GoJson, printed, quoted, untyped};
+use crate::kubernetes::{ApiStream, HardwareAddress};
 
 /// How long a call may take, as in Calico's plugin.
-const PATIENCE: Duration = Duration::from_secs(5);
-const ADVICE: &str =
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+const SOCKET_ADVICE: &str =
     "dataplane_options.socket is the address of the program that makes this network's interfaces; check that it runs";
 
 /// The data plane of a network.
@@ -51,11 +51,11 @@ pub(crate) struct GrpcDataplane {
 
 /// The interfaces that the program has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Made {
+pub(crate) struct CreatedInterface {
     /// The name of the interface on the host.
     pub(crate) host_interface: String,
     /// The hardware address of the container's interface.
-    pub(crate) mac: Mac,
+    pub(crate) mac: HardwareAddress,
 }
 
 impl Dataplane {
@@ -63,7 +63,7 @@ impl Dataplane {
     ///
     /// # Errors
     /// Calico's, code 999, for an unknown `type`, or one that lacks its `socket`.
-    pub(crate) fn choose(options: Option<&Json>) -> Result<Self> {
+    pub(crate) fn choose(options: Option<&GoJson>) -> Result<Self> {
         let options = options.map_or(Value::Null, untyped);
         let kind = match options.get("type") {
             None => return Ok(Self::Linux),
@@ -73,7 +73,7 @@ impl Dataplane {
             return Err(CniError::internal(format!("invalid dataplane type: {kind}")));
         }
         let Some(target) = options["socket"].as_str().map(str::to_owned) else {
-            return Err(CniError::internal("GRPC dataplane socket not configured").with_details(ADVICE));
+            return Err(CniError::internal("GRPC dataplane socket not configured").with_details(SOCKET_ADVICE));
         };
         let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
         let options = options.as_object().into_iter().flatten().filter_map(text).collect();
@@ -87,14 +87,14 @@ impl GrpcDataplane {
     ///
     /// # Errors
     /// Those of Calico's plugin, code 999: the program cannot be reached, or refused.
-    pub(crate) async fn add(&self, mut request: AddRequest, left: Duration) -> Result<Made> {
+    pub(crate) async fn add(&self, mut request: AddRequest, left: Duration) -> Result<CreatedInterface> {
         request.dataplane_options.clone_from(&self.options);
         let reply: AddReply = self.call("/cni.CniDataplane/Add", request, left).await?;
         if !reply.successful {
             return Err(refusal(&reply.error_message));
         }
-        let mac = Mac::read(&reply.container_mac).map_err(CniError::internal)?;
-        Ok(Made { host_interface: reply.host_interface_name, mac })
+        let mac = HardwareAddress::read(&reply.container_mac).map_err(CniError::internal)?;
+        Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
     /// Has the interface of a container removed, in that time.
@@ -116,7 +116,7 @@ impl GrpcDataplane {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let patience = PATIENCE.min(left);
+        let patience = CALL_TIMEOUT.min(left);
         let deadline = Instant::now() + patience;
         let mut request = Request::new(request);
         request.set_timeout(patience);
@@ -138,7 +138,7 @@ impl GrpcDataplane {
             unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
         };
         let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
-        let channel = endpoint.connect_with_connector(Once(Some(stream))).await.map_err(broken)?;
+        let channel = endpoint.connect_with_connector(OnceConnector(Some(stream))).await.map_err(broken)?;
         let mut client = Grpc::new(channel);
         client.ready().await.map_err(broken)?;
         let codec = ProstCodec::<Q, A>::default();
@@ -147,7 +147,7 @@ impl GrpcDataplane {
 }
 
 /// A connection to a target as Go's gRPC writes it, and the name of the server for its requests.
-async fn connect(target: &str) -> Result<(String, Box<dyn Connection>), Status> {
+async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let dialed = |network: &str, address: &str, error: &io::Error| {
         // As Go says it: without the number.
         let reason = error.to_string().to_lowercase();
@@ -178,7 +178,7 @@ fn reported(status: &Status) -> CniError {
         Code::Cancelled => "Canceled".to_owned(),
         code => format!("{code:?}"),
     };
-    CniError::internal(format!("rpc error: code = {code} desc = {}", status.message())).with_details(ADVICE)
+    CniError::internal(format!("rpc error: code = {code} desc = {}", status.message())).with_details(SOCKET_ADVICE)
 }
 
 fn refusal(message: &str) -> CniError {
@@ -186,10 +186,10 @@ fn refusal(message: &str) -> CniError {
 }
 
 /// Hands out a connection that exists already.
-struct Once(Option<Box<dyn Connection>>);
+struct OnceConnector(Option<Box<dyn ApiStream>>);
 
-impl Service<Uri> for Once {
-    type Response = TokioIo<Box<dyn Connection>>;
+impl Service<Uri> for OnceConnector {
+    type Response = TokioIo<Box<dyn ApiStream>>;
     type Error = io::Error;
     type Future = Ready<io::Result<Self::Response>>;
 
@@ -271,11 +271,11 @@ pub(crate) struct WorkloadIds {
     #[prost(string, tag = "8")]
     pub(crate) pod: String,
     #[prost(message, repeated, tag = "9")]
-    pub(crate) ports: Vec<Port>,
+    pub(crate) ports: Vec<GrpcPort>,
 }
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(crate) struct Port {
+pub(crate) struct GrpcPort {
     #[prost(string, tag = "1")]
     pub(crate) name: String,
     #[prost(string, tag = "2")]

@@ -65,7 +65,7 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
 
 /// An operation of CNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verb {
+pub(crate) enum CniVerb {
     Add,
     Del,
     Check,
@@ -76,7 +76,7 @@ pub(crate) enum Verb {
     Unknown,
 }
 
-impl Verb {
+impl CniVerb {
     fn parse(word: &str) -> Self {
         let verbs = [Self::Add, Self::Del, Self::Check, Self::Gc, Self::Status, Self::Version];
         verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
@@ -110,8 +110,8 @@ pub(crate) enum OwnNetns {
 
 /// The values of the `CNI_*` variables. A value that the verb does not need may be empty.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
-    pub(crate) verb: Verb,
+pub(crate) struct CniCall {
+    pub(crate) verb: CniVerb,
     /// The verb as `CNI_COMMAND` has it.
     pub(crate) command: String,
     pub(crate) container: String,
@@ -121,7 +121,7 @@ pub(crate) struct Call {
     pub(crate) own_netns: OwnNetns,
 }
 
-impl Call {
+impl CniCall {
     /// The error for a word that is no verb.
     pub(crate) fn unknown(&self) -> CniError {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
@@ -134,7 +134,7 @@ impl Call {
     /// Code 4.
     pub(crate) fn from_environment(env: &Environment) -> Result<Self> {
         let command = env.text("CNI_COMMAND");
-        let verb = Verb::parse(&command);
+        let verb = CniVerb::parse(&command);
         let attachment = verb.has_attachment();
         let container = env.text("CNI_CONTAINERID");
         let interface = env.text("CNI_IFNAME");
@@ -147,9 +147,9 @@ impl Call {
         let needed = [
             ("CNI_COMMAND", true),
             ("CNI_CONTAINERID", attachment),
-            ("CNI_NETNS", matches!(verb, Verb::Add | Verb::Check)),
+            ("CNI_NETNS", matches!(verb, CniVerb::Add | CniVerb::Check)),
             ("CNI_IFNAME", attachment),
-            ("CNI_PATH", !matches!(verb, Verb::Version | Verb::Unknown)),
+            ("CNI_PATH", !matches!(verb, CniVerb::Version | CniVerb::Unknown)),
         ];
         let missing: Vec<_> = needed
             .into_iter()
@@ -162,7 +162,7 @@ impl Call {
         }
         // Two texts that differ in such bytes alone would be one interface or one workload, and have one address.
         let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
-        if let Some(name) = odd.filter(|_| verb == Verb::Add) {
+        if let Some(name) = odd.filter(|_| verb == CniVerb::Add) {
             return Err(CniError::new(Code::InvalidEnvironment, format!("{name} is not UTF-8")));
         }
         let accepted = env.text("CNI_NETNS_OVERRIDE");
@@ -245,7 +245,7 @@ pub(crate) enum AddressForm {
 
 /// The values in `CNI_ARGS`; an absent one is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Args {
+pub(crate) struct CniArgs {
     pub(crate) ip: Option<IpAddr>,
     pub(crate) pod: String,
     pub(crate) pod_namespace: String,
@@ -256,7 +256,7 @@ pub(crate) struct Args {
     pub(crate) sticky: String,
 }
 
-impl Args {
+impl CniArgs {
     /// Reads the text. Keys that nobody knows are an error unless `IgnoreUnknown` is true, wherever it stands.
     ///
     /// # Errors
@@ -275,8 +275,8 @@ impl Args {
     }
 }
 
-fn load_args(text: &str, known: &[&str], form: AddressForm) -> Result<Args> {
-    let mut args = Args::default();
+fn load_args(text: &str, known: &[&str], form: AddressForm) -> Result<CniArgs> {
+    let mut args = CniArgs::default();
     if text.is_empty() {
         return Ok(args);
     }
@@ -344,7 +344,7 @@ pub(crate) fn parse_address(text: &str, form: AddressForm) -> Result<IpAddr, Str
 mod tests {
     use super::*;
 
-    fn call(changes: &[(&str, &str)]) -> Result<Call> {
+    fn call(changes: &[(&str, &str)]) -> Result<CniCall> {
         let mut variables: BTreeMap<&str, &str> = [
             ("CNI_COMMAND", "ADD"),
             ("CNI_CONTAINERID", "c1"),
@@ -354,7 +354,7 @@ mod tests {
         ]
         .into();
         variables.extend(changes.iter().copied());
-        Call::from_environment(&variables.into_iter().collect())
+        CniCall::from_environment(&variables.into_iter().collect())
     }
 
     fn error(changes: &[(&str, &str)]) -> (u32, String, String) {
@@ -378,8 +378,8 @@ mod tests {
         assert_eq!(missing(&with("DEL")), "required env variables [CNI_CONTAINERID,CNI_IFNAME,CNI_PATH] missing");
         assert_eq!(missing(&with("GC")), "required env variables [CNI_PATH] missing");
         assert_eq!(missing(&with("STATUS")), "required env variables [CNI_PATH] missing");
-        assert_eq!(call(&with("VERSION")).unwrap().verb, Verb::Version);
-        assert_eq!(call(&with("FOO")).unwrap().verb, Verb::Unknown);
+        assert_eq!(call(&with("VERSION")).unwrap().verb, CniVerb::Version);
+        assert_eq!(call(&with("FOO")).unwrap().verb, CniVerb::Unknown);
         assert_eq!(missing(&with("")), "required env variables [CNI_COMMAND] missing");
     }
 
@@ -422,7 +422,7 @@ mod tests {
                     [("CNI_CONTAINERID", "c1"), ("CNI_NETNS", "/n"), ("CNI_IFNAME", "e"), ("CNI_PATH", "/p")];
                 let mut env: Environment = variables.into_iter().chain([("CNI_COMMAND", verb)]).collect();
                 env.set(name, OsString::from_vec(b"a=\xff".to_vec()));
-                let read = Call::from_environment(&env).map(drop).map_err(|error| error.message().to_owned());
+                let read = CniCall::from_environment(&env).map(drop).map_err(|error| error.message().to_owned());
                 let expected = if accepted { Ok(()) } else { Err(format!("{name} is not UTF-8")) };
                 assert_eq!(read, expected, "{verb}");
             }
@@ -457,7 +457,7 @@ mod tests {
     }
 
     fn args_error(text: &str) -> String {
-        let error = Args::parse(text, AddressForm::Bare).unwrap_err();
+        let error = CniArgs::parse(text, AddressForm::Bare).unwrap_err();
         assert_eq!(error.code().number(), 999);
         error.message().to_owned()
     }
@@ -465,19 +465,19 @@ mod tests {
     #[test]
     fn what_is_read() {
         let text = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart;K8S_POD_INFRA_CONTAINER_ID=x;K8S_POD_UID=u;IP=10.0.0.1";
-        let args = Args::parse(text, AddressForm::Bare).unwrap();
-        let expected = Args {
+        let args = CniArgs::parse(text, AddressForm::Bare).unwrap();
+        let expected = CniArgs {
             ip: Some("10.0.0.1".parse().unwrap()),
             pod: "cart".into(),
             pod_namespace: "shop".into(),
-            ..Args::default()
+            ..CniArgs::default()
         };
         assert_eq!(args, expected);
-        assert_eq!(Args::parse("", AddressForm::Bare).unwrap(), Args::default());
-        assert_eq!(Args::parse("IP=1.2.3.4;IP=", AddressForm::Bare).unwrap(), Args::default());
-        let mapped = Args::parse("IP=::ffff:10.0.0.1", AddressForm::Bare).unwrap();
+        assert_eq!(CniArgs::parse("", AddressForm::Bare).unwrap(), CniArgs::default());
+        assert_eq!(CniArgs::parse("IP=1.2.3.4;IP=", AddressForm::Bare).unwrap(), CniArgs::default());
+        let mapped = CniArgs::parse("IP=::ffff:10.0.0.1", AddressForm::Bare).unwrap();
         assert_eq!(mapped.ip, args.ip);
-        let test = Args::parse("CNI_TEST_NAMESPACE=t;IgnoreUnknown=true", AddressForm::Bare).unwrap();
+        let test = CniArgs::parse("CNI_TEST_NAMESPACE=t;IgnoreUnknown=true", AddressForm::Bare).unwrap();
         assert_eq!(test.test_namespace, "t");
     }
 
@@ -503,22 +503,22 @@ mod tests {
     #[test]
     fn ignore_unknown_may_stand_anywhere() {
         for text in ["IgnoreUnknown=1;FOO=a", "FOO=a;IgnoreUnknown=TRUE"] {
-            Args::parse(text, AddressForm::Bare).unwrap();
-            Args::check_again(text).unwrap();
+            CniArgs::parse(text, AddressForm::Bare).unwrap();
+            CniArgs::check_again(text).unwrap();
         }
     }
 
     #[test]
     fn the_second_reading_does_not_know_kubernetes() {
         let text = "K8S_POD_NAME=a";
-        Args::parse(text, AddressForm::Bare).unwrap();
-        assert_eq!(Args::check_again(text).unwrap_err().message(), "ARGS: unknown args [\"K8S_POD_NAME=a\"]");
+        CniArgs::parse(text, AddressForm::Bare).unwrap();
+        assert_eq!(CniArgs::check_again(text).unwrap_err().message(), "ARGS: unknown args [\"K8S_POD_NAME=a\"]");
     }
 
     #[test]
     fn a_prefix_length_is_left_aside_where_it_may_stand() {
-        let args = Args::parse("IP=10.0.0.7/24", AddressForm::BareOrCidr).unwrap();
+        let args = CniArgs::parse("IP=10.0.0.7/24", AddressForm::BareOrCidr).unwrap();
         assert_eq!(args.ip, Some("10.0.0.7".parse().unwrap()));
-        assert!(Args::parse("IP=10.0.0.7/33", AddressForm::BareOrCidr).is_err());
+        assert!(CniArgs::parse("IP=10.0.0.7/33", AddressForm::BareOrCidr).is_err());
     }
 }

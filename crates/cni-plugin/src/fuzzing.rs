@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use crate::env::{AddressForm, Args};
-use crate::{kubernetes, wired};
+use crate::env::{AddressForm, CniArgs};
+use crate::{kubernetes, main_plugin};
 
 /// The values in the text; an absent one is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ArgsSaid {
+pub struct ParsedArgs {
     /// `IP`.
     pub ip: Option<IpAddr>,
     /// `K8S_POD_NAME`.
@@ -20,9 +20,9 @@ pub struct ArgsSaid {
 ///
 /// # Errors
 /// The message for the runtime.
-pub fn parse_args(text: &str) -> Result<ArgsSaid, String> {
-    let args = Args::parse(text, AddressForm::Bare).map_err(|error| error.message().to_owned())?;
-    Ok(ArgsSaid { ip: args.ip, pod: args.pod, pod_namespace: args.pod_namespace })
+pub fn parse_args(text: &str) -> Result<ParsedArgs, String> {
+    let args = CniArgs::parse(text, AddressForm::Bare).map_err(|error| error.message().to_owned())?;
+    Ok(ParsedArgs { ip: args.ip, pod: args.pod, pod_namespace: args.pod_namespace })
 }
 
 /// Reads the text as the main plugin reads the configuration of a network.
@@ -30,7 +30,7 @@ pub fn parse_args(text: &str) -> Result<ArgsSaid, String> {
 /// # Errors
 /// The message for the runtime.
 pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
-    wired::check_conf(text).map_err(|error| error.message().to_owned())
+    main_plugin::check_conf(text).map_err(|error| error.message().to_owned())
 }
 
 /// The addresses in the output of an IPAM plugin.
@@ -38,7 +38,7 @@ pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
 /// # Errors
 /// The message for the runtime.
 pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
-    wired::addresses_of_result(text).map_err(|error| error.message().to_owned())
+    main_plugin::addresses_of_result(text).map_err(|error| error.message().to_owned())
 }
 
 /// Reads the text as a kubeconfig.

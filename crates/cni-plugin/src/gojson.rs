@@ -13,16 +13,16 @@ use serde_json::{Map, Number, Value};
 
 /// A JSON value with the members of objects in the order of the text, repeated ones included.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Json {
+pub(crate) enum GoJson {
     Null,
     Bool(bool),
     Number(Number),
     String(String),
-    Array(Vec<Json>),
-    Object(Vec<(String, Json)>),
+    Array(Vec<GoJson>),
+    Object(Vec<(String, GoJson)>),
 }
 
-impl Json {
+impl GoJson {
     /// Reads a whole text. Objects and arrays may be nested 127 deep.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Json {
     }
 }
 
-impl<'de> Deserialize<'de> for Json {
+impl<'de> Deserialize<'de> for GoJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(JsonVisitor)
     }
@@ -86,55 +86,55 @@ impl<'de> Deserialize<'de> for Json {
 struct JsonVisitor;
 
 impl<'de> Visitor<'de> for JsonVisitor {
-    type Value = Json;
+    type Value = GoJson;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E>(self) -> Result<Json, E> {
-        Ok(Json::Null)
+    fn visit_unit<E>(self) -> Result<GoJson, E> {
+        Ok(GoJson::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Json, E> {
-        Ok(Json::Bool(value))
+    fn visit_bool<E>(self, value: bool) -> Result<GoJson, E> {
+        Ok(GoJson::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Json, E> {
-        Ok(Json::Number(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<GoJson, E> {
+        Ok(GoJson::Number(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
-        Ok(Json::Number(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<GoJson, E> {
+        Ok(GoJson::Number(value.into()))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+    fn visit_f64<E>(self, value: f64) -> Result<GoJson, E> {
         // JSON has no way to write a number that is not finite.
-        Ok(Number::from_f64(value).map_or(Json::Null, Json::Number))
+        Ok(Number::from_f64(value).map_or(GoJson::Null, GoJson::Number))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Json, E> {
-        Ok(Json::String(value.to_owned()))
+    fn visit_str<E>(self, value: &str) -> Result<GoJson, E> {
+        Ok(GoJson::String(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Json, E> {
-        Ok(Json::String(value))
+    fn visit_string<E>(self, value: String) -> Result<GoJson, E> {
+        Ok(GoJson::String(value))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Json, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<GoJson, A::Error> {
         let mut elements = Vec::new();
         while let Some(element) = sequence.next_element()? {
             elements.push(element);
         }
-        Ok(Json::Array(elements))
+        Ok(GoJson::Array(elements))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<GoJson, A::Error> {
         let mut members = Vec::new();
         while let Some(member) = map.next_entry()? {
             members.push(member);
         }
-        Ok(Json::Object(members))
+        Ok(GoJson::Object(members))
     }
 }
 
@@ -219,15 +219,15 @@ const SYNTAX_ERRORS: [(&str, &str); 10] = [
 /// # Errors
 /// Go's text for what is no JSON, or something else.
 pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
-    let json: Json = serde_json::from_str(text).map_err(|error| syntax_error(text, &error))?;
+    let json: GoJson = serde_json::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let elements = match json {
-        Json::Null => Vec::new(),
-        Json::Array(elements) => elements,
+        GoJson::Null => Vec::new(),
+        GoJson::Array(elements) => elements,
         other => return Err(format!("json: cannot unmarshal {} into Go value of type []string", other.kind())),
     };
     let text = |element| match element {
-        Json::Null => Ok(String::new()),
-        Json::String(text) => Ok(text),
+        GoJson::Null => Ok(String::new()),
+        GoJson::String(text) => Ok(text),
         other => Err(format!("json: cannot unmarshal {} into Go value of type string", other.kind())),
     };
     elements.into_iter().map(text).collect()
@@ -304,14 +304,14 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
 
 /// The same value with the members of objects sorted, the last of several of the same name: what Go makes of JSON that it
 /// reads into no type of its own.
-pub(crate) fn untyped(json: &Json) -> Value {
+pub(crate) fn untyped(json: &GoJson) -> Value {
     match json {
-        Json::Null => Value::Null,
-        Json::Bool(value) => Value::Bool(*value),
-        Json::Number(number) => Value::Number(number.clone()),
-        Json::String(text) => Value::String(text.clone()),
-        Json::Array(elements) => elements.iter().map(untyped).collect(),
-        Json::Object(members) => {
+        GoJson::Null => Value::Null,
+        GoJson::Bool(value) => Value::Bool(*value),
+        GoJson::Number(number) => Value::Number(number.clone()),
+        GoJson::String(text) => Value::String(text.clone()),
+        GoJson::Array(elements) => elements.iter().map(untyped).collect(),
+        GoJson::Object(members) => {
             Value::Object(members.iter().map(|(name, value)| (name.clone(), untyped(value))).collect())
         }
     }
@@ -356,13 +356,13 @@ mod tests {
 
     #[test]
     fn order_and_repeats_are_kept() {
-        let json = Json::parse(br#"{"b":1,"A":2,"a":null,"a":"x"}"#).unwrap();
-        assert_eq!(json.member("a"), Some(&Json::String("x".into())));
-        assert_eq!(json.member("B"), Some(&Json::Number(1.into())));
+        let json = GoJson::parse(br#"{"b":1,"A":2,"a":null,"a":"x"}"#).unwrap();
+        assert_eq!(json.member("a"), Some(&GoJson::String("x".into())));
+        assert_eq!(json.member("B"), Some(&GoJson::Number(1.into())));
         assert_eq!(json.member("c"), None);
         assert_eq!(json.text_member("a"), Err("number"));
         assert_eq!(json.text_member("c"), Ok(""));
-        let Json::Object(members) = json else { panic!("not an object") };
+        let GoJson::Object(members) = json else { panic!("not an object") };
         assert_eq!(members.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["b", "A", "a", "a"]);
     }
 
@@ -372,11 +372,11 @@ mod tests {
         let texts: [&[u8]; 8] =
             [b"", b"{", b"{}x", b"\xff", b"{\"a\":\"\xff\"}", b"nul", b"\"\\ud800\"", deep.as_bytes()];
         for text in texts {
-            assert!(Json::parse(text).is_err());
+            assert!(GoJson::parse(text).is_err());
         }
-        assert_eq!(Json::parse(b"").unwrap_err(), "unexpected end of JSON input");
-        assert!(Json::parse(b"\xef\xbb\xbf{}").unwrap_err().contains("begins with a byte order mark"));
-        let error = Json::parse(br#"{"password":"hunter2""#).unwrap_err();
+        assert_eq!(GoJson::parse(b"").unwrap_err(), "unexpected end of JSON input");
+        assert!(GoJson::parse(b"\xef\xbb\xbf{}").unwrap_err().contains("begins with a byte order mark"));
+        let error = GoJson::parse(br#"{"password":"hunter2""#).unwrap_err();
         assert!(!error.contains("hunter2"), "{error}");
     }
 
@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn values_are_printed_as_go_prints_them() {
-        let json = Json::parse(br#"{"b":[1,"x",null,true],"a":{"z":1.5,"a":"y","z":2}}"#).unwrap();
+        let json = GoJson::parse(br#"{"b":[1,"x",null,true],"a":{"z":1.5,"a":"y","z":2}}"#).unwrap();
         assert_eq!(printed(&untyped(&json)), "map[a:map[a:y z:2] b:[1 x <nil> true]]");
         for (number, text) in [
             ("5", "5"),

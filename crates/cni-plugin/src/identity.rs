@@ -9,7 +9,7 @@ use ipam_core::model::workload_endpoint_name;
 use ipam_core::timestamps::go_string;
 use time::OffsetDateTime;
 
-use crate::env::{Args, Call};
+use crate::env::{CniArgs, CniCall};
 use crate::netconf::NetConf;
 
 /// The facts of the machine.
@@ -55,7 +55,7 @@ impl Host {
 
 /// A container or a pod, as the books know it.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct ContainerIdentity {
     pub(crate) attachment: Attachment,
     /// The pod's namespace and name, if it is one.
     pub(crate) pod: Option<(String, String)>,
@@ -65,8 +65,8 @@ pub(crate) struct Identity {
     pub(crate) netns: Option<String>,
 }
 
-impl Identity {
-    pub(crate) fn new(conf: &NetConf, call: &Call, args: &Args, host: &Host) -> Self {
+impl ContainerIdentity {
+    pub(crate) fn new(conf: &NetConf, call: &CniCall, args: &CniArgs, host: &Host) -> Self {
         let is_pod = !args.pod.is_empty() && !args.pod_namespace.is_empty();
         let pod = is_pod.then(|| (args.pod_namespace.clone(), args.pod.clone()));
         let namespace = match &pod {
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
     use crate::env::{AddressForm, Environment};
-    use crate::gojson::Json;
+    use crate::gojson::GoJson;
 
     fn host() -> Host {
         Host {
@@ -169,10 +169,10 @@ mod tests {
     }
 
     fn conf(json: &str) -> NetConf {
-        NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap()
+        NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap()
     }
 
-    fn identity(json: &str, args: &str, changes: &[(&str, &str)]) -> Identity {
+    fn identity(json: &str, args: &str, changes: &[(&str, &str)]) -> ContainerIdentity {
         let mut env = BTreeMap::from([
             ("CNI_COMMAND", "DEL"),
             ("CNI_CONTAINERID", "c1"),
@@ -180,8 +180,8 @@ mod tests {
             ("CNI_PATH", "/x"),
         ]);
         env.extend(changes.iter().copied());
-        let call = Call::from_environment(&env.into_iter().collect::<Environment>()).unwrap();
-        Identity::new(&conf(json), &call, &Args::parse(args, AddressForm::Bare).unwrap(), &host())
+        let call = CniCall::from_environment(&env.into_iter().collect::<Environment>()).unwrap();
+        ContainerIdentity::new(&conf(json), &call, &CniArgs::parse(args, AddressForm::Bare).unwrap(), &host())
     }
 
     #[test]

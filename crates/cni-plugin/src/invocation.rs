@@ -22,7 +22,7 @@ use crate::identity::Host;
 
 /// The destination of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logging {
+pub enum LogDestination {
     /// To standard error and, if configured, to a file, for the rest of the process.
     Process,
     /// Nowhere, or to a place that the caller has arranged.
@@ -35,18 +35,18 @@ pub struct Invocation {
     /// The stores that the program is made with.
     pub drivers: Drivers,
     /// Whether the plugin runs under the name `calico-ipam`.
-    pub name: Name,
+    pub name: PluginName,
     /// The environment.
     pub environment: Environment,
     /// The machine.
     pub host: Host,
     /// The destination of the log.
-    pub logging: Logging,
+    pub logging: LogDestination,
 }
 
 /// The name that the plugin runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum PluginName {
     /// Its own, or any that is not `calico-ipam`.
     Margay,
     /// `calico-ipam` or `calico`: every network is treated as one of Calico's.
@@ -55,7 +55,7 @@ pub enum Name {
 
 /// The plugin that the program is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProgramKind {
     /// The main plugin, which wires containers.
     Main,
     /// The IPAM plugin.
@@ -64,7 +64,7 @@ pub enum Kind {
     Remover,
 }
 
-impl Kind {
+impl ProgramKind {
     /// From the first argument of a process, which may be a path: `margay-cni` and `calico` are the main plugin.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
@@ -75,7 +75,7 @@ impl Kind {
     }
 }
 
-impl Name {
+impl PluginName {
     /// From the first argument of a process, which may be a path.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
@@ -89,17 +89,17 @@ impl Invocation {
     pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
             drivers,
-            name: Name::from_argument(std::env::args_os().next().as_deref()),
+            name: PluginName::from_argument(std::env::args_os().next().as_deref()),
             environment: Environment::of_this_process(),
             host: Host::of_this_process(),
-            logging: Logging::Process,
+            logging: LogDestination::Process,
         }
     }
 }
 
 /// The output of the process, and its exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ProcessOutcome {
     /// The exit status: 0 or 1.
     pub exit: u8,
     /// For standard output: one JSON document, or nothing.
@@ -108,16 +108,16 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-impl Outcome {
+impl ProcessOutcome {
     /// Success, with a text for standard output.
-    pub(crate) fn said(stdout: String) -> Self {
+    pub(crate) fn success(stdout: String) -> Self {
         Self { exit: 0, stdout, stderr: String::new() }
     }
 
     /// The outcome of a call.
     pub(crate) fn of(call: impl FnOnce() -> Result<String>) -> Self {
-        match caught(call) {
-            Ok(stdout) => Self::said(stdout),
+        match catch_panic(call) {
+            Ok(stdout) => Self::success(stdout),
             Err(error) => {
                 tracing::error!(code = error.code().number(), "{error}");
                 Self { exit: 1, stdout: to_json(&error), stderr: String::new() }
@@ -127,7 +127,7 @@ impl Outcome {
 }
 
 /// Makes a panic an error like any other.
-pub(crate) fn caught<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     // Nothing that was borrowed here is used again after a panic.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
@@ -136,13 +136,13 @@ pub(crate) fn caught<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
 /// prints it.
 pub(crate) fn to_json(error: &CniError) -> String {
     #[derive(Serialize)]
-    struct Printed<'a> {
+    struct PrintedError<'a> {
         code: u32,
         msg: &'a str,
         #[serde(skip_serializing_if = "str::is_empty")]
         details: &'a str,
     }
-    gojson::indented(&Printed { code: error.code().number(), msg: error.message(), details: error.details() })
+    gojson::indented(&PrintedError { code: error.code().number(), msg: error.message(), details: error.details() })
 }
 
 thread_local! {

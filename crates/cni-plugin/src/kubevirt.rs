@@ -9,19 +9,19 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ipam_core::vm::{Fate, Role, VM_INFIX, VmPod};
 use tokio_rustls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 
-use crate::identity::Identity;
-use crate::kubernetes::{Instance, LAUNCHER, Launcher};
-use crate::run::Context;
+use crate::identity::ContainerIdentity;
+use crate::kubernetes::{LAUNCHER_PREFIX, Launcher, VmInstance};
+use crate::run::CniContext;
 
 /// The longest handle that Calico makes, in bytes.
-const LONGEST_HANDLE: usize = 128;
+const MAX_HANDLE_BYTES: usize = 128;
 
-impl Context<'_> {
+impl CniContext<'_> {
     /// The virtual machine whose address a pod gets; `None` for a pod like any other.
     ///
     /// # Errors
     /// Calico's, with code 999: the Kubernetes API did not report it.
-    pub(crate) fn vm_of_add(&mut self, identity: &Identity) -> Result<Option<VmPod>> {
+    pub(crate) fn vm_of_add(&mut self, identity: &ContainerIdentity) -> Result<Option<VmPod>> {
         match self.launcher(identity)? {
             Launcher::Ordinary => Ok(None),
             Launcher::Of(instance) => Ok(Some(vm_pod(identity, instance))),
@@ -33,7 +33,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// As [`vm_of_add`](Self::vm_of_add), but for a pod that is gone.
-    pub(crate) fn vm_of_del(&mut self, identity: &Identity) -> Result<Option<VmPod>> {
+    pub(crate) fn vm_of_del(&mut self, identity: &ContainerIdentity) -> Result<Option<VmPod>> {
         Ok(match self.launcher(identity)? {
             Launcher::Ordinary | Launcher::Gone(None) => None,
             Launcher::Of(instance) | Launcher::Gone(Some(instance)) => Some(vm_pod(identity, instance)),
@@ -41,17 +41,18 @@ impl Context<'_> {
     }
 
     /// True if a pod may be a virtual machine's: on other networks than Calico's each interface has an address of its own.
-    pub(crate) fn may_be_vms(&self, identity: &Identity) -> bool {
-        self.rules == NetworkRules::Calico && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER))
+    pub(crate) fn may_be_vms(&self, identity: &ContainerIdentity) -> bool {
+        self.rules == NetworkRules::Calico
+            && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER_PREFIX))
     }
 
-    fn launcher(&mut self, identity: &Identity) -> Result<Launcher> {
+    fn launcher(&mut self, identity: &ContainerIdentity) -> Result<Launcher> {
         match &identity.pod {
             Some((namespace, pod)) if self.may_be_vms(identity) => {
                 let begun = Instant::now();
                 // The store gets the other half of the time.
                 let launcher = self.kubernetes.launcher(namespace, pod, self.store.patience / 2);
-                self.hurry(begun.elapsed());
+                self.shorten_timeout(begun.elapsed());
                 launcher
             }
             _ => Ok(Launcher::Ordinary),
@@ -59,12 +60,12 @@ impl Context<'_> {
     }
 
     /// Shortens the time for the store by the time that was spent.
-    pub(crate) fn hurry(&mut self, spent: Duration) {
+    pub(crate) fn shorten_timeout(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }
 }
 
-fn vm_pod(identity: &Identity, instance: Instance) -> VmPod {
+fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
     let (namespace, name) = identity.pod.clone().unwrap_or_default();
     let role = if instance.migration.is_some() { Role::Target } else { Role::Source };
     let recorded = [
@@ -91,13 +92,13 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let prefix = handle.len();
     // Writing to a string does not fail.
     let _ = write!(handle, "{namespace}.{machine}");
-    if handle.len() <= LONGEST_HANDLE {
+    if handle.len() <= MAX_HANDLE_BYTES {
         return handle;
     }
     // The TLS library has the checksum.
     let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else { return handle };
     let sum = URL_SAFE_NO_PAD.encode(suite.common.hash_provider.hash(&handle.as_bytes()[prefix..]));
-    let room = (LONGEST_HANDLE - 1).saturating_sub(prefix).max(MIN_SUM).min(sum.len());
+    let room = (MAX_HANDLE_BYTES - 1).saturating_sub(prefix).max(MIN_SUM_CHARS).min(sum.len());
     handle.truncate(prefix);
     handle.push('_');
     handle.push_str(&sum[..room]);
@@ -105,7 +106,7 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
 }
 
 /// The fewest characters of a checksum, also after a very long network's name: fewer would be the same for many machines.
-const MIN_SUM: usize = 16;
+const MIN_SUM_CHARS: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -125,6 +126,6 @@ mod tests {
         assert_eq!(handle(&n(85), &k(63), &k(63)), format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2", n(85)));
         // Calico panics here.
         assert_eq!(handle("net1", &k(63), &k(63)), "net1.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEVY");
-        assert_eq!(handle(&n(300), &k(63), &k(63)).len(), 300 + ".vmi._".len() + MIN_SUM);
+        assert_eq!(handle(&n(300), &k(63), &k(63)).len(), 300 + ".vmi._".len() + MIN_SUM_CHARS);
     }
 }

@@ -4,7 +4,7 @@
 //! gets, checks them as Go's CNI library and Calico's `calico-ipam` do, has an [`Allocator`](agent::Allocator) do the work in the
 //! store, and prints the result in the configuration's version of CNI.
 //!
-//! `netconf` reads the configuration, `run` turns it into a verb of the crate `agent`, which does it. `wired` is the main plugin.
+//! `netconf` reads the configuration, `run` turns it into a verb of the crate `agent`, which does it. `main_plugin` is the main plugin.
 //! `logging` writes the log.
 
 mod bridged;
@@ -18,6 +18,7 @@ mod invocation;
 mod kubernetes;
 mod kubevirt;
 mod logging;
+pub mod main_plugin;
 mod netconf;
 mod policy_wait;
 mod probing;
@@ -28,15 +29,14 @@ mod run;
 mod sticky;
 mod verbs;
 mod versions;
-pub mod wired;
 
 pub use env::Environment;
 pub use identity::Host;
-pub use invocation::{Invocation, Kind, Logging, Name, Outcome, install_hook};
+pub use invocation::{Invocation, LogDestination, PluginName, ProcessOutcome, ProgramKind, install_hook};
 pub use kubernetes::Kubernetes;
 pub use process::{answer_option, main};
 pub use run::run;
-pub use versions::SUPPORTED;
+pub use versions::SUPPORTED_VERSIONS;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

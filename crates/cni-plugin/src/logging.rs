@@ -37,14 +37,14 @@ use crate::netconf::NetConf;
 /// the call. Only the first call in a process counts.
 pub(crate) fn install(conf: &NetConf) {
     let (level, file) = (conf.log_level.as_str(), conf.log_file.as_str());
-    let limits = Limits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
+    let limits = RotationLimits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
     let opened = (!file.is_empty()).then(|| LogFile::open(file, limits));
     let (file, problem) = match opened {
         None => (None, None),
         Some(Ok(file)) => (Some(file), None),
         Some(Err(error)) => (None, Some(error)),
     };
-    let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(Places { file });
+    let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
     // An error means that the process has a log already, which stays.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
@@ -112,25 +112,25 @@ impl SpanData<'_> for NoSpan {
 }
 
 /// The places for lines: standard error, and the file if there is one.
-struct Places {
+struct LogWriters {
     file: Option<LogFile>,
 }
 
-impl<'a> MakeWriter<'a> for Places {
-    type Writer = Line<'a>;
+impl<'a> MakeWriter<'a> for LogWriters {
+    type Writer = LogLine<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line { file: self.file.as_ref() }
+    fn make_writer(&'a self) -> LogLine<'a> {
+        LogLine { file: self.file.as_ref() }
     }
 }
 
 /// Writes to all places and never fails: an address may be committed by now, and a log that nobody reads or a full disk
 /// must not turn that into an error.
-struct Line<'a> {
+struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
 
-impl Write for Line<'_> {
+impl Write for LogLine<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let _ = io::stderr().write_all(bytes);
         if let Some(file) = self.file {
@@ -155,35 +155,36 @@ fn filter(level: &str) -> LevelFilter {
 }
 
 /// The beginnings of the names of our own crates.
-const OURS: [&str; 9] = ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
+const OWN_TARGETS: [&str; 9] =
+    ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
 /// The events that are logged at this level. Of the libraries only warnings and errors are logged: at `debug` those for
 /// clusters report every frame that goes over the wire.
 fn reported(level: LevelFilter) -> Targets {
-    Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OURS.map(|target| (target, level)))
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OWN_TARGETS.map(|target| (target, level)))
 }
 
 /// When a file was rotated, in UTC, as its name says it. These texts are in the order of the times.
-const STAMP: &[BorrowedFormatItem<'_>] =
+const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
 /// The shape of every such text, with zeros for its digits.
 const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 
-const MEGABYTE: u64 = 1024 * 1024;
-const DAY: i64 = 24 * 60 * 60;
+const MEGABYTE_BYTES: u64 = 1024 * 1024;
+const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// How long a process waits for the lock. Once it has waited in vain, it waits no more.
-const PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a process waits before it tries the lock again: a line takes less.
-const PAUSE: Duration = Duration::from_millis(1);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// How often a line may find that another process has just rotated the file.
-const ATTEMPTS: usize = 100;
+const MAX_WRITE_ATTEMPTS: usize = 100;
 /// By how many milliseconds the name of a rotated file may be ahead of the clock, so that it is the last one.
-const MOST_AT_ONCE: u64 = 1000;
+const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct RotationLimits {
     /// The most bytes that a file has, but for a line that is longer.
     bytes: Option<u64>,
     /// For how many seconds a rotated file is kept.
@@ -192,14 +193,16 @@ pub(crate) struct Limits {
     count: Option<usize>,
 }
 
-impl Limits {
+impl RotationLimits {
     /// Megabytes, days and a number, as a configuration has them: 0 is the default, less than 0 is no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
         Self {
-            bytes: given(size, 100).and_then(|size| u64::try_from(size).ok()).map(|size| size.saturating_mul(MEGABYTE)),
-            seconds: given(age, 30).map(|days| days.saturating_mul(DAY)),
+            bytes: given(size, 100)
+                .and_then(|size| u64::try_from(size).ok())
+                .map(|size| size.saturating_mul(MEGABYTE_BYTES)),
+            seconds: given(age, 30).map(|days| days.saturating_mul(DAY_SECONDS)),
             count: given(count, 10).and_then(|count| usize::try_from(count).ok()),
         }
     }
@@ -209,12 +212,12 @@ impl Limits {
 #[derive(Debug)]
 struct LogFile {
     path: PathBuf,
-    limits: Limits,
-    state: Mutex<State>,
+    limits: RotationLimits,
+    state: Mutex<LogFileState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LogFileState {
     /// The file that had the name last.
     file: Option<File>,
     patience: Duration,
@@ -226,12 +229,12 @@ impl LogFile {
     ///
     /// # Errors
     /// An error of opening the file.
-    pub(crate) fn open(path: impl Into<PathBuf>, limits: Limits) -> io::Result<Self> {
+    pub(crate) fn open(path: impl Into<PathBuf>, limits: RotationLimits) -> io::Result<Self> {
         let path = path.into();
         if let Some(folder) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
         }
-        let state = Mutex::new(State { file: Some(append_to(&path)?), patience: PATIENCE });
+        let state = Mutex::new(LogFileState { file: Some(append_to(&path)?), patience: LOCK_TIMEOUT });
         let log = Self { path, limits, state };
         log.remove_old(OffsetDateTime::now_utc());
         Ok(log)
@@ -243,7 +246,7 @@ impl LogFile {
     /// An error of writing the line.
     pub(crate) fn write(&self, line: &[u8]) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_WRITE_ATTEMPTS {
             let file = match state.file.take() {
                 Some(file) => file,
                 None => append_to(&self.path)?,
@@ -277,7 +280,7 @@ impl LogFile {
     /// Renames the file, of which the lock is ours, to a rotated one.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
-        let times = (0..MOST_AT_ONCE).map(|later| stamp(now + Duration::from_millis(later)));
+        let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest file has the last name, also if several are rotated in a millisecond; unless a clock was far ahead.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
@@ -309,7 +312,7 @@ impl LogFile {
 
     /// Removes rotated files that are too old or too many. Several processes may do so at once.
     fn remove_old(&self, now: OffsetDateTime) {
-        let Limits { seconds, count, .. } = self.limits;
+        let RotationLimits { seconds, count, .. } = self.limits;
         let oldest = seconds.and_then(|seconds| now.checked_sub(time::Duration::seconds(seconds))).map(stamp);
         for (place, stamp) in self.rotated().iter().rev().enumerate() {
             let is_surplus = count.is_some_and(|count| place >= count);
@@ -334,8 +337,8 @@ fn lock(file: &File, patience: &mut Duration) -> bool {
         match file.try_lock() {
             Ok(()) => return true,
             Err(TryLockError::WouldBlock) if !left.is_zero() => {
-                sleep(PAUSE);
-                left = left.saturating_sub(PAUSE);
+                sleep(LOCK_RETRY_INTERVAL);
+                left = left.saturating_sub(LOCK_RETRY_INTERVAL);
             }
             Err(_) => {
                 *patience = Duration::ZERO;
@@ -357,7 +360,7 @@ fn names_beside(path: &Path) -> impl Iterator<Item = String> {
 
 fn stamp(at: OffsetDateTime) -> String {
     // The format names only parts that every time has, so writing it cannot fail.
-    at.format(STAMP).unwrap_or_default()
+    at.format(STAMP_FORMAT).unwrap_or_default()
 }
 
 fn is_stamp(text: &str) -> bool {
@@ -421,8 +424,8 @@ mod tests {
     const PROCESSES: usize = 16;
     const LINES: usize = 100;
 
-    fn limits(bytes: u64, count: Option<usize>) -> Limits {
-        Limits { bytes: Some(bytes), seconds: None, count }
+    fn limits(bytes: u64, count: Option<usize>) -> RotationLimits {
+        RotationLimits { bytes: Some(bytes), seconds: None, count }
     }
 
     fn line(writer: usize, number: usize) -> String {
@@ -495,13 +498,13 @@ mod tests {
         for name in others.iter().copied().chain(old.iter().map(String::as_str)) {
             fs::write(folder.path().join(name), "x").unwrap();
         }
-        let left = |limits: Limits| {
+        let left = |limits: RotationLimits| {
             drop(LogFile::open(&path, limits).unwrap());
             old.iter().filter(|name| folder.path().join(name).exists()).count()
         };
-        assert_eq!(left(Limits::new(0, -1, -1)), 5, "no limit");
-        assert_eq!(left(Limits::new(0, 0, 0)), 3, "thirty days");
-        assert_eq!(left(Limits::new(0, 0, 2)), 2, "the newest two");
+        assert_eq!(left(RotationLimits::new(0, -1, -1)), 5, "no limit");
+        assert_eq!(left(RotationLimits::new(0, 0, 0)), 3, "thirty days");
+        assert_eq!(left(RotationLimits::new(0, 0, 2)), 2, "the newest two");
         assert!(folder.path().join(&old[0]).exists() && folder.path().join(&old[1]).exists());
         assert!(others.iter().all(|name| folder.path().join(name).exists()));
         // A rotation removes as well, and files of one millisecond have names of their own.
@@ -528,12 +531,16 @@ mod tests {
 
     #[test]
     fn limits_are_calicos_unless_the_configuration_has_others() {
-        let defaults = Limits { bytes: Some(100 * MEGABYTE), seconds: Some(30 * DAY), count: Some(10) };
-        assert_eq!(Limits::new(0, 0, 0), defaults);
-        assert_eq!(Limits::new(1, 2, 3), Limits { bytes: Some(MEGABYTE), seconds: Some(2 * DAY), count: Some(3) });
-        assert_eq!(Limits::new(-1, -1, -1), Limits { bytes: None, seconds: None, count: None });
+        let defaults =
+            RotationLimits { bytes: Some(100 * MEGABYTE_BYTES), seconds: Some(30 * DAY_SECONDS), count: Some(10) };
+        assert_eq!(RotationLimits::new(0, 0, 0), defaults);
+        assert_eq!(
+            RotationLimits::new(1, 2, 3),
+            RotationLimits { bytes: Some(MEGABYTE_BYTES), seconds: Some(2 * DAY_SECONDS), count: Some(3) }
+        );
+        assert_eq!(RotationLimits::new(-1, -1, -1), RotationLimits { bytes: None, seconds: None, count: None });
         let path = tempfile::tempdir().unwrap().path().join("log");
-        let endless = LogFile::open(path, Limits::new(i64::MAX, i64::MAX, i64::MAX)).unwrap();
+        let endless = LogFile::open(path, RotationLimits::new(i64::MAX, i64::MAX, i64::MAX)).unwrap();
         endless.write(b"x\n").unwrap();
         endless.remove_old(OffsetDateTime::now_utc());
     }
@@ -551,7 +558,7 @@ mod tests {
         }
         let begun = Instant::now();
         log.write(b"four\n").unwrap();
-        assert!(begun.elapsed() < patient(PATIENCE / 2), "it waits once");
+        assert!(begun.elapsed() < patient(LOCK_TIMEOUT / 2), "it waits once");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\n");
         drop(held);
         log.write(b"five\n").unwrap();
@@ -563,7 +570,7 @@ mod tests {
     fn a_file_that_somebody_else_has_renamed_or_removed_is_made_anew() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let log = LogFile::open(&path, Limits::new(0, 0, 0)).unwrap();
+        let log = LogFile::open(&path, RotationLimits::new(0, 0, 0)).unwrap();
         log.write(b"one\n").unwrap();
         fs::rename(&path, folder.path().join("log.1")).unwrap();
         log.write(b"two\n").unwrap();

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 #[cfg(target_env = "musl")]
 #[global_allocator]
-static ALLOCATOR: memory::Allocator = memory::Allocator;
+static ALLOCATOR: memory::SizedAllocator = memory::SizedAllocator;
 
 fn main() -> ExitCode {
     cni_plugin::main(stores::drivers())

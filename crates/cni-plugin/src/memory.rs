@@ -16,16 +16,16 @@ use std::ptr;
 use dlmalloc::GlobalDlmalloc;
 
 /// From this size on, in bytes, an allocation is a mapping of its own in musl.
-const LARGE: usize = 128 << 10;
+const LARGE_BYTES: usize = 128 << 10;
 
 /// dlmalloc for what is small, musl's allocator for what is large. The size tells which of them an allocation is of.
-pub(crate) struct Allocator;
+pub(crate) struct SizedAllocator;
 
 fn is_large(size: usize) -> bool {
-    size >= LARGE
+    size >= LARGE_BYTES
 }
 
-unsafe impl GlobalAlloc for Allocator {
+unsafe impl GlobalAlloc for SizedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match is_large(layout.size()) {
             true => unsafe { System.alloc(layout) },
@@ -74,30 +74,30 @@ mod tests {
 
     #[test]
     fn what_grows_and_shrinks_over_the_limit_keeps_its_content() {
-        let sizes = [64, LARGE - 1, LARGE, 4 * LARGE, LARGE - 8, LARGE + 8, 100];
+        let sizes = [64, LARGE_BYTES - 1, LARGE_BYTES, 4 * LARGE_BYTES, LARGE_BYTES - 8, LARGE_BYTES + 8, 100];
         unsafe {
-            let mut memory = Allocator.alloc(layout(sizes[0]));
+            let mut memory = SizedAllocator.alloc(layout(sizes[0]));
             (0..64_u8).for_each(|place| memory.add(place.into()).write(place));
             for pair in sizes.windows(2) {
-                memory = Allocator.realloc(memory, layout(pair[0]), pair[1]);
+                memory = SizedAllocator.realloc(memory, layout(pair[0]), pair[1]);
                 assert!((0..64_u8).all(|place| memory.add(place.into()).read() == place), "{pair:?}");
                 // The whole of it can be written to.
                 (64..pair[1]).for_each(|place| memory.add(place).write(0xff));
             }
-            Allocator.dealloc(memory, layout(100));
+            SizedAllocator.dealloc(memory, layout(100));
         }
     }
 
     #[test]
     fn zeroed_memory_is_zero() {
-        for size in [100, LARGE - 1, LARGE, 8 * LARGE] {
+        for size in [100, LARGE_BYTES - 1, LARGE_BYTES, 8 * LARGE_BYTES] {
             unsafe {
-                let used = Allocator.alloc(layout(size));
+                let used = SizedAllocator.alloc(layout(size));
                 used.write_bytes(0xff, size);
-                Allocator.dealloc(used, layout(size));
-                let memory = Allocator.alloc_zeroed(layout(size));
+                SizedAllocator.dealloc(used, layout(size));
+                let memory = SizedAllocator.alloc_zeroed(layout(size));
                 assert!((0..size).all(|place| memory.add(place).read() == 0), "{size}");
-                Allocator.dealloc(memory, layout(size));
+                SizedAllocator.dealloc(memory, layout(size));
             }
         }
     }

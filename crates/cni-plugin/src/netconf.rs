@@ -7,10 +7,10 @@ use agent::{CniError, Code, Result};
 use datastore::NetConfStore;
 
 use crate::env::is_valid_name;
-use crate::gojson::Json;
+use crate::gojson::GoJson;
 
 /// How long a call on a cluster's store may take if the configuration does not say.
-const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
+const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The members of a configuration that concern address management. An absent one is empty.
 ///
@@ -37,67 +37,67 @@ pub(crate) struct NetConf {
     /// True if a request may use only one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
     /// `bridge` and `master`: the interfaces of the main plugins, for a probe.
-    pub(crate) bridge: Option<Json>,
-    pub(crate) master: Option<Json>,
+    pub(crate) bridge: Option<GoJson>,
+    pub(crate) master: Option<GoJson>,
     pub(crate) is_gateway: bool,
     pub(crate) is_default_gateway: bool,
-    pub(crate) ipam: Ipam,
-    pub(crate) policy: Policy,
+    pub(crate) ipam: IpamConf,
+    pub(crate) policy: PolicyConf,
     /// `args.cni.ips`.
-    pub(crate) args_ips: Option<Json>,
+    pub(crate) args_ips: Option<GoJson>,
     /// `args.cni.labels`.
-    pub(crate) args_labels: Option<Json>,
+    pub(crate) args_labels: Option<GoJson>,
     /// `runtimeConfig.ips`.
-    pub(crate) runtime_ips: Option<Json>,
+    pub(crate) runtime_ips: Option<GoJson>,
     /// `runtimeConfig.ipRanges`.
-    pub(crate) runtime_ranges: Option<Json>,
+    pub(crate) runtime_ranges: Option<GoJson>,
     /// `runtimeConfig["io.kubernetes.cri.pod-annotations"]`.
-    pub(crate) runtime_annotations: Option<Json>,
-    pub(crate) prev_result: Option<Json>,
+    pub(crate) runtime_annotations: Option<GoJson>,
+    pub(crate) prev_result: Option<GoJson>,
 }
 
 /// The object `ipam`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ipam {
+pub(crate) struct IpamConf {
     /// `assign_ipv4`: a text, of which only `false` has a meaning.
     pub(crate) assign_ipv4: Option<String>,
     /// `assign_ipv6`: a text, of which `true` has a meaning.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
-    pub(crate) weights: Option<Json>,
-    pub(crate) mask: Option<Json>,
-    pub(crate) gateway: Option<Json>,
-    pub(crate) routes: Option<Json>,
-    pub(crate) probe: Option<Json>,
-    pub(crate) subnet: Option<Json>,
-    pub(crate) range_start: Option<Json>,
-    pub(crate) range_end: Option<Json>,
-    pub(crate) ranges: Option<Json>,
-    pub(crate) sticky: Option<Json>,
-    pub(crate) whereabouts: Whereabouts,
+    pub(crate) weights: Option<GoJson>,
+    pub(crate) mask: Option<GoJson>,
+    pub(crate) gateway: Option<GoJson>,
+    pub(crate) routes: Option<GoJson>,
+    pub(crate) probe: Option<GoJson>,
+    pub(crate) subnet: Option<GoJson>,
+    pub(crate) range_start: Option<GoJson>,
+    pub(crate) range_end: Option<GoJson>,
+    pub(crate) ranges: Option<GoJson>,
+    pub(crate) sticky: Option<GoJson>,
+    pub(crate) whereabouts: WhereaboutsConf,
 }
 
 /// The keys of `ipam` with which whereabouts defines a network's addresses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Whereabouts {
-    pub(crate) range: Option<Json>,
-    pub(crate) range_start: Option<Json>,
-    pub(crate) range_end: Option<Json>,
-    pub(crate) exclude: Option<Json>,
+pub(crate) struct WhereaboutsConf {
+    pub(crate) range: Option<GoJson>,
+    pub(crate) range_start: Option<GoJson>,
+    pub(crate) range_end: Option<GoJson>,
+    pub(crate) exclude: Option<GoJson>,
     /// `ipRanges`: a list of objects with the keys above.
-    pub(crate) ip_ranges: Option<Json>,
-    pub(crate) network_name: Option<Json>,
+    pub(crate) ip_ranges: Option<GoJson>,
+    pub(crate) network_name: Option<GoJson>,
 }
 
 /// The network's name, by CNI's own checks, which come before everything else that is in a configuration.
 ///
 /// # Errors
 /// Code 6 if the text is no JSON object or the name no text, 7 if the name is missing or not a name.
-pub(crate) fn check_name(text: &[u8]) -> Result<Json> {
+pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
     let decode = |reason: String| CniError::new(Code::Decode, format!("error unmarshall network config: {reason}"));
-    let conf = Json::parse(text).map_err(decode)?;
-    if !matches!(conf, Json::Object(_) | Json::Null) {
+    let conf = GoJson::parse(text).map_err(decode)?;
+    if !matches!(conf, GoJson::Object(_) | GoJson::Null) {
         let kind = conf.kind();
         return Err(decode(format!(
             "json: cannot unmarshal {kind} into Go value of type struct {{ Name string \"json:\\\"name\\\"\" }}"
@@ -119,7 +119,7 @@ impl NetConf {
     ///
     /// # Errors
     /// Code 999 with Go's text for the first value of a wrong type.
-    pub(crate) fn decode(json: &Json) -> Result<Self> {
+    pub(crate) fn decode(json: &GoJson) -> Result<Self> {
         let mut conf = Self::default();
         let mut decoder = Decoder::default();
         decoder.members(json, "", "types.NetConf", |decoder, name, value| conf.member(decoder, name, value));
@@ -133,14 +133,14 @@ impl NetConf {
     /// Code 7 for a time that is none, or longer than Calico's plugin would take.
     pub(crate) fn patience(&self) -> Result<Duration> {
         match self.timeout.map(u64::try_from) {
-            None => Ok(DEFAULT_PATIENCE),
+            None => Ok(DEFAULT_STORE_TIMEOUT),
             Some(Ok(seconds @ 1..=90)) => Ok(Duration::from_secs(seconds)),
             Some(_) => Err(CniError::config("datastore_timeout is not between 1 and 90")
                 .with_details("it is the number of seconds that a call on a cluster's store may take")),
         }
     }
 
-    pub(crate) fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+    pub(crate) fn member(&mut self, d: &mut Decoder, name: &str, value: &GoJson) {
         match name {
             "name" => d.string(&mut self.name, value, "name"),
             "type" => d.string(&mut self.plugin, value, "type"),
@@ -177,9 +177,9 @@ impl NetConf {
         }
     }
 
-    fn datastore(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+    fn datastore(&mut self, d: &mut Decoder, name: &str, value: &GoJson) {
         let store = &mut self.store;
-        store.has_endpoints |= matches!(name, "etcd_endpoints" | "etcd_discovery_srv") && *value != Json::Null;
+        store.has_endpoints |= matches!(name, "etcd_endpoints" | "etcd_discovery_srv") && *value != GoJson::Null;
         match name {
             "datastore_type" => d.string(&mut store.datastore_type, value, "datastore_type"),
             "datastore_path" => d.string(&mut store.datastore_path, value, "datastore_path"),
@@ -202,7 +202,7 @@ impl NetConf {
         }
     }
 
-    fn kubernetes(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+    fn kubernetes(&mut self, d: &mut Decoder, name: &str, value: &GoJson) {
         match name {
             "kubeconfig" => d.string(&mut self.store.kubeconfig, value, "kubernetes.kubeconfig"),
             "k8s_api_root" => d.string(&mut self.store.k8s_api_root, value, "kubernetes.k8s_api_root"),
@@ -214,7 +214,7 @@ impl NetConf {
 
 /// The object `policy`: only the members about the Kubernetes API.
 #[derive(Clone, Default)]
-pub(crate) struct Policy {
+pub(crate) struct PolicyConf {
     pub(crate) kind: String,
     pub(crate) api_root: String,
     pub(crate) token: String,
@@ -223,15 +223,15 @@ pub(crate) struct Policy {
     pub(crate) key: String,
 }
 
-impl fmt::Debug for Policy {
+impl fmt::Debug for PolicyConf {
     /// There are secrets in it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 
-impl Policy {
-    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+impl PolicyConf {
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &GoJson) {
         match name {
             "type" => d.string(&mut self.kind, value, "policy.type"),
             "k8s_api_root" => d.string(&mut self.api_root, value, "policy.k8s_api_root"),
@@ -244,8 +244,8 @@ impl Policy {
     }
 }
 
-impl Ipam {
-    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+impl IpamConf {
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &GoJson) {
         match name {
             "type" => d.string(&mut String::new(), value, "ipam.type"),
             "assign_ipv4" => d.optional(&mut self.assign_ipv4, value, "ipam.assign_ipv4"),
@@ -273,8 +273,8 @@ impl Ipam {
     }
 }
 
-fn keep_if(wanted: bool, target: &mut Option<Json>, value: &Json) {
-    if wanted && *value != Json::Null {
+fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
+    if wanted && *value != GoJson::Null {
         *target = Some(value.clone());
     }
 }
@@ -290,77 +290,77 @@ impl Decoder {
     /// Calls `each` with the name, in lower case, and the value of every member.
     pub(crate) fn members(
         &mut self,
-        value: &Json,
+        value: &GoJson,
         path: &str,
         kind: &str,
-        mut each: impl FnMut(&mut Self, &str, &Json),
+        mut each: impl FnMut(&mut Self, &str, &GoJson),
     ) {
         match value {
-            Json::Object(members) => {
+            GoJson::Object(members) => {
                 for (name, value) in members {
                     each(self, &name.to_ascii_lowercase(), value);
                 }
             }
-            Json::Null => {}
+            GoJson::Null => {}
             other => self.wrong(other, path, kind),
         }
     }
 
-    pub(crate) fn string(&mut self, target: &mut String, value: &Json, path: &str) {
+    pub(crate) fn string(&mut self, target: &mut String, value: &GoJson, path: &str) {
         match value {
-            Json::String(text) => target.clone_from(text),
-            Json::Null => {}
+            GoJson::String(text) => target.clone_from(text),
+            GoJson::Null => {}
             other => self.wrong(other, path, "string"),
         }
     }
 
-    pub(crate) fn optional(&mut self, target: &mut Option<String>, value: &Json, path: &str) {
+    pub(crate) fn optional(&mut self, target: &mut Option<String>, value: &GoJson, path: &str) {
         let mut text = String::new();
         self.string(&mut text, value, path);
-        *target = (*value != Json::Null).then_some(text);
+        *target = (*value != GoJson::Null).then_some(text);
     }
 
-    pub(crate) fn strings(&mut self, target: &mut Vec<String>, value: &Json, path: &str) {
+    pub(crate) fn strings(&mut self, target: &mut Vec<String>, value: &GoJson, path: &str) {
         target.clear();
         match value {
-            Json::Array(elements) => {
+            GoJson::Array(elements) => {
                 for element in elements {
                     let mut text = String::new();
                     self.string(&mut text, element, path);
                     target.push(text);
                 }
             }
-            Json::Null => {}
+            GoJson::Null => {}
             other => self.wrong(other, path, "[]string"),
         }
     }
 
-    pub(crate) fn bool(&mut self, target: &mut bool, value: &Json, path: &str) {
+    pub(crate) fn bool(&mut self, target: &mut bool, value: &GoJson, path: &str) {
         match value {
-            Json::Bool(flag) => *target = *flag,
-            Json::Null => {}
+            GoJson::Bool(flag) => *target = *flag,
+            GoJson::Null => {}
             other => self.wrong(other, path, "bool"),
         }
     }
 
-    pub(crate) fn int(&mut self, value: &Json, path: &str) -> Option<i64> {
+    pub(crate) fn int(&mut self, value: &GoJson, path: &str) -> Option<i64> {
         match value {
-            Json::Number(number) if number.is_i64() => return number.as_i64(),
-            Json::Null => {}
+            GoJson::Number(number) if number.is_i64() => return number.as_i64(),
+            GoJson::Null => {}
             other => self.wrong(other, path, "int"),
         }
         None
     }
 
-    pub(crate) fn keep_int(&mut self, target: &mut i64, value: &Json, path: &str) {
+    pub(crate) fn keep_int(&mut self, target: &mut i64, value: &GoJson, path: &str) {
         *target = self.int(value, path).unwrap_or(*target);
     }
 
-    pub(crate) fn wrong(&mut self, value: &Json, path: &str, kind: &str) {
+    pub(crate) fn wrong(&mut self, value: &GoJson, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
                 // Go repeats a number that is one, only not of the right kind.
-                Json::Number(number) if kind == "int" => format!("number {number}"),
+                GoJson::Number(number) if kind == "int" => format!("number {number}"),
                 other => other.kind().to_owned(),
             };
             format!("json: cannot unmarshal {found} into Go struct field NetConf.{path} of type {kind}")
@@ -379,7 +379,7 @@ mod tests {
     use super::*;
 
     fn decode(text: &str) -> Result<NetConf> {
-        NetConf::decode(&Json::parse(text.as_bytes()).unwrap())
+        NetConf::decode(&GoJson::parse(text.as_bytes()).unwrap())
     }
 
     fn wrong(text: &str) -> String {

@@ -8,9 +8,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::{sleep, timeout};
 
 /// Where Felix makes the files if the configuration does not say.
-const FOLDER: &str = "/var/run/calico/endpoint-status";
+const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
 /// The pause between two checks for the file. A check costs a few microseconds, and Felix takes longer.
-const INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The characters that Go escapes in a part of a URL's path: all but letters, digits and these.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -42,7 +42,7 @@ impl PolicyWait {
                 .with_details("policy_setup_timeout_seconds is the longest wait in seconds, 0 for none")
         };
         let longest = Duration::from_secs(u64::try_from(seconds).map_err(wrong)?);
-        let folder = if folder.is_empty() { FOLDER } else { folder };
+        let folder = if folder.is_empty() { STATUS_FOLDER } else { folder };
         Ok((!longest.is_zero()).then(|| Self { folder: folder.into(), longest }))
     }
 
@@ -62,7 +62,7 @@ impl PolicyWait {
 
 async fn appears(file: &Path) {
     while !file.exists() {
-        sleep(INTERVAL).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

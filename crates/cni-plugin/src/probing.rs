@@ -12,7 +12,7 @@ use host::Probed;
 use ipam_core::assign::{Assigned, NamespaceLabels};
 use ipam_core::attachment::{Attachment, NAMESPACE};
 
-use crate::gojson::Json;
+use crate::gojson::GoJson;
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
@@ -45,9 +45,9 @@ impl Assigner<'_> {
 }
 
 /// The longest wait for an answer, and the wait if the configuration names none, in milliseconds.
-const LONGEST: u64 = 200;
+const MAX_PROBE_MILLIS: u64 = 200;
 /// So many addresses are tried for one ADD.
-const TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 /// The bridge of the bridge plugin if the configuration names none.
 const DEFAULT_BRIDGE: &str = "cni0";
 
@@ -64,17 +64,17 @@ impl Probe {
     /// # Errors
     /// Code 7 for what is no probe, or for a network that does not say on which interface.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Option<Self>> {
-        let mut timeout = LONGEST;
+        let mut timeout = MAX_PROBE_MILLIS;
         let mut interface = "";
         match &conf.ipam.probe {
-            None | Some(Json::Bool(false)) => return Ok(None),
-            Some(Json::Bool(true)) => {}
-            Some(probe @ Json::Object(_)) => {
+            None | Some(GoJson::Bool(false)) => return Ok(None),
+            Some(GoJson::Bool(true)) => {}
+            Some(probe @ GoJson::Object(_)) => {
                 interface = probe.text_member("interface").map_err(|_| wrong("interface must be a name"))?;
                 timeout = match probe.member("timeout") {
-                    None => LONGEST,
-                    Some(Json::Number(number)) => {
-                        number.as_u64().filter(|wait| (1..=LONGEST).contains(wait)).unwrap_or(0)
+                    None => MAX_PROBE_MILLIS,
+                    Some(GoJson::Number(number)) => {
+                        number.as_u64().filter(|wait| (1..=MAX_PROBE_MILLIS).contains(wait)).unwrap_or(0)
                     }
                     Some(_) => 0,
                 };
@@ -82,14 +82,14 @@ impl Probe {
             Some(_) => return Err(wrong("it must be true, false, or an object with interface and timeout")),
         }
         if timeout == 0 {
-            return Err(wrong(&format!("timeout must be a whole number of milliseconds from 1 to {LONGEST}")));
+            return Err(wrong(&format!("timeout must be a whole number of milliseconds from 1 to {MAX_PROBE_MILLIS}")));
         }
-        let bridge = conf.bridge.as_ref().and_then(Json::as_str).filter(|name| !name.is_empty());
+        let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
             // The wire of the containers is a VLAN of the master's, which the machine itself has no interface in.
             "vlan" => None,
-            _ => conf.master.as_ref().and_then(Json::as_str),
+            _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
         let named = Some(interface).filter(|name| !name.is_empty()).or(wire).filter(|name| !name.is_empty());
         let interface = named.ok_or_else(|| {
@@ -105,7 +105,7 @@ impl Probe {
     /// Those of ADD; code 11 if devices have all addresses that were tried, or one that was requested.
     pub(crate) fn add(&self, at: &StoreAccess, add: Add, old_handle: &str, by: &Assigner<'_>) -> Result<Vec<Assigned>> {
         let ask = |addresses: &[IpAddr]| host::probe(&self.interface, addresses, self.timeout);
-        Probing { interface: &self.interface, ask: &ask, by, at, add, old_handle, begun: Instant::now() }.add()
+        ProbeRun { interface: &self.interface, ask: &ask, by, at, add, old_handle, begun: Instant::now() }.add()
     }
 }
 
@@ -114,7 +114,7 @@ fn wrong(reason: &str) -> CniError {
 }
 
 /// An ADD with a probe.
-struct Probing<'a> {
+struct ProbeRun<'a> {
     interface: &'a str,
     ask: &'a dyn Fn(&[IpAddr]) -> Vec<Probed>,
     by: &'a Assigner<'a>,
@@ -124,7 +124,7 @@ struct Probing<'a> {
     begun: Instant,
 }
 
-impl Probing<'_> {
+impl ProbeRun<'_> {
     fn add(mut self) -> Result<Vec<Assigned>> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
@@ -172,7 +172,7 @@ impl Probing<'_> {
     /// Probes what is new, and replaces what a device has.
     fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<Assigned>) -> Result<Vec<Assigned>> {
         let mut devices = Vec::new();
-        for attempt in 1..=TRIES {
+        for attempt in 1..=MAX_TRIES {
             // A prefix is routed to its container: there is no wire on which another device could have it.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
             let mut new: Vec<IpAddr> = addresses.map(Assigned::interface_ip).collect();
@@ -190,7 +190,7 @@ impl Probing<'_> {
             }
             devices.extend(found.iter().map(|(address, reason)| format!("{address} ({reason})")));
             self.by.allocator.quarantine(&self.time_left(), Quarantine { attachment: self.attachment(), found })?;
-            if attempt < TRIES {
+            if attempt < MAX_TRIES {
                 assigned = self.assign()?;
             }
         }
@@ -232,7 +232,7 @@ mod tests {
     use crate::kubernetes::Kubernetes;
 
     fn probe(json: &str) -> Result<Option<(String, u64)>> {
-        let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
+        let conf = NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap();
         let millis = |probe: Probe| (probe.interface, u64::try_from(probe.timeout.as_millis()).unwrap());
         Probe::from_conf(&conf).map(|probe| probe.map(millis))
     }
@@ -360,7 +360,7 @@ mod tests {
         };
         let (at, add, begun) = (&at, add.clone(), Instant::now());
         let by = &Assigner { allocator: books, kubernetes: &Kubernetes::default(), namespace: "" };
-        let done = Probing { interface: "eth1", ask: &ask, by, at, add, old_handle: "", begun }.add();
+        let done = ProbeRun { interface: "eth1", ask: &ask, by, at, add, old_handle: "", begun }.add();
         (done.map(|done| done.iter().map(Assigned::interface_ip).collect()), probed.into_inner())
     }
 

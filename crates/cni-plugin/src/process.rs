@@ -7,21 +7,21 @@ use std::process::ExitCode;
 use agent::DaemonAllocator;
 use datastore::Drivers;
 
-use crate::invocation::{self, Invocation, Kind, Outcome, install_hook};
+use crate::invocation::{self, Invocation, ProcessOutcome, ProgramKind, install_hook};
 use crate::run::run;
-use crate::{versions, wired};
+use crate::{main_plugin, versions};
 
 /// The whole program, made with these stores: both plugins. The name by which it is called decides.
 pub fn main(drivers: Drivers) -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();
-    let outcome = match Kind::from_argument(arguments.next().as_deref()) {
-        Kind::Remover => return ExitCode::from(invocation::run_remover(arguments)),
-        Kind::Main => {
+    let outcome = match ProgramKind::from_argument(arguments.next().as_deref()) {
+        ProgramKind::Remover => return ExitCode::from(invocation::run_remover(arguments)),
+        ProgramKind::Main => {
             let arguments: Vec<_> = arguments.collect();
-            wired::run(&Invocation::of_this_process(drivers), &arguments, &mut io::stdin().lock())
+            main_plugin::run(&Invocation::of_this_process(drivers), &arguments, &mut io::stdin().lock())
         }
-        Kind::Ipam => answer_option(arguments.next().as_deref()).unwrap_or_else(|| {
+        ProgramKind::Ipam => answer_option(arguments.next().as_deref()).unwrap_or_else(|| {
             run(&Invocation::of_this_process(drivers), &mut io::stdin().lock(), &DaemonAllocator::default())
         }),
     };
@@ -32,7 +32,7 @@ pub fn main(drivers: Drivers) -> ExitCode {
     }
 }
 
-fn print(outcome: &Outcome) -> io::Result<()> {
+fn print(outcome: &ProcessOutcome) -> io::Result<()> {
     io::stderr().lock().write_all(outcome.stderr.as_bytes())?;
     let mut stdout = io::stdout().lock();
     stdout.write_all(outcome.stdout.as_bytes())?;
@@ -58,16 +58,16 @@ Pools and addresses are managed with the command margay: margay --help
 
 /// The answer to an option on the command line; `None` without an option that the plugin knows. Runtimes pass no
 /// arguments at all.
-pub fn answer_option(option: Option<&OsStr>) -> Option<Outcome> {
+pub fn answer_option(option: Option<&OsStr>) -> Option<ProcessOutcome> {
     let stdout = match option?.to_str()? {
         // `-v` is the option of Calico's plugins.
         "-V" | "-v" | "--version" => {
-            let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED.join(", "));
+            let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED_VERSIONS.join(", "));
             // `margay store upgrade` reads the last line.
             format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
         }
         "-h" | "--help" => HELP.to_owned(),
         _ => return None,
     };
-    Some(Outcome { exit: 0, stdout, stderr: String::new() })
+    Some(ProcessOutcome { exit: 0, stdout, stderr: String::new() })
 }

@@ -11,14 +11,14 @@ use ipam_core::net::{Family, bounds, number};
 use ipnet::IpNet;
 
 use crate::env::{AddressForm, parse_address};
-use crate::gojson::{Json, quoted};
-use crate::netconf::Whereabouts;
+use crate::gojson::{GoJson, quoted};
+use crate::netconf::WhereaboutsConf;
 
 /// Advice about an IPv4 gateway that lies in no subnet of the network.
 pub(crate) const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
 
 /// True for a value that is not the empty text.
-pub(crate) fn is_given(value: Option<&Json>) -> bool {
+pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn is_given(value: Option<&Json>) -> bool {
 ///
 /// # Errors
 /// Code 7.
-pub(crate) fn address_at(value: &Json, setting: &str, or: &str) -> Result<IpAddr> {
+pub(crate) fn address_at(value: &GoJson, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
     parse_address(text, AddressForm::Bare).map_err(|_| wrong(&quoted(text)))
@@ -34,7 +34,7 @@ pub(crate) fn address_at(value: &Json, setting: &str, or: &str) -> Result<IpAddr
 
 /// A range of a configuration.
 #[derive(Debug)]
-pub(crate) struct Range {
+pub(crate) struct AddressRange {
     pub(crate) subnet: IpNet,
     pub(crate) first: IpAddr,
     pub(crate) last: IpAddr,
@@ -45,12 +45,12 @@ pub(crate) struct Range {
 ///
 /// # Errors
 /// Code 7 for a setting that is none.
-pub(crate) fn read_sets(value: Option<&Json>, setting: &str, sets: &mut Vec<Vec<Range>>) -> Result<()> {
+pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Vec<AddressRange>>) -> Result<()> {
     let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
     let Some(value) = value else { return Ok(()) };
-    let Json::Array(elements) = value else { return Err(wrong()) };
+    let GoJson::Array(elements) = value else { return Err(wrong()) };
     for element in elements {
-        let Json::Array(ranges) = element else { return Err(wrong()) };
+        let GoJson::Array(ranges) = element else { return Err(wrong()) };
         if ranges.is_empty() {
             return Err(CniError::config(format!("{setting} has an empty set of ranges")));
         }
@@ -68,11 +68,11 @@ pub(crate) fn read_sets(value: Option<&Json>, setting: &str, sets: &mut Vec<Vec<
 /// # Errors
 /// Code 7 for a range that is none.
 pub(crate) fn read_range(
-    subnet: &Json,
-    first: Option<&Json>,
-    last: Option<&Json>,
-    gateway: Option<&Json>,
-) -> Result<Range> {
+    subnet: &GoJson,
+    first: Option<&GoJson>,
+    last: Option<&GoJson>,
+    gateway: Option<&GoJson>,
+) -> Result<AddressRange> {
     let text = subnet.as_str().ok_or_else(|| {
         CniError::config(format!("subnet must be a text, not a JSON {}", subnet.kind())).with_details(
             "several subnets are written as ranges: [[{\"subnet\": \"10.1.0.0/24\"}], [{\"subnet\": \"fd00::/64\"}]]",
@@ -86,9 +86,9 @@ pub(crate) fn read_range(
     if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
         return Err(CniError::config(format!("subnet {subnet} is too small for containers' addresses")));
     }
-    let given = |value: Option<&Json>, name: &str| match value {
+    let given = |value: Option<&GoJson>, name: &str| match value {
         None => Ok(None),
-        Some(Json::String(text)) if text.is_empty() => Ok(None),
+        Some(GoJson::String(text)) if text.is_empty() => Ok(None),
         Some(value) => {
             let address = address_at(value, name, "")?;
             if subnet.contains(&address) {
@@ -103,7 +103,7 @@ pub(crate) fn read_range(
     if first > last {
         return Err(CniError::config(format!("rangeStart {first} is after rangeEnd {last}")));
     }
-    let gateway = match gateway.map(Json::as_str) {
+    let gateway = match gateway.map(GoJson::as_str) {
         None | Some(Some("")) => None,
         _ => gateway.map(|gateway| address_at(gateway, "gateway", "")).transpose()?,
     };
@@ -118,7 +118,7 @@ pub(crate) fn read_range(
         }
         _ => {}
     }
-    Ok(Range { subnet, first, last, gateway })
+    Ok(AddressRange { subnet, first, last, gateway })
 }
 
 /// The error for a gateway that no subnet of the network can have.
@@ -142,12 +142,12 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
 }
 
 /// True if a configuration defines its addresses in these words.
-pub(crate) fn is_whereabouts(conf: &Whereabouts) -> bool {
+pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
 /// A key of a configuration that does not define its addresses in these words, and that only means something where it does.
-pub(crate) fn key_without_range(conf: &Whereabouts) -> Option<&'static str> {
+pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
         ("ipRanges", conf.ip_ranges.is_some()),
@@ -159,19 +159,19 @@ pub(crate) fn key_without_range(conf: &Whereabouts) -> Option<&'static str> {
 }
 
 /// True for a value that is not the empty list.
-fn has_elements(value: Option<&Json>) -> bool {
-    value.is_some_and(|value| *value != Json::Array(Vec::new()))
+fn has_elements(value: Option<&GoJson>) -> bool {
+    value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
 /// `network_name`; the empty text counts as absent.
 ///
 /// # Errors
 /// Code 7 if it is no text, or has no letter or digit.
-pub(crate) fn network_name(conf: &Whereabouts) -> Result<Option<String>> {
+pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     match &conf.network_name {
         None => Ok(None),
-        Some(Json::String(name)) if name.is_empty() => Ok(None),
-        Some(Json::String(name)) if name.contains(|c: char| c.is_ascii_alphanumeric()) => Ok(Some(name.clone())),
+        Some(GoJson::String(name)) if name.is_empty() => Ok(None),
+        Some(GoJson::String(name)) if name.contains(|c: char| c.is_ascii_alphanumeric()) => Ok(Some(name.clone())),
         Some(_) => Err(CniError::config("ipam.network_name must be a text with a letter or a digit")),
     }
 }
@@ -180,7 +180,7 @@ pub(crate) fn network_name(conf: &Whereabouts) -> Result<Option<String>> {
 ///
 /// # Errors
 /// Code 7 for a range that is none, or from which nothing can be assigned.
-pub(crate) fn read_whereabouts(conf: &Whereabouts) -> Result<Vec<Vec<Range>>> {
+pub(crate) fn read_whereabouts(conf: &WhereaboutsConf) -> Result<Vec<Vec<AddressRange>>> {
     let mut sets = Vec::new();
     if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
         return Err(CniError::config("ipam.range must be a text"));
@@ -196,7 +196,7 @@ pub(crate) fn read_whereabouts(conf: &Whereabouts) -> Result<Vec<Vec<Range>>> {
     let wrong = || CniError::config("ipam.ipRanges must be a list of objects with a range");
     match &conf.ip_ranges {
         None => {}
-        Some(Json::Array(elements)) => {
+        Some(GoJson::Array(elements)) => {
             for element in elements {
                 let range = text_of(element.member("range")).ok_or_else(wrong)?;
                 let [start, end, exclude] = ["range_start", "range_end", "exclude"].map(|name| element.member(name));
@@ -209,16 +209,16 @@ pub(crate) fn read_whereabouts(conf: &Whereabouts) -> Result<Vec<Vec<Range>>> {
 }
 
 /// A text that is not empty.
-fn text_of(value: Option<&Json>) -> Option<&str> {
-    value.and_then(Json::as_str).filter(|text| !text.is_empty())
+fn text_of(value: Option<&GoJson>) -> Option<&str> {
+    value.and_then(GoJson::as_str).filter(|text| !text.is_empty())
 }
 
 fn read_whereabouts_range(
     range: &str,
-    start: Option<&Json>,
-    end: Option<&Json>,
-    exclude: Option<&Json>,
-) -> Result<Vec<Range>> {
+    start: Option<&GoJson>,
+    end: Option<&GoJson>,
+    exclude: Option<&GoJson>,
+) -> Result<Vec<AddressRange>> {
     let wrong = || {
         CniError::config(format!("ipam.range {} is not a range", quoted(range)))
             .with_details("write 10.0.0.0/24, or 10.0.0.10-10.0.0.99/24")
@@ -229,7 +229,7 @@ fn read_whereabouts_range(
     if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
         return Err(CniError::config(format!("ipam.range {subnet} is too small for containers' addresses")));
     }
-    let bound = |value: Option<&Json>, name: &str| {
+    let bound = |value: Option<&GoJson>, name: &str| {
         value.filter(|value| is_given(Some(value))).map(|value| address_at(value, name, "")).transpose()
     };
     let (mut from, mut to) = (bound(start, "ipam.range_start")?, bound(end, "ipam.range_end")?);
@@ -250,20 +250,20 @@ fn read_whereabouts_range(
             .with_details("look at range_start, range_end and exclude"));
     }
     let range = |(first, last)| {
-        Some(Range { subnet, first: family.address(first)?, last: family.address(last)?, gateway: None })
+        Some(AddressRange { subnet, first: family.address(first)?, last: family.address(last)?, gateway: None })
     };
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
 /// The networks of `exclude`. A network may have host bits, and an address stands for itself.
-fn excluded(value: Option<&Json>) -> Result<Vec<IpNet>> {
+fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
     let elements = match value {
-        None | Some(Json::Null) => &[],
-        Some(Json::Array(elements)) => elements.as_slice(),
+        None | Some(GoJson::Null) => &[],
+        Some(GoJson::Array(elements)) => elements.as_slice(),
         Some(other) => return Err(wrong(&format!("a JSON {}", other.kind()))),
     };
-    let read = |element: &Json| {
+    let read = |element: &GoJson| {
         let text = element.as_str().ok_or_else(|| wrong(&format!("a JSON {}", element.kind())))?;
         let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
         net.map(|net| net.trunc()).map_err(|_| wrong(&quoted(text)))
@@ -293,13 +293,13 @@ mod tests {
     use super::*;
     use crate::netconf::NetConf;
 
-    fn conf(ipam: &str) -> Whereabouts {
+    fn conf(ipam: &str) -> WhereaboutsConf {
         let text = format!(r#"{{"ipam":{ipam}}}"#);
-        NetConf::decode(&Json::parse(text.as_bytes()).unwrap()).unwrap().ipam.whereabouts
+        NetConf::decode(&GoJson::parse(text.as_bytes()).unwrap()).unwrap().ipam.whereabouts
     }
 
     fn sets(ipam: &str) -> Vec<String> {
-        let set = |set: &Vec<Range>| {
+        let set = |set: &Vec<AddressRange>| {
             let spans: Vec<String> = set.iter().map(|range| format!("{}-{}", range.first, range.last)).collect();
             format!("{} {}", set[0].subnet, spans.join(","))
         };

@@ -9,21 +9,21 @@ use ipnet::IpNet;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::bridged::{BridgedSettings, Mask, Route};
+use crate::bridged::{BridgedSettings, PrefixMask, ResultRoute};
 use crate::env::{AddressForm, parse_address};
-use crate::gojson::{self, Json};
+use crate::gojson::{self, GoJson};
 use crate::versions;
 
 /// The member of a result that names the assigned prefixes. CNI has none for them, and passes over members that it does not
 /// know.
-const PREFIXES: &str = "margay.io/prefixes";
+const PREFIXES_MEMBER: &str = "margay.io/prefixes";
 
 /// A result of ADD. The addresses of ours are in order, IPv4 first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AddResult {
-    pub(crate) interfaces: Vec<Part<Interface>>,
-    pub(crate) ips: Vec<Ip>,
-    pub(crate) routes: Vec<Part<Route>>,
+    pub(crate) interfaces: Vec<ResultPart<ResultInterface>>,
+    pub(crate) ips: Vec<ResultIp>,
+    pub(crate) routes: Vec<ResultPart<ResultRoute>>,
     /// The prefixes that were assigned: each has an address in `ips`, and the rest of it is the container's, too.
     pub(crate) prefixes: Vec<IpNet>,
     /// The object `dns`, unless it is empty.
@@ -33,14 +33,14 @@ pub(crate) struct AddResult {
 /// A part of a result: made here, or passed on as another plugin printed it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Part<T> {
+pub(crate) enum ResultPart<T> {
     Ours(T),
     Theirs(Value),
 }
 
 /// An interface of a result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Interface {
+pub(crate) struct ResultInterface {
     pub(crate) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mac: Option<String>,
@@ -52,7 +52,7 @@ pub(crate) struct Interface {
 
 /// An address of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ip {
+pub(crate) struct ResultIp {
     pub(crate) address: IpNet,
     pub(crate) gateway: Option<IpAddr>,
     /// The place of its interface in the list.
@@ -68,8 +68,8 @@ impl AddResult {
     pub(crate) fn calico(assigned: &[Assigned], wanted: &[IpAddr]) -> Result<Self> {
         let prefix = |a: &Assigned| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
         let ips = in_order(assigned, prefix)?;
-        let ips: Vec<_> = ips.into_iter().map(|ip| Ip { gateway: None, ..ip }).collect();
-        let routes = ips.iter().map(|ip| Part::Ours(Route::to(ip.address))).collect();
+        let ips: Vec<_> = ips.into_iter().map(|ip| ResultIp { gateway: None, ..ip }).collect();
+        let routes = ips.iter().map(|ip| ResultPart::Ours(ResultRoute::to(ip.address))).collect();
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
@@ -87,19 +87,19 @@ impl AddResult {
     /// A prefix length that the allocator cannot mean.
     pub(crate) fn bridged(assigned: &[Assigned], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &Assigned| match settings.mask {
-            Mask::Pool => a.pool.prefix_len(),
-            Mask::Block => a.block.prefix_len(),
+            PrefixMask::Pool => a.pool.prefix_len(),
+            PrefixMask::Block => a.block.prefix_len(),
         };
         let mut ips = in_order(assigned, prefix)?;
         // host-local's results have the order of the sets of ranges.
         ips.sort_by_key(|ip| settings.network.set_of(ip.address.addr()));
-        let routes = settings.routes.iter().cloned().map(Part::Ours).collect();
+        let routes = settings.routes.iter().cloned().map(ResultPart::Ours).collect();
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
     /// The result for addresses that no IPAM plugin assigned.
     pub(crate) fn of_addresses(addresses: &[IpAddr]) -> Self {
-        let ip = |ip: &IpAddr| Ip { address: IpNet::from(*ip), gateway: None, interface: None };
+        let ip = |ip: &IpAddr| ResultIp { address: IpNet::from(*ip), gateway: None, interface: None };
         Self { ips: addresses.iter().map(ip).collect(), ..Self::default() }
     }
 
@@ -112,7 +112,7 @@ impl AddResult {
         let result: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
         let Value::Object(members) = &result else { return Err(wrong("the result is no object".to_owned())) };
         let mut parsed = Self { dns: dns(members.get("dns")), ..Self::default() };
-        for prefix in list(members.get(PREFIXES)).map_err(wrong)? {
+        for prefix in list(members.get(PREFIXES_MEMBER)).map_err(wrong)? {
             let text = prefix.as_str().unwrap_or_default();
             parsed.prefixes.push(text.parse().map_err(|_| wrong(format!("invalid CIDR address: {text}")))?);
         }
@@ -121,15 +121,16 @@ impl AddResult {
             {
                 parsed.ips.push(ip(family, "ip").map_err(wrong)?);
                 let routes = list(family.get("routes")).map_err(wrong)?;
-                parsed.routes.extend(routes.into_iter().map(Part::Theirs));
+                parsed.routes.extend(routes.into_iter().map(ResultPart::Theirs));
             }
             return Ok(parsed);
         }
         for entry in list(members.get("ips")).map_err(wrong)? {
             parsed.ips.push(ip(&entry, "address").map_err(wrong)?);
         }
-        parsed.routes = list(members.get("routes")).map_err(wrong)?.into_iter().map(Part::Theirs).collect();
-        parsed.interfaces = list(members.get("interfaces")).map_err(wrong)?.into_iter().map(Part::Theirs).collect();
+        parsed.routes = list(members.get("routes")).map_err(wrong)?.into_iter().map(ResultPart::Theirs).collect();
+        parsed.interfaces =
+            list(members.get("interfaces")).map_err(wrong)?.into_iter().map(ResultPart::Theirs).collect();
         Ok(parsed)
     }
 
@@ -140,14 +141,14 @@ impl AddResult {
 
     /// The answer of a main plugin, as Calico's has it: its interfaces come after those of the IPAM plugin, and each address is in
     /// the last one, without a gateway, as a single address or with the length of its prefix.
-    pub(crate) fn on(mut self, interfaces: [Interface; 2]) -> Self {
-        self.interfaces.extend(interfaces.map(Part::Ours));
+    pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
+        self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
         for ip in &mut self.ips {
             let address = ip.address.addr();
             let prefix = self.prefixes.iter().find(|prefix| prefix.contains(&address));
             let prefix = prefix.and_then(|prefix| IpNet::new(address, prefix.prefix_len()).ok());
-            *ip = Ip { address: prefix.unwrap_or_else(|| address.into()), gateway: None, interface: Some(last) };
+            *ip = ResultIp { address: prefix.unwrap_or_else(|| address.into()), gateway: None, interface: Some(last) };
         }
         self
     }
@@ -160,24 +161,24 @@ impl AddResult {
         if versions::is_before(version, "0.3.0") {
             self.before_030(version)
         } else if versions::is_before(version, "1.0.0") {
-            Ok(self.since_030(version, Form::Before100))
+            Ok(self.since_030(version, ResultForm::Before100))
         } else {
-            Ok(self.since_030(version, Form::Since100))
+            Ok(self.since_030(version, ResultForm::Since100))
         }
     }
 
     fn before_030(&self, version: &str) -> Result<String> {
         #[derive(Serialize)]
-        struct Family<'a> {
+        struct PrintedFamily<'a> {
             ip: IpNet,
             #[serde(skip_serializing_if = "Option::is_none")]
             gateway: Option<IpAddr>,
             #[serde(skip_serializing_if = "Vec::is_empty")]
-            routes: Vec<OldRoute<'a>>,
+            routes: Vec<PrintedRoute<'a>>,
         }
         #[derive(Serialize)]
         #[serde(untagged)]
-        enum OldRoute<'a> {
+        enum PrintedRoute<'a> {
             Ours {
                 dst: &'a IpNet,
                 #[serde(skip_serializing_if = "Option::is_none")]
@@ -185,41 +186,42 @@ impl AddResult {
             },
             Theirs(&'a Value),
         }
-        impl<'a> From<&'a Part<Route>> for OldRoute<'a> {
-            fn from(route: &'a Part<Route>) -> Self {
+        impl<'a> From<&'a ResultPart<ResultRoute>> for PrintedRoute<'a> {
+            fn from(route: &'a ResultPart<ResultRoute>) -> Self {
                 match route {
-                    Part::Ours(route) => Self::Ours { dst: &route.dst, gw: route.gw },
-                    Part::Theirs(route) => Self::Theirs(route),
+                    ResultPart::Ours(route) => Self::Ours { dst: &route.dst, gw: route.gw },
+                    ResultPart::Theirs(route) => Self::Theirs(route),
                 }
             }
         }
         #[derive(Serialize)]
-        struct Printed<'a> {
+        struct PrintedOldResult<'a> {
             #[serde(rename = "cniVersion")]
             version: &'a str,
             #[serde(skip_serializing_if = "Option::is_none")]
-            ip4: Option<Family<'a>>,
+            ip4: Option<PrintedFamily<'a>>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            ip6: Option<Family<'a>>,
+            ip6: Option<PrintedFamily<'a>>,
             #[serde(rename = "margay.io/prefixes", skip_serializing_if = "<[_]>::is_empty")]
             prefixes: &'a [IpNet],
             dns: Value,
         }
         let family = |is_v4: bool| {
             let ip = self.ips.iter().find(|ip| ip.address.addr().is_ipv4() == is_v4)?;
-            let routes = self.routes.iter().filter(|route| route.is_v4() == Some(is_v4)).map(OldRoute::from).collect();
-            Some(Family { ip: ip.address, gateway: ip.gateway, routes })
+            let routes =
+                self.routes.iter().filter(|route| route.is_v4() == Some(is_v4)).map(PrintedRoute::from).collect();
+            Some(PrintedFamily { ip: ip.address, gateway: ip.gateway, routes })
         };
         let (ip4, ip6) = (family(true), family(false));
         if ip4.is_none() && ip6.is_none() {
             return Err(no_addresses());
         }
         let dns = self.dns.clone().unwrap_or_else(no_dns);
-        Ok(gojson::indented(&Printed { version, ip4, ip6, prefixes: &self.prefixes, dns }))
+        Ok(gojson::indented(&PrintedOldResult { version, ip4, ip6, prefixes: &self.prefixes, dns }))
     }
 
     /// A result of CNI 0.3.0 and later; those before 1.0.0 say of which family an address is, have `dns`, and no MTU.
-    fn since_030(&self, version: &str, form: Form) -> String {
+    fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -231,41 +233,41 @@ impl AddResult {
             gateway: Option<IpAddr>,
         }
         #[derive(Serialize)]
-        struct Printed<'a> {
+        struct PrintedResult<'a> {
             #[serde(rename = "cniVersion")]
             version: &'a str,
             #[serde(skip_serializing_if = "Vec::is_empty")]
-            interfaces: Vec<Part<Interface>>,
+            interfaces: Vec<ResultPart<ResultInterface>>,
             #[serde(skip_serializing_if = "Vec::is_empty")]
             ips: Vec<PrintedIp>,
             #[serde(skip_serializing_if = "<[_]>::is_empty")]
-            routes: &'a [Part<Route>],
+            routes: &'a [ResultPart<ResultRoute>],
             #[serde(rename = "margay.io/prefixes", skip_serializing_if = "<[_]>::is_empty")]
             prefixes: &'a [IpNet],
             #[serde(skip_serializing_if = "Option::is_none")]
             dns: Option<Value>,
         }
         let family = |address: &IpNet| if address.addr().is_ipv4() { "4" } else { "6" };
-        let ip = |ip: &Ip| PrintedIp {
-            version: (form == Form::Before100).then(|| family(&ip.address)),
+        let ip = |ip: &ResultIp| PrintedIp {
+            version: (form == ResultForm::Before100).then(|| family(&ip.address)),
             interface: ip.interface,
             address: ip.address,
             gateway: ip.gateway,
         };
-        let dns = self.dns.clone().or_else(|| (form == Form::Before100).then(no_dns));
+        let dns = self.dns.clone().or_else(|| (form == ResultForm::Before100).then(no_dns));
         let ips = self.ips.iter().map(ip).collect();
         let mut interfaces = self.interfaces.clone();
         for interface in &mut interfaces {
-            if let (Part::Ours(ours), Form::Before100) = (interface, form) {
+            if let (ResultPart::Ours(ours), ResultForm::Before100) = (interface, form) {
                 ours.mtu = None;
             }
         }
         let Self { routes, prefixes, .. } = self;
-        gojson::indented(&Printed { version, interfaces, ips, routes, prefixes, dns })
+        gojson::indented(&PrintedResult { version, interfaces, ips, routes, prefixes, dns })
     }
 }
 
-impl Part<Route> {
+impl ResultPart<ResultRoute> {
     /// True for a route of IPv4; `None` for another plugin's without a destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
@@ -277,7 +279,7 @@ impl Part<Route> {
 
 /// The form of a result of CNI 0.3.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum ResultForm {
     /// Before 1.0.0.
     Before100,
     /// 1.0.0 and later.
@@ -303,14 +305,14 @@ fn host_prefix(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn in_order(assigned: &[Assigned], prefix: impl Fn(&Assigned) -> u8) -> Result<Vec<Ip>> {
+fn in_order(assigned: &[Assigned], prefix: impl Fn(&Assigned) -> u8) -> Result<Vec<ResultIp>> {
     let families = [true, false].into_iter();
     let sorted = families.flat_map(|v4| assigned.iter().filter(move |a| a.ip.is_ipv4() == v4));
     let ip = |a: &Assigned| {
         let prefix = a.prefix_length.unwrap_or_else(|| prefix(a));
         let address = IpNet::new(a.interface_ip(), prefix)
             .map_err(|_| CniError::internal(format!("address {} cannot have the prefix length {prefix}", a.ip)))?;
-        Ok(Ip { address, gateway: a.gateway, interface: None })
+        Ok(ResultIp { address, gateway: a.gateway, interface: None })
     };
     sorted.map(ip).collect()
 }
@@ -327,12 +329,12 @@ fn dns(value: Option<&Value>) -> Option<Value> {
     (!members.values().all(is_empty)).then(|| Value::Object(members.clone()))
 }
 
-fn ip(value: &Value, name: &str) -> Result<Ip, String> {
+fn ip(value: &Value, name: &str) -> Result<ResultIp, String> {
     let text = |name: &str| value.get(name).and_then(Value::as_str);
     let address = text(name).ok_or_else(|| format!("an address lacks the text {name}"))?;
     let parsed = address.parse().map_err(|_| format!("invalid CIDR address: {address}"))?;
     // Go reads what is no address as none.
-    Ok(Ip { address: parsed, gateway: text("gateway").and_then(|gateway| gateway.parse().ok()), interface: None })
+    Ok(ResultIp { address: parsed, gateway: text("gateway").and_then(|gateway| gateway.parse().ok()), interface: None })
 }
 
 fn list(value: Option<&Value>) -> Result<Vec<Value>, String> {
@@ -347,19 +349,19 @@ fn list(value: Option<&Value>) -> Result<Vec<Value>, String> {
 ///
 /// # Errors
 /// Code 6 for what is no result.
-pub(crate) fn previous_addresses(result: Option<&Json>) -> Result<Vec<IpAddr>> {
+pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>> {
     let Some(result) = result else { return Ok(Vec::new()) };
     let decode = |reason: &str| CniError::new(Code::Decode, format!("could not parse prevResult: {reason}"));
-    if !matches!(result, Json::Object(_)) {
+    if !matches!(result, GoJson::Object(_)) {
         return Err(decode(&format!("it must be an object, not a JSON {}", result.kind())));
     }
     let wrong = || decode("ips must be a list of objects with an address");
     match result.member("ips") {
         None => Ok(Vec::new()),
-        Some(Json::Array(ips)) => ips
+        Some(GoJson::Array(ips)) => ips
             .iter()
             .map(|ip| {
-                let text = ip.member("address").and_then(Json::as_str).ok_or_else(wrong)?;
+                let text = ip.member("address").and_then(GoJson::as_str).ok_or_else(wrong)?;
                 parse_address(text, AddressForm::BareOrCidr).map_err(|_| wrong())
             })
             .collect(),
@@ -369,8 +371,8 @@ pub(crate) fn previous_addresses(result: Option<&Json>) -> Result<Vec<IpAddr>> {
 
 /// The prefixes in a result of the main plugin, which shows single addresses as /32 and /128. Runtimes pass on the members that
 /// CNI knows, and no others.
-pub(crate) fn previous_prefixes(result: Option<&Json>) -> Vec<IpNet> {
-    let Some(Json::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
+pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
+    let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());
     networks.filter(|net| net.prefix_len() < net.max_prefix_len()).map(|net| net.trunc()).collect()
 }
@@ -380,7 +382,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::gojson::Json;
+    use crate::gojson::GoJson;
     use crate::netconf::NetConf;
 
     fn assigned(address: &str, gateway: Option<&str>) -> Assigned {
@@ -402,7 +404,7 @@ mod tests {
 
     fn bridged(ipam: &str, assigned: &[Assigned]) -> AddResult {
         let json = format!(r#"{{"type":"bridge","ipam":{ipam}}}"#);
-        let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
+        let conf = NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap();
         AddResult::bridged(assigned, &BridgedSettings::from_conf(&conf).unwrap()).unwrap()
     }
 
@@ -487,8 +489,8 @@ mod tests {
     /// The answer of a main plugin to a result of an IPAM plugin.
     fn answered(version: &str, assigned: &[u8], mtu: Option<u32>) -> Value {
         let inside =
-            Interface { name: "eth0".to_owned(), mac: Some("m".to_owned()), mtu, sandbox: Some("/n".to_owned()) };
-        let outside = Interface { name: "calic1".to_owned(), ..Interface::default() };
+            ResultInterface { name: "eth0".to_owned(), mac: Some("m".to_owned()), mtu, sandbox: Some("/n".to_owned()) };
+        let outside = ResultInterface { name: "calic1".to_owned(), ..ResultInterface::default() };
         let answer = AddResult::parse(assigned).unwrap().on([outside, inside]);
         serde_json::from_str(&answer.to_json(version).unwrap()).unwrap()
     }

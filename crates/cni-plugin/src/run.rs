@@ -12,12 +12,12 @@ use ipam_core::sticky::Sticky;
 use ipam_core::vm::Role;
 
 use crate::bridged::{
-    Bridged, BridgedSettings, Network, OwnPool, choose_first, definitions, network_of, refuse_on_calico,
+    BridgedNetwork, BridgedSettings, Network, OwnPool, choose_first, definitions, network_of, refuse_on_calico,
 };
-use crate::env::{self, AddressForm, Args, Call, OwnNetns, Verb, parse_address};
-use crate::gojson::Json;
-use crate::identity::{Host, Identity};
-use crate::invocation::{Invocation, Logging, Name, Outcome};
+use crate::env::{self, AddressForm, CniArgs, CniCall, CniVerb, OwnNetns, parse_address};
+use crate::gojson::GoJson;
+use crate::identity::{ContainerIdentity, Host};
+use crate::invocation::{Invocation, LogDestination, PluginName, ProcessOutcome};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::{NetConf, check_name};
 use crate::probing::Assigner;
@@ -27,36 +27,36 @@ use crate::verbs::{self, unavailable};
 use crate::{logging, ranges, versions};
 
 /// The most that is read from standard input, in bytes. Real configurations have a few thousand.
-const MAX_STDIN: u64 = 4 << 20;
+const MAX_STDIN_BYTES: u64 = 4 << 20;
 
 /// The lock file of Calico's plugins.
-const DEFAULT_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
+const DEFAULT_HOST_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
 /// Carries out the verb that the environment names. Every error, a panic included, becomes CNI's error JSON.
-pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> Outcome {
+pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> ProcessOutcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
-        return Outcome { exit: 0, stdout: String::new(), stderr: about() };
+        return ProcessOutcome { exit: 0, stdout: String::new(), stderr: about() };
     }
-    Outcome::of(|| carry_out(invocation, stdin, allocator))
+    ProcessOutcome::of(|| carry_out(invocation, stdin, allocator))
 }
 
 fn about() -> String {
     format!(
         "Margay CNI IPAM plugin {}\nCNI protocol versions supported: {}\n",
         env!("CARGO_PKG_VERSION"),
-        versions::SUPPORTED.join(", ")
+        versions::SUPPORTED_VERSIONS.join(", ")
     )
 }
 
 fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> Result<String> {
-    let call = Call::from_environment(&invocation.environment)?;
-    if call.verb == Verb::Version {
+    let call = CniCall::from_environment(&invocation.environment)?;
+    if call.verb == CniVerb::Version {
         return Ok(versions::version_reply());
     }
     let json = check_name(&read(stdin)?)?;
     let version = versions::of_call(&call, &json)?;
     let done = match call.verb {
-        Verb::Status => configured(invocation, call, &json, version, allocator).map_err(unavailable),
+        CniVerb::Status => configured(invocation, call, &json, version, allocator).map_err(unavailable),
         _ => configured(invocation, call, &json, version, allocator),
     };
     match done? {
@@ -67,39 +67,39 @@ fn carry_out(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allo
 
 fn configured(
     invocation: &Invocation,
-    call: Call,
-    json: &Json,
+    call: CniCall,
+    json: &GoJson,
     version: &str,
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
-    if call.verb == Verb::Gc {
+    if call.verb == CniVerb::Gc {
         // Without a list nothing else counts.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
-    if invocation.logging == Logging::Process {
+    if invocation.logging == LogDestination::Process {
         logging::install(&conf);
     }
-    Context::new(invocation, invocation.name, call, conf, &[])?.carry_out(json, version, allocator)
+    CniContext::new(invocation, invocation.name, call, conf, &[])?.carry_out(json, version, allocator)
 }
 
 pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     stdin
-        .take(MAX_STDIN + 1)
+        .take(MAX_STDIN_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(|error| CniError::new(Code::Io, format!("error reading from stdin: {error}")))?;
-    if u64::try_from(text.len()).is_ok_and(|length| length > MAX_STDIN) {
-        let message = format!("error unmarshall network config: it is longer than {MAX_STDIN} bytes");
+    if u64::try_from(text.len()).is_ok_and(|length| length > MAX_STDIN_BYTES) {
+        let message = format!("error unmarshall network config: it is longer than {MAX_STDIN_BYTES} bytes");
         return Err(CniError::new(Code::Decode, message));
     }
     Ok(text)
 }
 
 /// A verb's configuration, decoded.
-pub(crate) struct Context<'a> {
+pub(crate) struct CniContext<'a> {
     pub(crate) host: &'a Host,
-    pub(crate) call: Call,
+    pub(crate) call: CniCall,
     pub(crate) conf: NetConf,
     pub(crate) rules: NetworkRules,
     pub(crate) store: StoreAccess,
@@ -107,19 +107,19 @@ pub(crate) struct Context<'a> {
     pub(crate) kubernetes: Kubernetes,
 }
 
-impl<'a> Context<'a> {
+impl<'a> CniContext<'a> {
     /// The context of a call under this name. The variables stand before those of the environment.
     ///
     /// # Errors
     /// Those of the configuration.
     pub(crate) fn new(
         invocation: &'a Invocation,
-        name: Name,
-        call: Call,
+        name: PluginName,
+        call: CniCall,
         mut conf: NetConf,
         variables: &[(&'static str, String)],
     ) -> Result<Self> {
-        conf.store.called_as_calico_ipam = name == Name::CalicoIpam;
+        conf.store.called_as_calico_ipam = name == PluginName::CalicoIpam;
         tracing::debug!(
             verb = call.command,
             network = conf.name,
@@ -127,7 +127,7 @@ impl<'a> Context<'a> {
             interface = call.interface,
             "called"
         );
-        let is_calico = name == Name::CalicoIpam || is_routed(&conf);
+        let is_calico = name == PluginName::CalicoIpam || is_routed(&conf);
         let rules = if is_calico { NetworkRules::Calico } else { NetworkRules::Bridged };
         let set = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| value.clone());
         let lookup = |name: &str| set(name).or_else(|| invocation.environment.lookup(name));
@@ -144,17 +144,17 @@ impl<'a> Context<'a> {
     /// Those of the verb.
     pub(crate) fn carry_out(
         mut self,
-        json: &Json,
+        json: &GoJson,
         version: &str,
         allocator: &dyn Allocator,
     ) -> Result<Option<AddResult>> {
         match self.call.verb {
-            Verb::Add => return self.add(version, allocator).map(Some),
-            Verb::Del => self.del(allocator),
-            Verb::Check => self.check(allocator),
-            Verb::Gc => self.gc(verbs::valid_attachments(json)?, allocator),
-            Verb::Status => self.status(allocator),
-            Verb::Unknown | Verb::Version => Err(self.call.unknown()),
+            CniVerb::Add => return self.add(version, allocator).map(Some),
+            CniVerb::Del => self.del(allocator),
+            CniVerb::Check => self.check(allocator),
+            CniVerb::Gc => self.gc(verbs::valid_attachments(json)?, allocator),
+            CniVerb::Status => self.status(allocator),
+            CniVerb::Unknown | CniVerb::Version => Err(self.call.unknown()),
         }?;
         Ok(None)
     }
@@ -166,13 +166,13 @@ impl<'a> Context<'a> {
         }
         let (args, identity) = self.identify()?;
         if self.rules == NetworkRules::Calico {
-            Args::check_again(&self.call.args)?;
+            CniArgs::check_again(&self.call.args)?;
         }
         let vm = self.vm_of_add(&identity)?;
         let is_target = vm.as_ref().is_some_and(|vm| vm.role == Role::Target);
         let settings = self.bridged_settings()?;
         let network = network_of(settings.as_ref());
-        let wanted = wanted(&self.conf, &args)?;
+        let wanted = wanted_addresses(&self.conf, &args)?;
         let sticky = self.sticky(&args, &identity)?;
         let (old_handle, namespace) = (identity.old_handle(), identity.namespace.clone());
         let mut request = self.assignment(identity, network, wanted);
@@ -201,15 +201,20 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     /// Those of [`sticky`].
-    fn sticky(&mut self, args: &Args, identity: &Identity) -> Result<Option<Sticky>> {
+    fn sticky(&mut self, args: &CniArgs, identity: &ContainerIdentity) -> Result<Option<Sticky>> {
         let begun = Instant::now();
         let sticky = sticky(&self.conf, args, identity.pod.as_ref(), &self.kubernetes, self.store.patience)?;
-        self.hurry(begun.elapsed());
+        self.shorten_timeout(begun.elapsed());
         Ok(sticky)
     }
 
     /// The assignment of an ADD.
-    pub(crate) fn assignment(&self, identity: Identity, mut network: Network, wanted: Vec<IpAddr>) -> AssignRequest {
+    pub(crate) fn assignment(
+        &self,
+        identity: ContainerIdentity,
+        mut network: Network,
+        wanted: Vec<IpAddr>,
+    ) -> AssignRequest {
         let (any_v4, any_v6) = self.counts(&network, &wanted);
         let attributes = identity.attributes(self.host.now);
         let wanted = Wanted { these: wanted, any_v4, any_v6 };
@@ -223,7 +228,7 @@ impl<'a> Context<'a> {
         }
         match &mut network {
             Network::Calico => assign.repeated = Repeated::Refused,
-            Network::Bridged(Bridged { gateway_v4, gateway_v6, gateways, own_pools, weights }) => {
+            Network::Bridged(BridgedNetwork { gateway_v4, gateway_v6, gateways, own_pools, weights }) => {
                 let container = &assign.attachment.container;
                 for pools in [&mut assign.v4_pools, &mut assign.v6_pools] {
                     choose_first(weights, container, pools, Clone::clone);
@@ -270,13 +275,13 @@ impl<'a> Context<'a> {
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.host.own_netns))
     }
 
-    pub(crate) fn identify(&self) -> Result<(Args, Identity)> {
+    pub(crate) fn identify(&self) -> Result<(CniArgs, ContainerIdentity)> {
         let form = match self.rules {
             NetworkRules::Calico => AddressForm::Bare,
             NetworkRules::Bridged => AddressForm::BareOrCidr,
         };
-        let args = Args::parse(&self.call.args, form)?;
-        let identity = Identity::new(&self.conf, &self.call, &args, self.host);
+        let args = CniArgs::parse(&self.call.args, form)?;
+        let identity = ContainerIdentity::new(&self.conf, &self.call, &args, self.host);
         match self.rules {
             NetworkRules::Calico => identity.check_endpoint_name()?,
             NetworkRules::Bridged => identity.check_node()?,
@@ -347,7 +352,7 @@ fn is_routed(conf: &NetConf) -> bool {
 /// # Errors
 /// Code 7 for a deadline that is none.
 pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess> {
-    let lock_file = if conf.lock_file.is_empty() { DEFAULT_LOCK_FILE } else { &conf.lock_file };
+    let lock_file = if conf.lock_file.is_empty() { DEFAULT_HOST_LOCK_FILE } else { &conf.lock_file };
     Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
@@ -387,10 +392,10 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
 ///
 /// # Errors
 /// Code 7 for what is no address.
-pub(crate) fn wanted(conf: &NetConf, args: &Args) -> Result<Vec<IpAddr>> {
+pub(crate) fn wanted_addresses(conf: &NetConf, args: &CniArgs) -> Result<Vec<IpAddr>> {
     let mut wanted: Vec<IpAddr> = args.ip.into_iter().collect();
     for (setting, value) in [("args.cni.ips", &conf.args_ips), ("runtimeConfig.ips", &conf.runtime_ips)] {
-        let elements = value.as_ref().map(Json::one_or_many).unwrap_or_default();
+        let elements = value.as_ref().map(GoJson::one_or_many).unwrap_or_default();
         for element in elements {
             let text =
                 element.as_str().ok_or_else(|| CniError::config(format!("{setting} must be a list of addresses")))?;
@@ -409,9 +414,9 @@ mod tests {
     use super::*;
 
     fn wanted_by(json: &str, ip: &str) -> Result<Vec<String>> {
-        let conf = NetConf::decode(&Json::parse(json.as_bytes()).unwrap()).unwrap();
-        let args = Args { ip: ip.parse().ok(), ..Args::default() };
-        Ok(wanted(&conf, &args)?.iter().map(ToString::to_string).collect())
+        let conf = NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap();
+        let args = CniArgs { ip: ip.parse().ok(), ..CniArgs::default() };
+        Ok(wanted_addresses(&conf, &args)?.iter().map(ToString::to_string).collect())
     }
 
     #[test]

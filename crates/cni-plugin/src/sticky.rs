@@ -6,8 +6,8 @@ use agent::{CniError, Result};
 use ipam_core::sticky::{MAX_WAIT, Sticky};
 use ipam_core::timestamps::parse_span;
 
-use crate::env::Args;
-use crate::gojson::{Json, quoted};
+use crate::env::CniArgs;
+use crate::gojson::{GoJson, quoted};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
@@ -16,7 +16,7 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The source of a workload's name.
 #[derive(Debug, PartialEq, Eq)]
-enum By<'a> {
+enum StickySource<'a> {
     /// The pod, with its namespace.
     Pod,
     /// `K8S_POD_NAME` alone, which is the container's name under podman.
@@ -41,7 +41,7 @@ pub(crate) fn check(conf: &NetConf) -> Result<()> {
 /// Code 7 for a setting that cannot be carried out; those of the API.
 pub(crate) fn sticky(
     conf: &NetConf,
-    args: &Args,
+    args: &CniArgs,
     pod: Option<&(String, String)>,
     kubernetes: &Kubernetes,
     patience: Duration,
@@ -49,7 +49,7 @@ pub(crate) fn sticky(
     let (by, wait) = match &conf.ipam.sticky {
         Some(value) => read(value)?,
         None if args.sticky.is_empty() => return Ok(None),
-        None => (By::Pod, Some(DEFAULT_WAIT)),
+        None => (StickySource::Pod, Some(DEFAULT_WAIT)),
     };
     let in_namespace = |name: String| match pod {
         Some((namespace, _)) => format!("{namespace}/{name}"),
@@ -57,15 +57,15 @@ pub(crate) fn sticky(
     };
     let name = match by {
         _ if !args.sticky.is_empty() => Some(args.sticky.clone()),
-        By::Pod => pod.map(|(namespace, pod)| format!("{namespace}/{pod}")),
-        By::Container => Some(args.pod.clone()).filter(|name| !name.is_empty()),
-        By::Label(key) => match label(conf, key) {
+        StickySource::Pod => pod.map(|(namespace, pod)| format!("{namespace}/{pod}")),
+        StickySource::Container => Some(args.pod.clone()).filter(|name| !name.is_empty()),
+        StickySource::Label(key) => match label(conf, key) {
             Some(value) => Some(in_namespace(value)),
-            None => of_pod(conf, pod, kubernetes, by, patience)?.map(in_namespace),
+            None => read_from_pod(conf, pod, kubernetes, by, patience)?.map(in_namespace),
         },
-        By::Annotation(key) => match annotation(conf, key) {
+        StickySource::Annotation(key) => match annotation(conf, key) {
             Some(value) => Some(in_namespace(value)),
-            None => of_pod(conf, pod, kubernetes, by, patience)?.map(in_namespace),
+            None => read_from_pod(conf, pod, kubernetes, by, patience)?.map(in_namespace),
         },
     };
     let Some(name) = name else {
@@ -77,17 +77,17 @@ pub(crate) fn sticky(
 }
 
 /// `"pod"`, or an object with `by` and `for`.
-fn read(value: &Json) -> Result<(By<'_>, Option<Duration>)> {
+fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     let by = match value {
-        Json::Object(_) => value.member("by"),
+        GoJson::Object(_) => value.member("by"),
         _ => Some(value),
     };
-    let by = match by.map(Json::as_str) {
-        None | Some(Some("pod")) => By::Pod,
-        Some(Some("container")) => By::Container,
+    let by = match by.map(GoJson::as_str) {
+        None | Some(Some("pod")) => StickySource::Pod,
+        Some(Some("container")) => StickySource::Container,
         Some(Some(text)) => match text.split_once(':') {
-            Some(("label", key)) if !key.is_empty() => By::Label(key),
-            Some(("annotation", key)) if !key.is_empty() => By::Annotation(key),
+            Some(("label", key)) if !key.is_empty() => StickySource::Label(key),
+            Some(("annotation", key)) if !key.is_empty() => StickySource::Annotation(key),
             _ => return Err(wrong_by()),
         },
         Some(None) => return Err(wrong_by()),
@@ -116,26 +116,26 @@ fn wait(text: &str) -> Result<Option<Duration>> {
 
 /// A label in `args.cni.labels`, a list of objects with `key` and `value`.
 fn label(conf: &NetConf, key: &str) -> Option<String> {
-    let labels = conf.args_labels.as_ref().map(Json::one_or_many).unwrap_or_default();
-    let of = |label: &&Json| label.member("key").and_then(Json::as_str) == Some(key);
-    said(labels.iter().find(of)?.member("value"))
+    let labels = conf.args_labels.as_ref().map(GoJson::one_or_many).unwrap_or_default();
+    let of = |label: &&GoJson| label.member("key").and_then(GoJson::as_str) == Some(key);
+    non_empty_text(labels.iter().find(of)?.member("value"))
 }
 
 /// An annotation in `runtimeConfig`, where containerd and CRI-O put those of the pod for plugins that ask for them.
 fn annotation(conf: &NetConf, key: &str) -> Option<String> {
-    said(conf.runtime_annotations.as_ref()?.member(key))
+    non_empty_text(conf.runtime_annotations.as_ref()?.member(key))
 }
 
-fn said(value: Option<&Json>) -> Option<String> {
-    value.and_then(Json::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+fn non_empty_text(value: Option<&GoJson>) -> Option<String> {
+    value.and_then(GoJson::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
 /// The label or annotation of the pod in the Kubernetes API, if one is configured.
-fn of_pod(
+fn read_from_pod(
     conf: &NetConf,
     pod: Option<&(String, String)>,
     kubernetes: &Kubernetes,
-    by: By<'_>,
+    by: StickySource<'_>,
     patience: Duration,
 ) -> Result<Option<String>> {
     let Some((namespace, pod)) = pod.filter(|_| Kubernetes::are_looked_up(conf)) else {
@@ -143,9 +143,9 @@ fn of_pod(
     };
     let mut pod = kubernetes.pod(namespace, pod, patience)?;
     let value = match by {
-        By::Label(key) => pod.labels.remove(key),
-        By::Annotation(key) => pod.annotations.remove(key),
-        By::Pod | By::Container => None,
+        StickySource::Label(key) => pod.labels.remove(key),
+        StickySource::Annotation(key) => pod.annotations.remove(key),
+        StickySource::Pod | StickySource::Container => None,
     };
     Ok(value.filter(|value| !value.is_empty()))
 }
@@ -157,8 +157,8 @@ mod tests {
 
     fn of(ipam: &str, rest: &str, cni_args: &str) -> Result<Option<Sticky>> {
         let text = format!(r#"{{"name":"net","ipam":{{{ipam}}}{rest}}}"#);
-        let conf = NetConf::decode(&Json::parse(text.as_bytes()).unwrap()).unwrap();
-        let args = Args::parse(cni_args, AddressForm::Bare).unwrap();
+        let conf = NetConf::decode(&GoJson::parse(text.as_bytes()).unwrap()).unwrap();
+        let args = CniArgs::parse(cni_args, AddressForm::Bare).unwrap();
         let is_pod = !args.pod.is_empty() && !args.pod_namespace.is_empty();
         let pod = is_pod.then(|| (args.pod_namespace.clone(), args.pod.clone()));
         let kubernetes = Kubernetes::from_conf(&conf, &Environment::default());

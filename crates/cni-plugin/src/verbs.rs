@@ -20,12 +20,12 @@ use ipam_core::vm::VM_INFIX;
 use ipam_core::{CheckResult, Standing};
 
 use crate::bridged::network_of;
-use crate::gojson::Json;
-use crate::identity::{Identity, no_node_error};
-use crate::run::Context;
+use crate::gojson::GoJson;
+use crate::identity::{ContainerIdentity, no_node_error};
+use crate::run::CniContext;
 use crate::{result, sticky};
 
-impl Context<'_> {
+impl CniContext<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
         let (_, identity) = self.identify()?;
         // A virtual machine holds its address itself; which machine it is, only the Kubernetes API could say.
@@ -93,25 +93,25 @@ impl Context<'_> {
 }
 
 /// No container has this id, since ids begin with a letter or a digit.
-const NOBODY: &str = "-status";
+const STATUS_CONTAINER: &str = "-status";
 
 /// Sets the one code that STATUS has for every error.
 pub(crate) fn unavailable(error: CniError) -> CniError {
     error.with_code(Code::Unavailable)
 }
 
-impl Context<'_> {
+impl CniContext<'_> {
     pub(crate) fn status(&self, allocator: &dyn Allocator) -> Result<()> {
         let settings = self.bridged_settings()?;
         let network = network_of(settings.as_ref());
         let attachment = Attachment {
             network: self.conf.name.clone(),
-            container: NOBODY.to_owned(),
+            container: STATUS_CONTAINER.to_owned(),
             interface: "eth0".to_owned(),
             node: self.host.node(&self.conf),
             boot: self.host.boot(),
         };
-        let identity = Identity { attachment, pod: None, namespace: "default".to_owned(), netns: None };
+        let identity = ContainerIdentity { attachment, pod: None, namespace: "default".to_owned(), netns: None };
         identity.check_node()?;
         sticky::check(&self.conf)?;
         let assign = self.assignment(identity, network, Vec::new());
@@ -124,19 +124,20 @@ impl Context<'_> {
 }
 
 /// The configuration's member with the list, and the name that CNI's specification once had for it: libcni writes both.
-const MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+const ATTACHMENT_MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 /// The container ids and interfaces that are in use, by the runtime's account.
 ///
 /// # Errors
 /// Code 7 if there is no list, or an element is no attachment: then nothing may be released.
-pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)>> {
-    let member = MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(MEMBERS[0]);
-    let Some(Json::Array(elements)) = json.member(member) else {
+pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, String)>> {
+    let member =
+        ATTACHMENT_MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(ATTACHMENT_MEMBERS[0]);
+    let Some(GoJson::Array(elements)) = json.member(member) else {
         return Err(CniError::config(format!("GC needs a list in {member}, nothing was released"))
             .with_details("an empty list means that no attachment is in use"));
     };
-    let attachment = |element: &Json| {
+    let attachment = |element: &GoJson| {
         let text = |name: &str| element.text_member(name).ok().filter(|text| !text.is_empty()).map(str::to_owned);
         Some((text("containerID")?, text("ifname")?))
     };
@@ -147,7 +148,7 @@ pub(crate) fn valid_attachments(json: &Json) -> Result<BTreeSet<(String, String)
     })
 }
 
-impl Context<'_> {
+impl CniContext<'_> {
     /// Releases the addresses of attachments that the runtime does not know any more.
     pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<()> {
         let node = self.host.node(&self.conf);
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<BTreeSet<(String, String)>> {
-        valid_attachments(&Json::parse(text.as_bytes()).unwrap())
+        valid_attachments(&GoJson::parse(text.as_bytes()).unwrap())
     }
 
     #[test]

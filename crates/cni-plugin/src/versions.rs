@@ -2,26 +2,26 @@
 
 use agent::{CniError, Code, Result};
 
-use crate::env::{Call, Verb};
-use crate::gojson::{Json, quoted, quoted_list};
+use crate::env::{CniCall, CniVerb};
+use crate::gojson::{GoJson, quoted, quoted_list};
 
 /// The versions that the plugin speaks, oldest first.
-pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+pub const SUPPORTED_VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// The newest version that the plugin knows.
-const NEWEST: &str = "1.1.0";
+const NEWEST_VERSION: &str = "1.1.0";
 
 /// The output of VERSION, newline included. It does not depend on the configuration.
 pub(crate) fn version_reply() -> String {
-    let supported: Vec<_> = SUPPORTED.iter().map(|version| quoted(version)).collect();
-    format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST), supported.join(","))
+    let supported: Vec<_> = SUPPORTED_VERSIONS.iter().map(|version| quoted(version)).collect();
+    format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST_VERSION), supported.join(","))
 }
 
 /// The configuration's version; one that is absent, null or empty is 0.1.0.
 ///
 /// # Errors
 /// Code 6 if it is not a string.
-fn configured(conf: &Json) -> Result<&str> {
+fn configured(conf: &GoJson) -> Result<&str> {
     let wrong = |kind| {
         let into = "into Go struct field .cniVersion of type string";
         CniError::new(
@@ -37,12 +37,12 @@ fn configured(conf: &Json) -> Result<&str> {
 ///
 /// # Errors
 /// Code 1 for a version that does not, or is not ours; code 4 for a word that is no verb; those of [`configured`].
-pub(crate) fn of_call<'c>(call: &Call, conf: &'c Json) -> Result<&'c str> {
+pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     let since = match call.verb {
-        Verb::Add | Verb::Del => None,
-        Verb::Check => Some("0.4.0"),
-        Verb::Gc | Verb::Status => Some("1.1.0"),
-        Verb::Unknown | Verb::Version => return Err(call.unknown()),
+        CniVerb::Add | CniVerb::Del => None,
+        CniVerb::Check => Some("0.4.0"),
+        CniVerb::Gc | CniVerb::Status => Some("1.1.0"),
+        CniVerb::Unknown | CniVerb::Version => return Err(call.unknown()),
     };
     let version = configured(conf)?;
     match since {
@@ -57,10 +57,10 @@ pub(crate) fn of_call<'c>(call: &Call, conf: &'c Json) -> Result<&'c str> {
 /// # Errors
 /// Code 1.
 fn check_supported(version: &str) -> Result<()> {
-    if SUPPORTED.contains(&version) {
+    if SUPPORTED_VERSIONS.contains(&version) {
         return Ok(());
     }
-    let details = format!("config is {}, plugin supports {}", quoted(version), quoted_list(SUPPORTED));
+    let details = format!("config is {}, plugin supports {}", quoted(version), quoted_list(SUPPORTED_VERSIONS));
     Err(CniError::new(Code::IncompatibleVersion, "incompatible CNI versions").with_details(details))
 }
 
@@ -75,7 +75,7 @@ fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     if configured < parse(since)? {
         return refused("config");
     }
-    if parse(NEWEST)? < configured {
+    if parse(NEWEST_VERSION)? < configured {
         return refused("plugin");
     }
     check_supported(version)
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn versions_of_configurations() {
-        let of = |text: &str| configured(&Json::parse(text.as_bytes()).unwrap()).map(str::to_owned);
+        let of = |text: &str| configured(&GoJson::parse(text.as_bytes()).unwrap()).map(str::to_owned);
         for text in ["{}", r#"{"cniVersion":""}"#, r#"{"cniVersion":null}"#] {
             assert_eq!(of(text).unwrap(), "0.1.0");
         }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn only_the_very_text_is_supported() {
-        for version in SUPPORTED {
+        for version in SUPPORTED_VERSIONS {
             check_supported(version).unwrap();
         }
         let error = check_supported("1.0").unwrap_err();

@@ -12,8 +12,8 @@ use nix::libc::{RT_SCOPE_HOST, RT_SCOPE_LINK, RT_SCOPE_NOWHERE, RT_SCOPE_SITE, R
 use crate::error::{Errno, Error};
 use crate::link::{check_name, look_up, mac_text, not_found};
 use crate::messages::{self, HOST_MAC, Link, Route};
-use crate::namespace::{Namespace, apart};
-use crate::netlink::{Request, Socket};
+use crate::namespace::{NetNamespace, run_in_thread};
+use crate::netlink::{NetlinkRequest, NetlinkSocket};
 use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, OldInterface, Plan};
 use crate::sysctl;
 
@@ -21,16 +21,16 @@ use crate::sysctl;
 const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
 /// How long the kernel has to take over a MAC address, as in Calico's plugin.
-const MAC_PATIENCE: Duration = Duration::from_secs(5);
+const MAC_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the kernel has to give the host's end a link-local address. Calico's plugin gives it 500 ms, which a machine
 /// under load does not keep to.
-const LINK_LOCAL_PATIENCE: Duration = Duration::from_secs(2);
+const LINK_LOCAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an interface stays down to get another link-local address.
-const DOWN: Duration = Duration::from_millis(50);
+const DOWN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The result of a container's wiring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wired {
+pub struct ConnectResult {
     /// The MAC address of the container's end, in lower case with colons. It is the plan's, whole, if the plan has one.
     pub mac: String,
 }
@@ -44,14 +44,14 @@ pub struct Wired {
 ///
 /// The first step that failed, in the words of Calico's plugin; [`Error::Taken`]; [`Error::TimedOut`] if the deadline came first.
 /// In that case a thread removes the pair as soon as the kernel allows it; a process that ends before leaves the pair behind.
-pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Wired, Error> {
+pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<ConnectResult, Error> {
     for name in [&plan.host_interface, &plan.interface] {
         check_name(name).map_err(|errno| Error::failed("", errno))?;
     }
-    let container = Namespace::open(namespace)?;
-    let work = Work { plan: plan.clone(), container, host: Namespace::own()?, deadline };
+    let container = NetNamespace::open(namespace)?;
+    let work = ConnectTask { plan: plan.clone(), container, host: NetNamespace::own()?, deadline };
     let late = || late(&plan.interface);
-    apart(deadline, late, move |outcome| match work.run() {
+    run_in_thread(deadline, late, move |outcome| match work.run() {
         Ok((wired, pair)) => {
             if outcome.send(Ok(wired)).is_ok() {
                 pair.keep();
@@ -66,19 +66,19 @@ fn late(interface: &str) -> Error {
 }
 
 /// A pair that is removed when this is dropped, unless the caller keeps it.
-struct Pair {
-    container: Socket,
+struct InterfacePair {
+    container: NetlinkSocket,
     end: Link,
     kept: bool,
 }
 
-impl Pair {
+impl InterfacePair {
     fn keep(mut self) {
         self.kept = true;
     }
 }
 
-impl Drop for Pair {
+impl Drop for InterfacePair {
     fn drop(&mut self) {
         if !self.kept
             && let Err(errno) = self.container.one(messages::remove(self.end.index))
@@ -96,18 +96,18 @@ struct HostEnd {
     link_local: Option<Ipv6Addr>,
 }
 
-struct Work {
+struct ConnectTask {
     plan: Plan,
-    container: Namespace,
-    host: Namespace,
+    container: NetNamespace,
+    host: NetNamespace,
     deadline: Instant,
 }
 
-impl Work {
+impl ConnectTask {
     /// Everything, on a thread that is in the host's namespace when this begins. The order is that of Calico's plugin:
     /// settings before an interface is up, and routes in the container before its addresses.
-    fn run(&self) -> Result<(Wired, Pair), Error> {
-        let (plan, host) = (&self.plan, Socket::route()?);
+    fn run(&self) -> Result<(ConnectResult, InterfacePair), Error> {
+        let (plan, host) = (&self.plan, NetlinkSocket::route()?);
         self.remove_old(&host)?;
         self.container.enter()?;
         let pair = self.make_pair(&host)?;
@@ -122,18 +122,18 @@ impl Work {
         self.host.enter()?;
         self.set_up_host(&host, &host_end)?;
         self.container.enter()?;
-        self.furnish(&host, &host_end, &pair)?;
+        self.set_up_container(&host, &host_end, &pair)?;
         add_host_routes(&host, &plan.host_interface, host_end.index, &plan.reached())?;
         self.in_time()?;
         let mac = mac_text(plan.mac.as_ref().unwrap_or(&pair.end.mac));
-        Ok((Wired { mac }, pair))
+        Ok((ConnectResult { mac }, pair))
     }
 
     fn in_time(&self) -> Result<(), Error> {
         if Instant::now() < self.deadline { Ok(()) } else { Err(late(&self.plan.interface)) }
     }
 
-    fn remove_old(&self, host: &Socket) -> Result<(), Error> {
+    fn remove_old(&self, host: &NetlinkSocket) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let failed = |errno| Error::failed(&format!("failed to delete old hostVeth {name}"), errno);
         let old = match look_up(host, name) {
@@ -141,7 +141,7 @@ impl Work {
             Err(Errno::NO_DEVICE) => return Ok(()),
             Err(errno) => return Err(failed(errno)),
         };
-        if self.plan.old_interface == OldInterface::KeptIfInUse && self.is_anothers(&old)? {
+        if self.plan.old_interface == OldInterface::KeptIfInUse && self.belongs_to_another(&old)? {
             return Err(Error::Taken(format!("interface {name} on the host belongs to another container")));
         }
         match host.one(messages::remove(old.index)) {
@@ -152,27 +152,27 @@ impl Work {
 
     /// Whether an interface of the host is the end of a pair whose other end is in another container. This leaves the thread in
     /// the container's namespace.
-    fn is_anothers(&self, old: &Link) -> Result<bool, Error> {
+    fn belongs_to_another(&self, old: &Link) -> Result<bool, Error> {
         if !old.is_of_a_pair() || !old.other_is_elsewhere {
             return Ok(false);
         }
         self.container.enter()?;
-        match look_up(&Socket::route()?, &self.plan.interface) {
+        match look_up(&NetlinkSocket::route()?, &self.plan.interface) {
             Ok(end) => Ok(end.other != Some(old.index) || old.other != Some(end.index)),
             Err(_) => Ok(true),
         }
     }
 
     /// Makes the pair, on a thread that is in the container's namespace.
-    fn make_pair(&self, host: &Socket) -> Result<Pair, Error> {
-        let container = Socket::route()?;
+    fn make_pair(&self, host: &NetlinkSocket) -> Result<InterfacePair, Error> {
+        let container = NetlinkSocket::route()?;
         let request = |device| messages::pair(&self.plan, device, &self.host, &self.container);
         let refused = |errno: Errno| Error::failed("", errno);
         if self.plan.device == Device::Netkit {
             match host.one(request(Device::Netkit)) {
                 Ok(_) => {
                     let found = look_up(&container, &self.plan.interface);
-                    return self.made(container, found);
+                    return self.pair_of(container, found);
                 }
                 Err(Errno::NOT_SUPPORTED) => {}
                 Err(errno) => return Err(refused(errno)),
@@ -186,14 +186,14 @@ impl Work {
             .into_iter();
         answers.next().unwrap_or(Err(Errno::GARBLED)).map_err(refused)?;
         let found = answers.next().unwrap_or(Err(Errno::GARBLED)).and_then(|payload| messages::read_link(&payload));
-        self.made(container, found)
+        self.pair_of(container, found)
     }
 
     /// A pair that was made, by what was found of the container's end.
-    fn made(&self, container: Socket, found: Result<Link, Errno>) -> Result<Pair, Error> {
+    fn pair_of(&self, container: NetlinkSocket, found: Result<Link, Errno>) -> Result<InterfacePair, Error> {
         let name = &self.plan.interface;
         match found {
-            Ok(end) => Ok(Pair { container, end, kept: false }),
+            Ok(end) => Ok(InterfacePair { container, end, kept: false }),
             Err(errno) => {
                 // The name was free, so the interface that has it is the new one.
                 let _ = container.one(messages::remove_named(name));
@@ -204,11 +204,11 @@ impl Work {
 
     /// Finds the host's end and sees to its MAC address. The pair was asked for with that address; what is on the host may
     /// give it another one.
-    fn host_end(&self, host: &Socket) -> Result<HostEnd, Error> {
+    fn host_end(&self, host: &NetlinkSocket) -> Result<HostEnd, Error> {
         let name = &self.plan.host_interface;
         let find = || look_up(host, name).map_err(|errno| not_found(name, errno));
         let mut link = find()?;
-        let mut pauses = Pauses::new(Duration::from_millis(1), Duration::from_millis(100), MAC_PATIENCE, self.deadline);
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100), MAC_TIMEOUT, self.deadline);
         while link.mac != HOST_MAC {
             if let Err(errno) = host.one(messages::mac(link.index, &HOST_MAC)) {
                 tracing::warn!(interface = name, %errno, "the host's end keeps the MAC address of the kernel's choice");
@@ -225,7 +225,7 @@ impl Work {
     }
 
     /// Makes the settings of the host's end and sets it up, on a thread that is in the host's namespace.
-    fn set_up_host(&self, host: &Socket, end: &HostEnd) -> Result<(), Error> {
+    fn set_up_host(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let failed = |reason| Error::failed(&format!("error configuring sysctls for interface: {name}, error"), reason);
         let unless_refused = |key: &str, value| {
@@ -249,7 +249,7 @@ impl Work {
     }
 
     /// Sets the container's end up and gives it routes and addresses, on a thread that is in the container's namespace.
-    fn furnish(&self, host: &Socket, host_end: &HostEnd, pair: &Pair) -> Result<(), Error> {
+    fn set_up_container(&self, host: &NetlinkSocket, host_end: &HostEnd, pair: &InterfacePair) -> Result<(), Error> {
         let (plan, index) = (&self.plan, pair.end.index);
         let mut requests = vec![set_up(index, &plan.interface)];
         if let Some(mac) = &plan.mac {
@@ -257,20 +257,20 @@ impl Work {
                 "failed to set container-side interface MAC to {} as requested via cni.projectcalico.org/hwAddr",
                 mac_text(mac)
             );
-            requests.push(messages::mac(index, mac).or(failure));
+            requests.push(messages::mac(index, mac).with_failure(failure));
         }
         if plan.has_ipv4() {
             let failure = "failed to add route inside the container".to_owned();
-            requests.push(messages::route(IpAddr::from(IPV4_NEXT_HOP).into(), index).or(failure));
+            requests.push(messages::route(IpAddr::from(IPV4_NEXT_HOP).into(), index).with_failure(failure));
         }
         // A host whose end has another MAC address answers by ARP alone.
         if plan.has_ipv4() && plan.next_hop == NextHop::Known && host_end.link_local.is_some() {
             let failure = format!("failed to tell the container how to reach {IPV4_NEXT_HOP}");
-            requests.push(messages::neighbour(index, IPV4_NEXT_HOP, &HOST_MAC).or(failure));
+            requests.push(messages::neighbour(index, IPV4_NEXT_HOP, &HOST_MAC).with_failure(failure));
         }
         for route in plan.ipv4_routes() {
             let failure = format!("failed to add IPv4 route for {route} via {IPV4_NEXT_HOP}");
-            requests.push(messages::route_via(route, IPV4_NEXT_HOP.into(), index).or(failure));
+            requests.push(messages::route_via(route, IPV4_NEXT_HOP.into(), index).with_failure(failure));
         }
         if plan.has_ipv6() {
             pair.container.all(&requests)?;
@@ -282,16 +282,16 @@ impl Work {
             let next_hop = self.link_local(host, host_end)?;
             for route in plan.ipv6_routes() {
                 let failure = format!("failed to add IPv6 route for {route} via {next_hop}");
-                requests.push(messages::route_via(route, next_hop.into(), index).or(failure));
+                requests.push(messages::route_via(route, next_hop.into(), index).with_failure(failure));
             }
         }
         for address in &plan.addresses {
             let failure = format!("failed to add IP addr to {:?}", plan.interface);
-            requests.push(messages::address(index, *address).or(failure));
+            requests.push(messages::address(index, *address).with_failure(failure));
         }
         for prefix in &plan.prefixes {
             let failure = format!("failed to add route for what the container does not use of {prefix}");
-            requests.push(messages::unreachable(*prefix).or(failure));
+            requests.push(messages::unreachable(*prefix).with_failure(failure));
         }
         pair.container.all(&requests)?;
 
@@ -304,9 +304,9 @@ impl Work {
     }
 
     /// Waits for the IPv6 address by which the container reaches the host's end.
-    fn link_local(&self, host: &Socket, end: &HostEnd) -> Result<Ipv6Addr, Error> {
+    fn link_local(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<Ipv6Addr, Error> {
         let mut pauses =
-            Pauses::new(Duration::from_millis(1), Duration::from_millis(50), LINK_LOCAL_PATIENCE, self.deadline);
+            Backoff::new(Duration::from_millis(1), Duration::from_millis(50), LINK_LOCAL_TIMEOUT, self.deadline);
         loop {
             let found = link_local_addresses(host, end.index).map_err(|errno| {
                 Error::failed("failed to get IPv6 addresses for host side of the pod interface", errno)
@@ -327,22 +327,22 @@ impl Work {
     }
 
     /// Lets the kernel make a link-local address anew.
-    fn renew_link_local(&self, host: &Socket, end: &HostEnd) -> Result<(), Error> {
+    fn renew_link_local(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
-        let down = messages::down(end.index).or(format!("failed to set {name:?} down"));
-        let mac = messages::mac(end.index, &HOST_MAC).or(format!("failed to set MAC of {name:?}"));
+        let down = messages::down(end.index).with_failure(format!("failed to set {name:?} down"));
+        let mac = messages::mac(end.index, &HOST_MAC).with_failure(format!("failed to set MAC of {name:?}"));
         host.all(&[down, mac])?;
-        sleep(DOWN);
+        sleep(DOWN_INTERVAL);
         host.all(&[set_up(end.index, name)]).map(drop)
     }
 }
 
-fn set_up(index: u32, name: &str) -> Request {
-    messages::up(index).or(format!("failed to set {name:?} up"))
+fn set_up(index: u32, name: &str) -> NetlinkRequest {
+    messages::up(index).with_failure(format!("failed to set {name:?} up"))
 }
 
 /// The link-local addresses of an interface.
-pub(crate) fn link_local_addresses(socket: &Socket, index: u32) -> Result<Vec<Ipv6Addr>, Errno> {
+pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result<Vec<Ipv6Addr>, Errno> {
     let mut found = Vec::new();
     for payload in socket.list(&messages::addresses(index, AddressFamily::Inet6))? {
         let listed = messages::read_address(&payload)?;
@@ -364,8 +364,8 @@ pub(crate) fn link_local_addresses(socket: &Socket, index: u32) -> Result<Vec<Ip
 /// # Errors
 ///
 /// Another interface has a route with the same destination, or the kernel refuses the route.
-fn add_host_routes(host: &Socket, name: &str, index: u32, reached: &[IpNet]) -> Result<(), Error> {
-    let requests: Vec<Request> = reached.iter().map(|network| messages::route(*network, index)).collect();
+fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNet]) -> Result<(), Error> {
+    let requests: Vec<NetlinkRequest> = reached.iter().map(|network| messages::route(*network, index)).collect();
     let failed =
         |reason: String| Error::failed(&format!("error adding host side routes for interface: {name}, error"), reason);
     let answers = host.exchange(&requests).map_err(|errno| failed(errno.to_string()))?;
@@ -383,7 +383,7 @@ fn add_host_routes(host: &Socket, name: &str, index: u32, reached: &[IpNet]) -> 
 }
 
 /// Finds out about a route that cannot be added because there is one. Fine if it is the same one.
-fn find_conflict(host: &Socket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
+fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in
         main_table(host, messages::family(destination.addr())).map_err(|_| "error listing routes".to_owned())?
@@ -412,7 +412,7 @@ pub(crate) fn scope_is_link(route: &Route) -> bool {
 }
 
 /// The routes of a family in the main table.
-pub(crate) fn main_table(socket: &Socket, family: AddressFamily) -> Result<Vec<Route>, Errno> {
+pub(crate) fn main_table(socket: &NetlinkSocket, family: AddressFamily) -> Result<Vec<Route>, Errno> {
     let mut routes = Vec::new();
     for payload in socket.list(&messages::routes(family))? {
         let route = messages::read_route(&payload)?;
@@ -423,7 +423,7 @@ pub(crate) fn main_table(socket: &Socket, family: AddressFamily) -> Result<Vec<R
     Ok(routes)
 }
 
-fn look_up_by_number(socket: &Socket, index: u32) -> Option<Link> {
+fn look_up_by_number(socket: &NetlinkSocket, index: u32) -> Option<Link> {
     messages::read_link(&socket.one(messages::link_by_number(index)).ok()?).ok()
 }
 
@@ -440,13 +440,13 @@ fn scope_text(scope: u8) -> String {
 }
 
 /// Pauses between looks. They begin short, so that the usual case loses little, and double up to a longest one.
-struct Pauses {
+struct Backoff {
     next: Duration,
     longest: Duration,
     until: Instant,
 }
 
-impl Pauses {
+impl Backoff {
     /// Pauses that are over after `patience`, or when the deadline comes.
     pub(crate) fn new(first: Duration, longest: Duration, patience: Duration, deadline: Instant) -> Self {
         let now = Instant::now();

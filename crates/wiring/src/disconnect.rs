@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use crate::error::{Errno, Error};
 use crate::link::check_name;
 use crate::messages;
-use crate::namespace::{Namespace, Unopened, apart};
-use crate::netlink::Socket;
+use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
+use crate::netlink::NetlinkSocket;
 
-/// The pause before the second look at the interface. Later ones double, up to [`LAST_LOOK`]. The kernel answers only when
+/// The pause before the second look at the interface. Later ones double, up to [`MAX_POLL_INTERVAL`]. The kernel answers only when
 /// nobody changes interfaces.
-const FIRST_LOOK: Duration = Duration::from_micros(100);
-const LAST_LOOK: Duration = Duration::from_micros(800);
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
+const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 
 /// Starts a process that calls [`remove_interface`] with this name and exits with its result. The process must be in the network
 /// namespace of the thread that starts it, and must hold no file of the caller's open.
@@ -39,14 +39,14 @@ pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: S
     if namespace.as_os_str().is_empty() || check_name(interface).is_err() {
         return Ok(());
     }
-    let container = match Namespace::open(namespace) {
+    let container = match NetNamespace::open(namespace) {
         Ok(container) => container,
-        Err(Unopened::Gone(_)) => return Ok(()),
-        Err(Unopened::Other(error)) => return Err(Error::failed("failed to enter netns", error)),
+        Err(NamespaceError::Gone(_)) => return Ok(()),
+        Err(NamespaceError::Other(error)) => return Err(Error::failed("failed to enter netns", error)),
     };
     let late = || Error::TimedOut(format!("timed out deleting device in netns {}", namespace.display()));
     let name = interface.to_owned();
-    apart(deadline, late, move |outcome| {
+    run_in_thread(deadline, late, move |outcome| {
         let entered = container.enter().map_err(|error| Error::failed("failed to enter netns", error));
         drop(outcome.send(entered.and_then(|()| remove(&name, start))));
     })
@@ -67,21 +67,21 @@ pub fn remove_interface(name: &str) -> u8 {
 /// Removes an interface from the namespace of this thread: another process does it, and this one looks whether it is gone.
 fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
     let refused = |errno| Error::failed("failed to clean up workload's pod interface inside netns", errno);
-    let socket = Socket::route()?;
+    let socket = NetlinkSocket::route()?;
     let is_gone = || socket.one(messages::look_up(name)) == Err(Errno::NO_DEVICE);
     // A repeated DEL finds nothing, and starts no process.
     if is_gone() {
         return Ok(());
     }
     let Ok(mut remover) = start(name) else { return remove_here(name).map_err(refused) };
-    let mut pause = FIRST_LOOK;
+    let mut pause = MIN_POLL_INTERVAL;
     loop {
         thread::sleep(pause);
         if is_gone() {
             return Ok(());
         }
         match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
-            Ok(None) => pause = pause.saturating_mul(2).min(LAST_LOOK),
+            Ok(None) => pause = pause.saturating_mul(2).min(MAX_POLL_INTERVAL),
             Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
             // Somebody killed it, or the interface is back.
             Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
@@ -90,7 +90,7 @@ fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
 }
 
 fn remove_here(name: &str) -> Result<(), Errno> {
-    let socket = Socket::open(netlink_sys::protocols::NETLINK_ROUTE)?;
+    let socket = NetlinkSocket::open(netlink_sys::protocols::NETLINK_ROUTE)?;
     match socket.one(messages::remove_named(name)) {
         Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
         Err(errno) => Err(errno),

@@ -11,8 +11,8 @@ use crate::connect::{link_local_addresses, main_table, scope_is_link};
 use crate::error::{Errno, Error};
 use crate::link::{look_up, mac_text};
 use crate::messages::{self, Link, Route};
-use crate::namespace::{Namespace, apart};
-use crate::netlink::Socket;
+use crate::namespace::{NetNamespace, run_in_thread};
+use crate::netlink::NetlinkSocket;
 use crate::plan::{IPV4_NEXT_HOP, Plan};
 use crate::sysctl;
 
@@ -23,25 +23,25 @@ use crate::sysctl;
 ///
 /// The namespace cannot be entered, the kernel does not answer, or the deadline comes first.
 pub fn inspect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Vec<String>, Error> {
-    let container = Namespace::open(namespace)?;
+    let container = NetNamespace::open(namespace)?;
     let plan = plan.clone();
     let late = || Error::TimedOut(format!("timed out inspecting device {:?} in netns", plan.interface));
-    let work = Look { plan: plan.clone(), container, differences: Vec::new() };
-    apart(deadline, late, move |outcome| drop(outcome.send(work.run())))
+    let work = Inspection { plan: plan.clone(), container, differences: Vec::new() };
+    run_in_thread(deadline, late, move |outcome| drop(outcome.send(work.run())))
 }
 
-struct Look {
+struct Inspection {
     plan: Plan,
-    container: Namespace,
+    container: NetNamespace,
     differences: Vec<String>,
 }
 
-impl Look {
+impl Inspection {
     fn run(mut self) -> Result<Vec<String>, Error> {
-        let host = Socket::route()?;
+        let host = NetlinkSocket::route()?;
         let host_end = self.host_end(&host)?;
         self.container.enter()?;
-        let container = Socket::route()?;
+        let container = NetlinkSocket::route()?;
         let end = self.container_end(&container, host_end.as_ref())?;
         if let Some(end) = &end {
             self.addresses(&container, end.index)?;
@@ -58,7 +58,7 @@ impl Look {
     }
 
     /// The end on the host, looked at by a thread that is there.
-    fn host_end(&mut self, host: &Socket) -> Result<Option<Link>, Error> {
+    fn host_end(&mut self, host: &NetlinkSocket) -> Result<Option<Link>, Error> {
         let name = self.plan.host_interface.clone();
         let Some(link) = find(host, &name)? else {
             self.differ(format!("interface {name} is missing on the host"));
@@ -89,7 +89,7 @@ impl Look {
         Ok(Some(link))
     }
 
-    fn container_end(&mut self, container: &Socket, host_end: Option<&Link>) -> Result<Option<Link>, Error> {
+    fn container_end(&mut self, container: &NetlinkSocket, host_end: Option<&Link>) -> Result<Option<Link>, Error> {
         let name = self.plan.interface.clone();
         let Some(link) = find(container, &name)? else {
             self.differ(format!("interface {name} is missing in the container"));
@@ -127,7 +127,7 @@ impl Look {
         }
     }
 
-    fn addresses(&mut self, container: &Socket, index: u32) -> Result<(), Error> {
+    fn addresses(&mut self, container: &NetlinkSocket, index: u32) -> Result<(), Error> {
         let mut found = Vec::new();
         for family in self.families() {
             for payload in container.list(&messages::addresses(index, family)).map_err(unanswered)? {
@@ -148,9 +148,9 @@ impl Look {
 
     fn container_routes(
         &mut self,
-        container: &Socket,
+        container: &NetlinkSocket,
         index: u32,
-        host: &Socket,
+        host: &NetlinkSocket,
         host_end: Option<&Link>,
     ) -> Result<(), Error> {
         // The next hop has a route of its own in IPv4. In IPv6 it is whatever link-local address the host's end has.
@@ -209,7 +209,7 @@ impl Look {
 }
 
 /// An interface, if there is one with that name.
-fn find(socket: &Socket, name: &str) -> Result<Option<Link>, Error> {
+fn find(socket: &NetlinkSocket, name: &str) -> Result<Option<Link>, Error> {
     match look_up(socket, name) {
         Ok(link) => Ok(Some(link)),
         Err(Errno::NO_DEVICE) => Ok(None),

@@ -22,7 +22,7 @@ mod netlink;
 mod plan;
 mod sysctl;
 
-pub use connect::{Wired, connect};
+pub use connect::{ConnectResult, connect};
 pub use disconnect::{StartRemover, disconnect, remove_interface};
 pub use error::Error;
 pub use inspect::inspect;

@@ -6,17 +6,17 @@ use std::time::Instant;
 
 use crate::error::{Errno, Error};
 use crate::messages::{self, Link};
-use crate::namespace::{Namespace, apart};
-use crate::netlink::Socket;
+use crate::namespace::{NetNamespace, run_in_thread};
+use crate::netlink::NetlinkSocket;
 
 /// The longest name of an interface in bytes (`IFNAMSIZ` without the zero).
-const LONGEST_NAME: usize = 15;
+const MAX_NAME_BYTES: usize = 15;
 
 /// Refuses a name that the kernel refuses, and one that it does not take as it is: for an empty name, and for one with a
 /// `%`, it chooses another one.
 pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
     let strange = |letter: char| matches!(letter, '/' | ':' | '%') || letter.is_whitespace() || letter.is_control();
-    if name.len() > LONGEST_NAME {
+    if name.len() > MAX_NAME_BYTES {
         Err(Errno::TOO_LONG)
     } else if matches!(name, "" | "." | "..") || name.contains(strange) {
         Err(Errno::WRONG)
@@ -26,7 +26,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
 }
 
 /// The interface with a name in the namespace of a socket.
-pub(crate) fn look_up(socket: &Socket, name: &str) -> Result<Link, Errno> {
+pub(crate) fn look_up(socket: &NetlinkSocket, name: &str) -> Result<Link, Errno> {
     messages::read_link(&socket.one(messages::look_up(name))?)
 }
 
@@ -54,15 +54,16 @@ pub(crate) fn mac_text(mac: &[u8]) -> String {
 ///
 /// The namespace cannot be entered, the kernel does not answer, or the deadline comes first.
 pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<bool, Error> {
-    let container = Namespace::open(namespace)?;
+    let container = NetNamespace::open(namespace)?;
     let name = name.to_owned();
     let late = || Error::TimedOut("timed out looking for an interface in netns".to_owned());
-    apart(deadline, late, move |outcome| {
-        let found = container.enter().and_then(|()| Socket::route()).and_then(|socket| match look_up(&socket, &name) {
-            Ok(_) => Ok(true),
-            Err(Errno::NO_DEVICE) => Ok(false),
-            Err(errno) => Err(Error::failed("failed to look for an interface in netns", errno)),
-        });
+    run_in_thread(deadline, late, move |outcome| {
+        let found =
+            container.enter().and_then(|()| NetlinkSocket::route()).and_then(|socket| match look_up(&socket, &name) {
+                Ok(_) => Ok(true),
+                Err(Errno::NO_DEVICE) => Ok(false),
+                Err(errno) => Err(Error::failed("failed to look for an interface in netns", errno)),
+            });
         drop(outcome.send(found));
     })
 }
@@ -82,7 +83,7 @@ pub struct HostInterface {
 ///
 /// The kernel refuses the removal.
 pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
-    match Socket::route()?.one(messages::remove(interface.index)) {
+    match NetlinkSocket::route()?.one(messages::remove(interface.index)) {
         Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
         Err(errno) => Err(Error::failed(&format!("failed to delete {:?}", interface.name), errno)),
     }
@@ -94,7 +95,7 @@ pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
 ///
 /// The kernel refuses to list them.
 pub fn host_interfaces() -> Result<Vec<HostInterface>, Error> {
-    let host = Socket::route()?;
+    let host = NetlinkSocket::route()?;
     let failed = |errno: Errno| Error::failed("failed to list the interfaces of the host", errno);
     let mut interfaces = Vec::new();
     for payload in host.list(&messages::interfaces()).map_err(failed)? {

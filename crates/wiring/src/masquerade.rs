@@ -31,7 +31,7 @@ use netlink_packet_netfilter::{
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use crate::error::{Errno, Error};
-use crate::netlink::{Request, Socket};
+use crate::netlink::{NetlinkRequest, NetlinkSocket};
 
 /// The longest name of a table that the kernel takes, in bytes.
 const MAX_TABLE_NAME_BYTES: usize = 255;
@@ -57,13 +57,13 @@ fn table(store: &str) -> String {
 /// The refusal of the kernel, and the advice about it. Nothing has changed then.
 pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let table = table(store);
-    let socket = match Socket::open(NETLINK_NETFILTER) {
+    let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
         Ok(socket) => socket,
         Err(_) if masqueraded.is_empty() => return Ok(()),
         Err(errno) => return Err(failed("failed to open a netlink socket to nftables", errno)),
     };
     let mut changes = Vec::new();
-    for family in Family::BOTH {
+    for family in IpFamily::BOTH {
         let wanted = wanted_rules(family, masqueraded, pools);
         let present = match read_rules(&socket, family, &table) {
             Ok(present) => present,
@@ -94,12 +94,12 @@ pub fn refresh(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<()
 /// Whether there is a table of this name. A kernel without nf_tables has none.
 fn has_tables(table: &str) -> Result<bool, Error> {
     let failed = |errno| failed("failed to read the tables of nftables", errno);
-    let socket = match Socket::open(NETLINK_NETFILTER) {
+    let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
         Ok(socket) => socket,
         Err(Errno::NO_PROTOCOL) => return Ok(false),
         Err(errno) => return Err(failed(errno)),
     };
-    for family in Family::BOTH {
+    for family in IpFamily::BOTH {
         match has_table(&socket, family, table) {
             Ok(true) => return Ok(true),
             Ok(false) => {}
@@ -110,7 +110,7 @@ fn has_tables(table: &str) -> Result<bool, Error> {
     Ok(false)
 }
 
-fn apply(socket: &Socket, changes: &[Request]) -> Result<(), Error> {
+fn apply(socket: &NetlinkSocket, changes: &[NetlinkRequest]) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());
     }
@@ -118,16 +118,16 @@ fn apply(socket: &Socket, changes: &[Request]) -> Result<(), Error> {
 }
 
 /// The rules of a family, in an order that depends on the networks alone; none if nothing is masqueraded.
-fn wanted_rules(family: Family, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<Rule> {
+fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<ChainRule> {
     let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
-        networks.filter(|network| Family::of(network) == family).map(IpNet::trunc).collect()
+        networks.filter(|network| IpFamily::of(network) == family).map(IpNet::trunc).collect()
     };
     let from = of_family(&mut masqueraded.iter());
     if from.is_empty() {
         return Vec::new();
     }
     let to = of_family(&mut pools.iter().chain(masqueraded));
-    to.into_iter().map(Rule::Keep).chain(from.into_iter().map(Rule::Masquerade)).collect()
+    to.into_iter().map(ChainRule::Keep).chain(from.into_iter().map(ChainRule::Masquerade)).collect()
 }
 
 /// True for how a kernel without nf_tables, or without a family of it, answers.
@@ -166,12 +166,12 @@ const COMMENT: u8 = 0;
 
 /// A family of addresses, each with a table of its own: a kernel without IPv6 has none for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+enum IpFamily {
     Ipv4,
     Ipv6,
 }
 
-impl Family {
+impl IpFamily {
     const BOTH: [Self; 2] = [Self::Ipv4, Self::Ipv6];
 
     pub(crate) fn of(network: &IpNet) -> Self {
@@ -204,14 +204,14 @@ impl Family {
 
 /// A rule of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rule {
+enum ChainRule {
     /// Packets to this network leave as they are.
     Keep(IpNet),
     /// Packets from this network leave under the host's address.
     Masquerade(IpNet),
 }
 
-impl Rule {
+impl ChainRule {
     /// The text that nft shows beside the rule. Two rules with the same text are the same.
     fn comment(self) -> String {
         match self {
@@ -229,7 +229,7 @@ impl Rule {
         [vec![COMMENT, length], text].concat()
     }
 
-    fn expressions(self, family: Family) -> Vec<Expressions> {
+    fn expressions(self, family: IpFamily) -> Vec<Expressions> {
         let (source, destination) = family.offsets();
         let (network, offset, then) = match self {
             Self::Keep(network) => (network, destination, leave_chain()),
@@ -279,7 +279,7 @@ fn translate_source() -> Expressions {
 }
 
 /// The requests that change a table to have exactly these rules, whatever it had.
-fn replace_table(family: Family, table: &str, rules: &[Rule]) -> Vec<Request> {
+fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<NetlinkRequest> {
     let spelled = family.spelled(table);
     let chain = ChainMessage {
         attributes: vec![
@@ -292,9 +292,9 @@ fn replace_table(family: Family, table: &str, rules: &[Rule]) -> Vec<Request> {
     let mut requests = vec![
         make_table(family, table),
         table_request(family, NLM_F_CREATE, NfTablesMessage::NewChain(chain))
-            .or(format!("failed to make the chain {CHAIN} of the nftables table {spelled}")),
+            .with_failure(format!("failed to make the chain {CHAIN} of the nftables table {spelled}")),
         table_request(family, 0, NfTablesMessage::DeleteRule(RuleMessage { attributes: of_chain(table) }))
-            .or(format!("failed to empty the chain {CHAIN} of the nftables table {spelled}")),
+            .with_failure(format!("failed to empty the chain {CHAIN} of the nftables table {spelled}")),
     ];
     requests.extend(rules.iter().map(|rule| {
         let mut attributes = of_chain(table);
@@ -302,43 +302,43 @@ fn replace_table(family: Family, table: &str, rules: &[Rule]) -> Vec<Request> {
         attributes.extend([RuleAttribute::Expressions(expressions), RuleAttribute::UserData(rule.user_data())]);
         let message = NfTablesMessage::NewRule(RuleMessage { attributes });
         let failure = format!("failed to add a rule to the nftables table {spelled} ({})", rule.comment());
-        table_request(family, NLM_F_CREATE | NLM_F_APPEND, message).or(failure)
+        table_request(family, NLM_F_CREATE | NLM_F_APPEND, message).with_failure(failure)
     }));
     requests
 }
 
 /// The requests that remove a table. The table is made first: the removal of one that is just gone would fail.
-fn remove_table(family: Family, table: &str) -> Vec<Request> {
+fn remove_table(family: IpFamily, table: &str) -> Vec<NetlinkRequest> {
     let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named(table) });
     let failure = format!("failed to remove the nftables table {}", family.spelled(table));
-    vec![make_table(family, table), table_request(family, 0, message).or(failure)]
+    vec![make_table(family, table), table_request(family, 0, message).with_failure(failure)]
 }
 
-fn make_table(family: Family, table: &str) -> Request {
+fn make_table(family: IpFamily, table: &str) -> NetlinkRequest {
     let message = NfTablesMessage::NewTable(TableMessage { attributes: named(table) });
     let failure = format!("failed to make the nftables table {}", family.spelled(table));
-    table_request(family, NLM_F_CREATE, message).or(failure)
+    table_request(family, NLM_F_CREATE, message).with_failure(failure)
 }
 
 /// Makes changes all together or not at all.
-fn apply_batch(socket: &Socket, requests: &[Request]) -> Result<(), (String, Errno)> {
+fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<(), (String, Errno)> {
     let control = |message| {
         let subsystem = NetfilterSubsystem::NfTables;
         nft_request(NetfilterProtoFamily::Unspec, u16::from(u8::from(subsystem)), 0, message)
     };
-    let begin = control(ControlMessage::BatchBegin.into()).or("failed to change nftables".to_owned());
+    let begin = control(ControlMessage::BatchBegin.into()).with_failure("failed to change nftables".to_owned());
     socket.batch(&begin, requests, &control(ControlMessage::BatchEnd.into()))
 }
 
 /// The user data of the rules of a table's chain, in their order.
-fn read_rules(socket: &Socket, family: Family, table: &str) -> Result<Vec<Vec<u8>>, Errno> {
+fn read_rules(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<Vec<Vec<u8>>, Errno> {
     let message = NfTablesMessage::GetRule(RuleMessage { attributes: of_chain(table) });
     let listed = socket.list(&table_request(family, 0, message))?;
     listed.iter().map(|payload| Ok(attribute(payload, RULE_USERDATA)?.unwrap_or_default())).collect()
 }
 
 /// True if there is this table.
-fn has_table(socket: &Socket, family: Family, table: &str) -> Result<bool, Errno> {
+fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bool, Errno> {
     let message = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
     let ours = [table.as_bytes(), b"\0"].concat();
     for payload in socket.list(&table_request(family, 0, message))? {
@@ -370,13 +370,13 @@ fn of_chain(table: &str) -> Vec<RuleAttribute> {
     vec![RuleAttribute::Table(table.to_owned()), RuleAttribute::Chain(CHAIN.to_owned())]
 }
 
-fn table_request(family: Family, flags: u16, message: NfTablesMessage) -> Request {
+fn table_request(family: IpFamily, flags: u16, message: NfTablesMessage) -> NetlinkRequest {
     nft_request(family.protocol(), 0, flags, message.into())
 }
 
-fn nft_request(family: NetfilterProtoFamily, about: u16, flags: u16, message: NetfilterMessageInner) -> Request {
+fn nft_request(family: NetfilterProtoFamily, about: u16, flags: u16, message: NetfilterMessageInner) -> NetlinkRequest {
     let message = NetfilterMessage::new(NetfilterHeader::new(family, 0, about), message);
-    Request::change(message.message_type(), flags, &message)
+    NetlinkRequest::change(message.message_type(), flags, &message)
 }
 
 #[cfg(test)]
@@ -389,16 +389,16 @@ mod tests {
 
     #[test]
     fn rules_depend_on_the_networks_alone() {
-        let expected = ["10.65.0.0/16", "10.66.0.0/16"].map(|text| Rule::Keep(text.parse().unwrap()));
-        let expected = [&expected[..], &[Rule::Masquerade("10.66.0.0/16".parse().unwrap())]].concat();
+        let expected = ["10.65.0.0/16", "10.66.0.0/16"].map(|text| ChainRule::Keep(text.parse().unwrap()));
+        let expected = [&expected[..], &[ChainRule::Masquerade("10.66.0.0/16".parse().unwrap())]].concat();
         let masqueraded = nets(&["10.66.0.0/16"]);
         for pools in [
             nets(&["10.65.0.0/16", "10.66.0.0/16", "fd80::/64"]),
             nets(&["fd80::/64", "10.66.0.0/16", "10.65.0.0/16", "10.65.0.0/16"]),
             nets(&["10.65.7.0/16"]),
         ] {
-            assert_eq!(wanted_rules(Family::Ipv4, &masqueraded, &pools), expected, "{pools:?}");
-            assert_eq!(wanted_rules(Family::Ipv6, &masqueraded, &pools), []);
+            assert_eq!(wanted_rules(IpFamily::Ipv4, &masqueraded, &pools), expected, "{pools:?}");
+            assert_eq!(wanted_rules(IpFamily::Ipv6, &masqueraded, &pools), []);
         }
     }
 

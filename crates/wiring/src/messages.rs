@@ -25,8 +25,8 @@ use nix::libc::{
 };
 
 use crate::error::Errno;
-use crate::namespace::Namespace;
-use crate::netlink::Request;
+use crate::namespace::NetNamespace;
+use crate::netlink::NetlinkRequest;
 use crate::plan::{Device, Plan};
 
 /// The MAC address of every host end. It needs no address of its own, since no network has more than one of them.
@@ -34,7 +34,7 @@ pub(crate) const HOST_MAC: [u8; 6] = [0xee; 6];
 
 /// The pair of a plan. The namespaces are those of the end that is not where the request goes: a veth pair is asked for
 /// in the container, a netkit pair on the host, whose end must be the first.
-pub(crate) fn pair(plan: &Plan, device: Device, host: &Namespace, container: &Namespace) -> Request {
+pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: &NetNamespace) -> NetlinkRequest {
     let queues = plan.queues.max(1);
     let mut both = vec![LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
     if plan.mtu != 0 {
@@ -66,26 +66,26 @@ pub(crate) fn pair(plan: &Plan, device: Device, host: &Namespace, container: &Na
         }
     };
     first.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind), LinkInfo::Data(data)]));
-    Request::change(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &first)
+    NetlinkRequest::change(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &first)
 }
 
 /// Tells of the interface with a name.
-pub(crate) fn look_up(name: &str) -> Request {
+pub(crate) fn look_up(name: &str) -> NetlinkRequest {
     let mut message = without_statistics();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    Request::tell(RTM_GETLINK, &message)
+    NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
 /// Tells of the interface with a number.
-pub(crate) fn link_by_number(index: u32) -> Request {
+pub(crate) fn link_by_number(index: u32) -> NetlinkRequest {
     let mut message = without_statistics();
     message.header.index = index;
-    Request::tell(RTM_GETLINK, &message)
+    NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
 /// Lists all interfaces.
-pub(crate) fn interfaces() -> Request {
-    Request::tell(RTM_GETLINK, &without_statistics())
+pub(crate) fn interfaces() -> NetlinkRequest {
+    NetlinkRequest::tell(RTM_GETLINK, &without_statistics())
 }
 
 fn without_statistics() -> LinkMessage {
@@ -95,37 +95,37 @@ fn without_statistics() -> LinkMessage {
 }
 
 /// Removes the interface with a name.
-pub(crate) fn remove_named(name: &str) -> Request {
+pub(crate) fn remove_named(name: &str) -> NetlinkRequest {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    Request::change(RTM_DELLINK, 0, &message)
+    NetlinkRequest::change(RTM_DELLINK, 0, &message)
 }
 
 /// Removes an interface.
-pub(crate) fn remove(index: u32) -> Request {
-    Request::change(RTM_DELLINK, 0, &interface(index))
+pub(crate) fn remove(index: u32) -> NetlinkRequest {
+    NetlinkRequest::change(RTM_DELLINK, 0, &interface(index))
 }
 
 /// Sets an interface up.
-pub(crate) fn up(index: u32) -> Request {
+pub(crate) fn up(index: u32) -> NetlinkRequest {
     let mut message = interface(index);
     message.header.flags = LinkFlags::Up;
     message.header.change_mask = LinkFlags::Up;
-    Request::change(RTM_SETLINK, 0, &message)
+    NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
 /// Sets an interface down.
-pub(crate) fn down(index: u32) -> Request {
+pub(crate) fn down(index: u32) -> NetlinkRequest {
     let mut message = interface(index);
     message.header.change_mask = LinkFlags::Up;
-    Request::change(RTM_SETLINK, 0, &message)
+    NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
 /// Gives an interface a MAC address.
-pub(crate) fn mac(index: u32, mac: &[u8]) -> Request {
+pub(crate) fn mac(index: u32, mac: &[u8]) -> NetlinkRequest {
     let mut message = interface(index);
     message.attributes.push(LinkAttribute::Address(mac.to_vec()));
-    Request::change(RTM_SETLINK, 0, &message)
+    NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
 fn interface(index: u32) -> LinkMessage {
@@ -135,37 +135,37 @@ fn interface(index: u32) -> LinkMessage {
 }
 
 /// Adds an address to an interface, as /32 or /128.
-pub(crate) fn address(index: u32, address: IpAddr) -> Request {
+pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family(address);
     message.header.prefix_len = IpNet::from(address).prefix_len();
     message.header.index = index;
     message.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
-    Request::change(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &message)
+    NetlinkRequest::change(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
 /// Lists the addresses of a family that an interface has. A kernel before 4.20 lists those of all interfaces.
-pub(crate) fn addresses(index: u32, family: AddressFamily) -> Request {
+pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family;
     message.header.index = index;
-    Request::tell(RTM_GETADDR, &message)
+    NetlinkRequest::tell(RTM_GETADDR, &message)
 }
 
 /// Adds a route to the main table that leads straight to an interface.
-pub(crate) fn route(destination: IpNet, index: u32) -> Request {
+pub(crate) fn route(destination: IpNet, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Link, None)
 }
 
 /// Adds a route to the main table that leads through a next hop.
-pub(crate) fn route_via(destination: IpNet, next_hop: IpAddr, index: u32) -> Request {
+pub(crate) fn route_via(destination: IpNet, next_hop: IpAddr, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Universe, Some(next_hop))
 }
 
 /// Makes the main table refuse packets to a network, unless a route to a part of it takes them.
-pub(crate) fn unreachable(destination: IpNet) -> Request {
+pub(crate) fn unreachable(destination: IpNet) -> NetlinkRequest {
     let message = route_message(destination, RouteScope::Universe, RouteType::Unreachable);
-    Request::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &message)
+    NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &message)
 }
 
 fn route_message(destination: IpNet, scope: RouteScope, kind: RouteType) -> RouteMessage {
@@ -180,15 +180,15 @@ fn route_message(destination: IpNet, scope: RouteScope, kind: RouteType) -> Rout
     message
 }
 
-fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option<IpAddr>) -> Request {
+fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option<IpAddr>) -> NetlinkRequest {
     let mut message = route_message(destination, scope, RouteType::Unicast);
     message.attributes.extend(next_hop.map(|hop| RouteAttribute::Gateway(RouteAddress::from(hop))));
     message.attributes.push(RouteAttribute::Oif(index));
-    Request::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &message)
+    NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
 /// Tells an interface the MAC address of a neighbour for good.
-pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> Request {
+pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkRequest {
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Inet;
     message.header.ifindex = index;
@@ -198,15 +198,15 @@ pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> Request {
         NeighbourAttribute::Destination(NeighbourAddress::Inet(address)),
         NeighbourAttribute::LinkLayerAddress(mac.to_vec()),
     ];
-    Request::change(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
+    NetlinkRequest::change(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
 }
 
 /// Lists the routes of a family in the main table. A kernel before 4.20 lists those of all tables.
-pub(crate) fn routes(family: AddressFamily) -> Request {
+pub(crate) fn routes(family: AddressFamily) -> NetlinkRequest {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
     message.header.table = RouteHeader::RT_TABLE_MAIN;
-    Request::tell(RTM_GETROUTE, &message)
+    NetlinkRequest::tell(RTM_GETROUTE, &message)
 }
 
 /// The family of an address.
@@ -215,9 +215,9 @@ pub(crate) fn family(address: IpAddr) -> AddressFamily {
 }
 
 /// The sizes of `ifinfomsg`, `ifaddrmsg` and `rtmsg`, which stand in front of the attributes.
-const LINK_HEADER: usize = 16;
-const ADDRESS_HEADER: usize = 8;
-const ROUTE_HEADER: usize = 12;
+const LINK_HEADER_BYTES: usize = 16;
+const ADDRESS_HEADER_BYTES: usize = 8;
+const ROUTE_HEADER_BYTES: usize = 12;
 
 /// An interface.
 #[derive(Debug, Default)]
@@ -243,7 +243,7 @@ impl Link {
 }
 
 /// An address of an interface.
-pub(crate) struct Address {
+pub(crate) struct InterfaceAddress {
     pub(crate) index: u32,
     pub(crate) address: IpAddr,
     pub(crate) prefix: u8,
@@ -263,7 +263,7 @@ pub(crate) fn read_link(payload: &[u8]) -> Result<Link, Errno> {
     let mut link = Link { index: number(payload.get(4..))?, ..Link::default() };
     let flags = number(payload.get(8..))?;
     link.up = flags & IFF_UP.cast_unsigned() != 0;
-    for (kind, value) in attributes(payload, LINK_HEADER) {
+    for (kind, value) in attributes(payload, LINK_HEADER_BYTES) {
         match kind {
             IFLA_IFNAME => link.name = text(value),
             IFLA_ADDRESS => link.mac = value.to_vec(),
@@ -281,9 +281,9 @@ pub(crate) fn read_link(payload: &[u8]) -> Result<Link, Errno> {
 }
 
 /// Reads an address of an interface.
-pub(crate) fn read_address(payload: &[u8]) -> Result<Address, Errno> {
+pub(crate) fn read_address(payload: &[u8]) -> Result<InterfaceAddress, Errno> {
     let (mut local, mut address) = (None, None);
-    for (kind, value) in attributes(payload, ADDRESS_HEADER) {
+    for (kind, value) in attributes(payload, ADDRESS_HEADER_BYTES) {
         match kind {
             IFA_LOCAL => local = ip(value),
             IFA_ADDRESS => address = ip(value),
@@ -293,14 +293,14 @@ pub(crate) fn read_address(payload: &[u8]) -> Result<Address, Errno> {
     // IPv4 has its own address in the first one, IPv6 has only the second one.
     let address = local.or(address).ok_or(Errno::GARBLED)?;
     let prefix = payload.get(1).copied().ok_or(Errno::GARBLED)?;
-    Ok(Address { index: number(payload.get(4..))?, address, prefix })
+    Ok(InterfaceAddress { index: number(payload.get(4..))?, address, prefix })
 }
 
 /// Reads a route.
 pub(crate) fn read_route(payload: &[u8]) -> Result<Route, Errno> {
     let &[family, prefix, _, _, table, _, scope, ..] = payload else { return Err(Errno::GARBLED) };
     let (mut to, mut table, mut next_hop, mut index) = (None, u32::from(table), None, None);
-    for (kind, value) in attributes(payload, ROUTE_HEADER) {
+    for (kind, value) in attributes(payload, ROUTE_HEADER_BYTES) {
         match kind {
             RTA_DST => to = ip(value),
             RTA_TABLE => table = number(Some(value))?,

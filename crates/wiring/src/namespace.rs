@@ -18,54 +18,62 @@ use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use crate::error::{Errno, Error};
 
 /// The namespace of the thread that opens this.
-const OWN: &str = "/proc/thread-self/ns/net";
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// An open network namespace.
-pub(crate) struct Namespace {
+pub(crate) struct NetNamespace {
     file: File,
     path: PathBuf,
 }
 
 /// Why a namespace could not be opened.
-pub(crate) enum Unopened {
+pub(crate) enum NamespaceError {
     /// Nothing is at the path.
     Gone(Error),
     /// Something else is.
     Other(Error),
 }
 
-impl From<Unopened> for Error {
-    fn from(unopened: Unopened) -> Self {
-        let (Unopened::Gone(error) | Unopened::Other(error)) = unopened;
+impl From<NamespaceError> for Error {
+    fn from(unopened: NamespaceError) -> Self {
+        let (NamespaceError::Gone(error) | NamespaceError::Other(error)) = unopened;
         error
     }
 }
 
-impl Namespace {
+impl NetNamespace {
     /// Opens a namespace. The kind of the file system is looked at first: the path may lead to anything, a pipe for one,
     /// which to open could do harm.
-    pub(crate) fn open(path: &Path) -> Result<Self, Unopened> {
+    pub(crate) fn open(path: &Path) -> Result<Self, NamespaceError> {
         match statfs(path).map(|about| about.filesystem_type()) {
             Ok(NSFS_MAGIC | PROC_SUPER_MAGIC) => {}
             Ok(FsType(magic)) => {
-                return Err(Unopened::Other(Error::Failed(format!("unknown FS magic on {path:?}: {magic:x}"))));
+                return Err(NamespaceError::Other(Error::Failed(format!("unknown FS magic on {path:?}: {magic:x}"))));
             }
             Err(errno) => {
                 let error = Error::failed(&format!("failed to Statfs {path:?}"), Errno::from(errno));
-                return Err(if errno == NixErrno::ENOENT { Unopened::Gone(error) } else { Unopened::Other(error) });
+                return Err(if errno == NixErrno::ENOENT {
+                    NamespaceError::Gone(error)
+                } else {
+                    NamespaceError::Other(error)
+                });
             }
         }
         let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
         let file = opened.map_err(|error| {
             let failed = Error::failed(&format!("open {}", path.display()), Errno::from(&error));
-            if error.kind() == io::ErrorKind::NotFound { Unopened::Gone(failed) } else { Unopened::Other(failed) }
+            if error.kind() == io::ErrorKind::NotFound {
+                NamespaceError::Gone(failed)
+            } else {
+                NamespaceError::Other(failed)
+            }
         })?;
         Ok(Self { file, path: path.to_owned() })
     }
 
     /// The namespace of this thread.
     pub(crate) fn own() -> Result<Self, Error> {
-        Ok(Self::open(Path::new(OsStr::new(OWN)))?)
+        Ok(Self::open(Path::new(OsStr::new(OWN_NAMESPACE)))?)
     }
 
     /// Takes this thread into the namespace.
@@ -82,7 +90,7 @@ impl Namespace {
 }
 
 /// Where a thread puts what it has found out. Sending succeeds only if somebody takes it.
-pub(crate) type Outcome<T> = SyncSender<Result<T, Error>>;
+pub(crate) type ResultSender<T> = SyncSender<Result<T, Error>>;
 
 /// Runs something on a thread of its own, and gives the first outcome that it sends.
 ///
@@ -92,10 +100,10 @@ pub(crate) type Outcome<T> = SyncSender<Result<T, Error>>;
 /// # Errors
 ///
 /// The error that the thread sends; `late` if it sends nothing before the deadline; a panic of the thread.
-pub(crate) fn apart<T: Send + 'static>(
+pub(crate) fn run_in_thread<T: Send + 'static>(
     deadline: Instant,
     late: impl FnOnce() -> Error,
-    work: impl FnOnce(&Outcome<T>) + Send + 'static,
+    work: impl FnOnce(&ResultSender<T>) + Send + 'static,
 ) -> Result<T, Error> {
     // Without room, so that what is sent is either taken or comes back.
     let (sender, receiver) = sync_channel(0);
@@ -105,14 +113,15 @@ pub(crate) fn apart<T: Send + 'static>(
         Ok(outcome) => outcome,
         Err(RecvTimeoutError::Timeout) => Err(late()),
         Err(RecvTimeoutError::Disconnected) => {
-            let said = thread.join().err().map_or_else(|| "nothing was found out".to_owned(), |panic| said(&*panic));
+            let said =
+                thread.join().err().map_or_else(|| "nothing was found out".to_owned(), |panic| panic_message(&*panic));
             Err(Error::failed("the work in the network namespace was given up", said))
         }
     }
 }
 
 /// The message of a panic.
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
 }

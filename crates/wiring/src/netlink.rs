@@ -16,19 +16,19 @@ use nix::sys::socket::sockopt::SndBufForce;
 use crate::error::{Errno, Error};
 
 /// The types that every netlink family has (`linux/netlink.h`).
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
+const ERROR_MESSAGE: u16 = 2;
+const DONE_MESSAGE: u16 = 3;
 
 /// The kernel makes parts of a listing no larger than this.
-const LARGEST: usize = 32 * 1024;
+const MAX_PART_BYTES: usize = 32 * 1024;
 /// How often a listing is made anew because something changed meanwhile.
-const LISTINGS: usize = 5;
+const MAX_LISTING_ATTEMPTS: usize = 5;
 /// A message of so many bytes fits into the send buffer that every socket has.
-const USUAL_ROOM: usize = 32 * 1024;
+const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 
 /// A request to the kernel.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct NetlinkRequest {
     kind: u16,
     flags: u16,
     /// `NLM_F_ACK`, unless the kernel answers anyway.
@@ -38,7 +38,7 @@ pub(crate) struct Request {
     failure: String,
 }
 
-impl Request {
+impl NetlinkRequest {
     /// A request of a type (`RTM_..`) to change something, with flags (`NLM_F_..`) beyond the usual ones.
     pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
@@ -52,7 +52,7 @@ impl Request {
     }
 
     /// The text in front of the reason if the kernel refuses it. Without that, the reason stands alone.
-    pub(crate) fn or(mut self, failure: String) -> Self {
+    pub(crate) fn with_failure(mut self, failure: String) -> Self {
         self.failure = failure;
         self
     }
@@ -75,20 +75,20 @@ impl Request {
 }
 
 /// The kernel's answer to one request: the reply, or nothing, or the reason of its refusal.
-pub(crate) type Answer = Result<Vec<u8>, Errno>;
+pub(crate) type Reply = Result<Vec<u8>, Errno>;
 
 /// A socket to the kernel. It belongs to the network namespace in which it was opened, whichever thread uses it.
-pub(crate) struct Socket {
+pub(crate) struct NetlinkSocket {
     socket: netlink_sys::Socket,
     sequence: Cell<u32>,
     buffer: RefCell<Vec<u8>>,
 }
 
-impl Socket {
+impl NetlinkSocket {
     /// A socket to the network namespace of this thread, for a protocol (`NETLINK_..`).
     pub(crate) fn open(protocol: isize) -> Result<Self, Errno> {
         let socket = netlink_sys::Socket::new(protocol).map_err(|error| Errno::from(&error))?;
-        Ok(Self { socket, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(LARGEST)) })
+        Ok(Self { socket, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(MAX_PART_BYTES)) })
     }
 
     /// A socket for interfaces, addresses and routes.
@@ -101,7 +101,7 @@ impl Socket {
     }
 
     /// Sends requests in one go, and gives the answer to each.
-    pub(crate) fn exchange(&self, requests: &[Request]) -> Result<Vec<Answer>, Errno> {
+    pub(crate) fn exchange(&self, requests: &[NetlinkRequest]) -> Result<Vec<Reply>, Errno> {
         let Some(last) = requests.len().checked_sub(1) else { return Ok(Vec::new()) };
         let first = self.sequence.get().wrapping_add(1);
         let mut message = Vec::with_capacity(requests.iter().map(|request| request.body.len() + 20).sum());
@@ -117,7 +117,7 @@ impl Socket {
             self.receive(|header, payload| {
                 let at = header.sequence_number().wrapping_sub(first) as usize;
                 let Some(answer) = answers.get_mut(at) else { return Ok(()) };
-                if header.message_type() != ERROR {
+                if header.message_type() != ERROR_MESSAGE {
                     *answer = Ok(payload.to_vec());
                 } else if let Some(errno) = refusal(payload)? {
                     *answer = Err(errno);
@@ -130,7 +130,7 @@ impl Socket {
     }
 
     /// As [`exchange`](Self::exchange), where all requests must succeed. The first that did not makes the error.
-    pub(crate) fn all(&self, requests: &[Request]) -> Result<Vec<Vec<u8>>, Error> {
+    pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
         answers.map(|(answer, request)| answer.map_err(|errno| Error::failed(&request.failure, errno))).collect()
@@ -140,9 +140,14 @@ impl Socket {
     /// error is what the first refused one says for that, and why it was refused.
     ///
     /// The kernel answers the batch's beginning if it takes no batch at all, and otherwise the last request.
-    pub(crate) fn batch(&self, begin: &Request, requests: &[Request], end: &Request) -> Result<(), (String, Errno)> {
+    pub(crate) fn batch(
+        &self,
+        begin: &NetlinkRequest,
+        requests: &[NetlinkRequest],
+        end: &NetlinkRequest,
+    ) -> Result<(), (String, Errno)> {
         let talk = |errno| (begin.failure.clone(), errno);
-        let all: Vec<&Request> = std::iter::once(begin).chain(requests).chain([end]).collect();
+        let all: Vec<&NetlinkRequest> = std::iter::once(begin).chain(requests).chain([end]).collect();
         let first = self.sequence.get().wrapping_add(1);
         let mut message = Vec::new();
         for (at, request) in all.iter().enumerate() {
@@ -151,7 +156,7 @@ impl Socket {
             request.write(&mut message, confirm, sequence).map_err(talk)?;
         }
         // The kernel takes a batch in one message only. Where the room cannot be had, sending says so.
-        if message.len() > USUAL_ROOM {
+        if message.len() > DEFAULT_SEND_BUFFER_BYTES {
             let _ = setsockopt(&self.socket, SndBufForce, &(4 * message.len()));
         }
         self.send(&message, first, all.len()).map_err(talk)?;
@@ -161,7 +166,7 @@ impl Socket {
             let took = self.receive(|header, payload| {
                 let at = header.sequence_number().wrapping_sub(first) as usize;
                 if let Some(request) = all.get(at)
-                    && header.message_type() == ERROR
+                    && header.message_type() == ERROR_MESSAGE
                 {
                     complete |= at == requests.len();
                     let refusal = refusal(payload)?;
@@ -175,13 +180,13 @@ impl Socket {
     }
 
     /// One request and its answer.
-    pub(crate) fn one(&self, request: Request) -> Answer {
+    pub(crate) fn one(&self, request: NetlinkRequest) -> Reply {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }
 
     /// All that the kernel lists in answer to a request.
-    pub(crate) fn list(&self, request: &Request) -> Result<Vec<Vec<u8>>, Errno> {
-        for _ in 1..LISTINGS {
+    pub(crate) fn list(&self, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>, Errno> {
+        for _ in 1..MAX_LISTING_ATTEMPTS {
             if let Some(listed) = self.list_once(request)? {
                 return Ok(listed);
             }
@@ -190,7 +195,7 @@ impl Socket {
     }
 
     /// All that the kernel lists; `None` if the listing is not of one moment.
-    fn list_once(&self, request: &Request) -> Result<Option<Vec<Vec<u8>>>, Errno> {
+    fn list_once(&self, request: &NetlinkRequest) -> Result<Option<Vec<Vec<u8>>>, Errno> {
         let sequence = self.sequence.get().wrapping_add(1);
         let mut message = Vec::new();
         request.write(&mut message, NLM_F_DUMP, sequence)?;
@@ -203,11 +208,11 @@ impl Socket {
                 }
                 whole &= header.flags() & NLM_F_DUMP_INTR == 0;
                 match header.message_type() {
-                    DONE => {
+                    DONE_MESSAGE => {
                         complete = true;
                         refusal(payload)?.map_or(Ok(()), Err)?;
                     }
-                    ERROR => return Err(refusal(payload)?.unwrap_or(Errno::GARBLED)),
+                    ERROR_MESSAGE => return Err(refusal(payload)?.unwrap_or(Errno::GARBLED)),
                     _ => listed.push(payload.to_vec()),
                 }
                 Ok(())

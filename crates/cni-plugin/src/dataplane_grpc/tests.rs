@@ -95,7 +95,7 @@ impl Server {
 }
 
 fn choose(options: &str) -> Result<Dataplane> {
-    Dataplane::choose(Some(&Json::parse(options.as_bytes()).unwrap()))
+    Dataplane::choose(Some(&GoJson::parse(options.as_bytes()).unwrap()))
 }
 
 fn dataplane(target: &str) -> GrpcDataplane {
@@ -275,7 +275,8 @@ fn map(name: &str, value: &str) -> BTreeMap<String, String> {
 
 #[test]
 fn every_field_has_its_number() {
-    let port = Port { name: "dns".into(), protocol: "UDP".into(), port: 53, host_port: 54, host_ip: "10.1.2.3".into() };
+    let port =
+        GrpcPort { name: "dns".into(), protocol: "UDP".into(), port: 53, host_port: 54, host_ip: "10.1.2.3".into() };
     let workload = WorkloadIds {
         name: "n".into(),
         namespace: "ns".into(),

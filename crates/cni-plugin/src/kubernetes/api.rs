@@ -14,24 +14,24 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::dial::{self, Failure, Problem, Route};
+use super::dial::{self, ApiFailure, ApiProblem, ApiRoute};
 
 /// More than a namespace, a pod or a virtual machine has, in bytes.
-const MAX_BYTES: usize = 4 << 20;
+const MAX_RESPONSE_BYTES: usize = 4 << 20;
 /// The most characters of the API's that an error repeats.
-const MAX_MESSAGE: usize = 1000;
+const MAX_MESSAGE_CHARS: usize = 1000;
 /// How often a request is sent again that the API could not take.
-const RETRIES: usize = 10;
+const MAX_RETRIES: usize = 10;
 /// The longest that a request is waited for.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The shortest pause before a request is sent again.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
 
 /// The way to the API, and the login for it.
 pub(super) struct Api {
-    pub(super) way: Route,
+    pub(super) way: ApiRoute,
     /// The text before the path of a request.
     pub(super) prefix: String,
     pub(super) login: Login,
@@ -45,7 +45,7 @@ pub(super) struct Api {
 
 /// An answer of the API.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
     /// The pause before the next try, if the API could not take the request.
@@ -55,7 +55,7 @@ pub(super) struct Answer {
 /// The answer of the API if it refuses.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Status {
+pub(super) struct ApiStatus {
     pub(super) message: String,
     pub(super) reason: String,
 }
@@ -67,27 +67,27 @@ impl Api {
     }
 
     /// The answer to a request for a path; the time is that of all tries together.
-    pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<Answer, Failure> {
+    pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
-        match timeout_at(deadline, self.insist(path, deadline)).await {
+        match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
             Ok(answer) => answer,
-            Err(_) => Err(Failure::Late(left)),
+            Err(_) => Err(ApiFailure::Late(left)),
         }
     }
 
     /// Repeats a request as often as the API wants it repeated, as Kubernetes's own client does.
-    async fn insist(&mut self, path: &str, deadline: Instant) -> Result<Answer, Failure> {
-        for _ in 0..RETRIES {
-            let answer = self.once(path).await?;
+    async fn get_with_retries(&mut self, path: &str, deadline: Instant) -> Result<ApiResponse, ApiFailure> {
+        for _ in 0..MAX_RETRIES {
+            let answer = self.get_once(path).await?;
             match answer.pause {
                 Some(pause) if pause < deadline.duration_since(Instant::now()) => sleep(pause).await,
                 _ => return Ok(answer),
             }
         }
-        self.once(path).await
+        self.get_once(path).await
     }
 
-    async fn once(&mut self, path: &str) -> Result<Answer, Failure> {
+    async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
             // The other side may close an idle connection at any time; a request may be sent twice.
             if let Ok(answer) = self.exchange(kept, path).await {
@@ -95,26 +95,28 @@ impl Api {
             }
         }
         let stream = self.way.open().await?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        let (sender, connection) =
+            handshake(TokioIo::new(stream)).await.map_err(|error| self.connection_problem(&error))?;
         tokio::spawn(connection);
         Ok(self.exchange(sender, path).await?)
     }
 
-    async fn exchange(&mut self, mut sender: SendRequest<Empty<Bytes>>, path: &str) -> Result<Answer, Problem> {
+    async fn exchange(&mut self, mut sender: SendRequest<Empty<Bytes>>, path: &str) -> Result<ApiResponse, ApiProblem> {
         let request = self.request(path)?;
-        sender.ready().await.map_err(|error| self.broken(&error))?;
-        let answer = sender.send_request(request).await.map_err(|error| self.broken(&error))?;
+        sender.ready().await.map_err(|error| self.connection_problem(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| self.connection_problem(&error))?;
         let (head, body) = answer.into_parts();
-        let cut =
-            |_| Problem::passing(format!("the answer of {} was cut off, or has no end", self.url()), CHECK_ADDRESS);
-        let body = Limited::new(body, MAX_BYTES).collect().await.map_err(cut)?.to_bytes();
+        let cut = |_| {
+            ApiProblem::transient(format!("the answer of {} was cut off, or has no end", self.url()), CHECK_ADDRESS)
+        };
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await.map_err(cut)?.to_bytes();
         self.kept = Some(sender);
         let has_trouble = head.status == StatusCode::TOO_MANY_REQUESTS || head.status.is_server_error();
         let pause = if has_trouble { pause(&head.headers) } else { None };
-        Ok(Answer { status: head.status, body, pause })
+        Ok(ApiResponse { status: head.status, body, pause })
     }
 
-    fn request(&mut self, path: &str) -> Result<Request<Empty<Bytes>>, Problem> {
+    fn request(&mut self, path: &str) -> Result<Request<Empty<Bytes>>, ApiProblem> {
         let server = if self.way.is_read_by_proxy() { self.way.address.url() } else { String::new() };
         let mut request = Request::get(format!("{server}{}{path}", self.prefix))
             .header(HOST, &self.way.address.authority)
@@ -128,28 +130,28 @@ impl Api {
         if let Some(authorization) = for_proxy.and_then(|proxy| proxy.authorization.clone()) {
             request = request.header(PROXY_AUTHORIZATION, authorization);
         }
-        let cannot = |error| Problem::new(format!("cannot ask for it: {error}"), CHECK_ADDRESS);
+        let cannot = |error| ApiProblem::new(format!("cannot ask for it: {error}"), CHECK_ADDRESS);
         request.body(Empty::new()).map_err(cannot)
     }
 
-    fn broken(&self, error: &hyper::Error) -> Problem {
-        Problem::passing(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
+    fn connection_problem(&self, error: &hyper::Error) -> ApiProblem {
+        ApiProblem::transient(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
     /// The refusal in an answer; its text has no secret of ours in it, and is not long.
-    pub(super) fn status(&self, answer: &Answer) -> Status {
-        let mut status: Status = serde_json::from_slice(&answer.body).unwrap_or_default();
+    pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
+        let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
             status.message = status.message.replace(&self.secret, "***");
         }
-        if let Some((end, _)) = status.message.char_indices().nth(MAX_MESSAGE) {
+        if let Some((end, _)) = status.message.char_indices().nth(MAX_MESSAGE_CHARS) {
             status.message.truncate(end);
         }
         status
     }
 
     /// The text of Kubernetes's own client for a refusal.
-    pub(super) fn complaint(&self, answer: &Answer, kind: &str, name: &str) -> String {
+    pub(super) fn complaint(&self, answer: &ApiResponse, kind: &str, name: &str) -> String {
         let message = self.status(answer).message;
         match answer.status {
             _ if !message.is_empty() => message,
@@ -177,12 +179,12 @@ impl Api {
 
 /// The moment when the time that is left is over.
 pub(super) fn deadline(left: Duration) -> Instant {
-    Instant::now() + left.min(LONGEST)
+    Instant::now() + left.min(MAX_REQUEST_TIMEOUT)
 }
 
 fn pause(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds).max(SHORTEST_PAUSE))
+    Some(Duration::from_secs(seconds).max(MIN_RETRY_INTERVAL))
 }
 
 /// The login that a kubeconfig gives its user beside certificates.
@@ -205,20 +207,20 @@ pub(super) struct Credential {
 
 impl Login {
     /// The credential to send with the next request.
-    pub(super) fn credential(&self) -> Result<Option<Credential>, Problem> {
+    pub(super) fn credential(&self) -> Result<Option<Credential>, ApiProblem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),
             Self::Token(token) => ("Bearer", token.clone()),
             Self::TokenFile(path) => {
                 let token = String::from_utf8_lossy(&dial::read_credentials(path)?).trim().to_owned();
                 if token.is_empty() {
-                    return Err(Problem::new(format!("{} is empty", path.display()), "it must have a token"));
+                    return Err(ApiProblem::new(format!("{} is empty", path.display()), "it must have a token"));
                 }
                 ("Bearer", token)
             }
             Self::Password(user, password) => ("Basic", STANDARD.encode(format!("{user}:{password}"))),
         };
-        let bad = |_| Problem::new("the token for the Kubernetes API has characters that none has", "check it");
+        let bad = |_| ApiProblem::new("the token for the Kubernetes API has characters that none has", "check it");
         let mut header = HeaderValue::try_from(format!("{scheme} {secret}")).map_err(bad)?;
         header.set_sensitive(true);
         Ok(Some(Credential { header, secret }))

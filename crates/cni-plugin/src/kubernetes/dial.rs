@@ -30,12 +30,12 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName,
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 /// A connection of whatever kind.
-pub(crate) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
+pub(crate) trait ApiStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ApiStream for T {}
 
 /// The address of a server: what of a URL is about connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Address {
+pub(super) struct ApiAddress {
     is_https: bool,
     pub(super) host: String,
     pub(super) port: u16,
@@ -43,7 +43,7 @@ pub(super) struct Address {
     pub(super) authority: String,
 }
 
-impl Address {
+impl ApiAddress {
     /// `None` if it is no URL of HTTP.
     pub(super) fn of(uri: &Uri) -> Option<Self> {
         let is_https = match uri.scheme_str()? {
@@ -82,42 +82,42 @@ pub(super) fn password(uri: &Uri) -> Option<HeaderValue> {
 
 /// A proxy of HTTP that is spoken to without TLS.
 pub(super) struct Proxy {
-    address: Address,
+    address: ApiAddress,
     pub(super) authorization: Option<HeaderValue>,
 }
 
 impl Proxy {
     /// # Errors
     /// The URL is that of another kind of proxy. It is not repeated: a password may be in it.
-    pub(super) fn new(url: &str) -> Result<Self, Problem> {
+    pub(super) fn new(url: &str) -> Result<Self, ApiProblem> {
         let unsupported = || {
-            Problem::new(
+            ApiProblem::new(
                 "the kubeconfig asks for a proxy-url that is not supported",
                 "write it as http://host:port; proxies that are spoken to by https or socks5 are not supported",
             )
         };
         let uri: Uri = url.parse().map_err(|_| unsupported())?;
-        let address = Address::of(&uri).filter(|address| !address.is_https).ok_or_else(unsupported)?;
+        let address = ApiAddress::of(&uri).filter(|address| !address.is_https).ok_or_else(unsupported)?;
         Ok(Self { address, authorization: password(&uri) })
     }
 }
 
 /// How to get a connection to a server.
-pub(super) struct Route {
-    pub(super) address: Address,
+pub(super) struct ApiRoute {
+    pub(super) address: ApiAddress,
     pub(super) proxy: Option<Proxy>,
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
-impl Route {
+impl ApiRoute {
     /// `tls` is called for an address of https alone. `server_name` is the name in the server's certificate, if not its
     /// host's. `None` if that is no name.
     pub(super) fn new(
-        address: Address,
+        address: ApiAddress,
         proxy: Option<Proxy>,
         server_name: Option<String>,
-        tls: impl FnOnce() -> Result<ClientConfig, Problem>,
-    ) -> Result<Option<Self>, Problem> {
+        tls: impl FnOnce() -> Result<ClientConfig, ApiProblem>,
+    ) -> Result<Option<Self>, ApiProblem> {
         let mut way = Self { address, proxy, tls: None };
         if way.address.is_https {
             let name = server_name.unwrap_or_else(|| way.address.host.clone());
@@ -133,23 +133,23 @@ impl Route {
     }
 
     /// The address of the first peer: the proxy or the server itself.
-    pub(super) fn first(&self) -> &Address {
+    pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
 
     /// A connection.
-    pub(super) async fn open(&self) -> Result<Box<dyn Connection>, Failure> {
-        let Address { host, port, .. } = self.first();
-        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(Failure::Unreachable)?;
+    pub(super) async fn open(&self) -> Result<Box<dyn ApiStream>, ApiFailure> {
+        let ApiAddress { host, port, .. } = self.first();
+        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(ApiFailure::Unreachable)?;
         // A request is one packet, and its answer is waited for.
         let _ = stream.set_nodelay(true);
-        let stream: Box<dyn Connection> = match &self.proxy {
-            Some(proxy) if self.address.is_https => self.through(proxy, stream).await?,
+        let stream: Box<dyn ApiStream> = match &self.proxy {
+            Some(proxy) if self.address.is_https => self.connect_through(proxy, stream).await?,
             _ => Box::new(stream),
         };
         let Some((connector, name)) = &self.tls else { return Ok(stream) };
         let refused = |error: io::Error| {
-            Problem::new(
+            ApiProblem::new(
                 format!("{} is not trusted, or does not speak TLS: {error}", self.address.url()),
                 "check the authority in the kubeconfig, and the address",
             )
@@ -158,11 +158,11 @@ impl Route {
     }
 
     /// A connection that a proxy makes to the server.
-    async fn through(&self, proxy: &Proxy, stream: TcpStream) -> Result<Box<dyn Connection>, Problem> {
+    async fn connect_through(&self, proxy: &Proxy, stream: TcpStream) -> Result<Box<dyn ApiStream>, ApiProblem> {
         let shown = proxy.address.url();
         let advice = "check proxy-url in the kubeconfig, and what the proxy allows";
         let broken = |error: hyper::Error| {
-            Problem::passing(format!("the connection to the proxy {shown} broke: {error}"), advice)
+            ApiProblem::transient(format!("the connection to the proxy {shown} broke: {error}"), advice)
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
@@ -173,15 +173,15 @@ impl Route {
             request = request.header(PROXY_AUTHORIZATION, authorization);
         }
         let request = request.body(Empty::<Bytes>::new());
-        let request = request.map_err(|error| Problem::new(format!("cannot ask the proxy: {error}"), advice))?;
+        let request = request.map_err(|error| ApiProblem::new(format!("cannot ask the proxy: {error}"), advice))?;
         let answer = sender.send_request(request).await.map_err(broken)?;
         let status = answer.status();
         if !status.is_success() {
             let what = format!("the proxy {shown} refused a connection to {server}: {status}");
             return Err(if status.is_server_error() {
-                Problem::passing(what, advice)
+                ApiProblem::transient(what, advice)
             } else {
-                Problem::new(what, advice)
+                ApiProblem::new(what, advice)
             });
         }
         let upgraded = hyper::upgrade::on(answer).await.map_err(broken)?;
@@ -190,7 +190,7 @@ impl Route {
 }
 
 /// Which servers are the right ones.
-pub(super) enum Trust {
+pub(super) enum TlsTrust {
     /// Those whom the authorities of this system vouch for.
     System,
     /// Those whom these authorities vouch for, in PEM form.
@@ -200,33 +200,33 @@ pub(super) enum Trust {
 }
 
 /// A certificate of ours and its key, in PEM form.
-pub(super) struct Identity {
+pub(super) struct ClientIdentity {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
 }
 
-pub(super) fn tls_config(trust: &Trust, identity: Option<&Identity>) -> Result<ClientConfig, Problem> {
+pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) -> Result<ClientConfig, ApiProblem> {
     let unusable =
-        |what: &str| Problem::new(format!("{what} for the Kubernetes API cannot be used"), "check the kubeconfig");
+        |what: &str| ApiProblem::new(format!("{what} for the Kubernetes API cannot be used"), "check the kubeconfig");
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|_| unusable("TLS"))?;
     let builder = match trust {
-        Trust::Everyone => {
+        TlsTrust::Everyone => {
             tracing::warn!("the Kubernetes API may be anybody's: the kubeconfig has insecure-skip-tls-verify");
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(UncheckedVerifier(provider)))
         }
-        Trust::System => {
+        TlsTrust::System => {
             let mut roots = RootCertStore::empty();
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             builder.with_root_certificates(roots)
         }
-        Trust::Authority(pem) => {
+        TlsTrust::Authority(pem) => {
             builder.with_root_certificates(authorities(pem).ok_or_else(|| unusable("the authority"))?)
         }
     };
-    let Some(Identity { certificate, key }) = identity else { return Ok(builder.with_no_client_auth()) };
+    let Some(ClientIdentity { certificate, key }) = identity else { return Ok(builder.with_no_client_auth()) };
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
     let certificates = certificates.map_err(|_| unusable("the client certificate"))?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| unusable("the client key"))?;
@@ -244,9 +244,9 @@ fn authorities(pem: &[u8]) -> Option<RootCertStore> {
 
 /// Takes every certificate, but only from a server that has its key.
 #[derive(Debug)]
-struct Unverified(Arc<CryptoProvider>);
+struct UncheckedVerifier(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Unverified {
+impl ServerCertVerifier for UncheckedVerifier {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -282,28 +282,31 @@ impl ServerCertVerifier for Unverified {
 }
 
 /// Far more than any of these files has, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "with this file the plugin logs in to the Kubernetes API, or knows that API: only its owner may write to it";
 const WHY_ETCD: &str = "with this file the plugin logs in to etcd, or knows that etcd: only its owner may write to it";
 /// The bits of a mode with which others than the owner may write.
-const WRITABLE: u32 = 0o022;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// The content of such a file. A file that others may write to is refused: they could have the plugin run as somebody else, or
 /// have it trust their server.
-pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, Problem> {
+pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     let shown = path.display();
     let unreadable = |error: io::Error| {
-        Problem::new(format!("cannot read {shown}: {error}"), "check kubernetes.kubeconfig, and that the file is there")
+        ApiProblem::new(
+            format!("cannot read {shown}: {error}"),
+            "check kubernetes.kubeconfig, and that the file is there",
+        )
     };
     // A pipe would be waited for.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
     check_file(path, &file, WHY_KUBERNETES).map_err(unreadable)??;
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(Problem::new(
-            format!("{shown} has more than {MAX_BYTES} bytes"),
+    file.take(MAX_CREDENTIAL_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_CREDENTIAL_BYTES {
+        return Err(ApiProblem::new(
+            format!("{shown} has more than {MAX_CREDENTIAL_BYTES} bytes"),
             "check that it is the right file",
         ));
     }
@@ -314,22 +317,22 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, Problem> {
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
-        Ok(Err(Problem { code, what, advice })) => Err(CniError::new(code, what).with_details(advice)),
+        Ok(Err(ApiProblem { code, what, advice })) => Err(CniError::new(code, what).with_details(advice)),
         Ok(Ok(())) | Err(_) => Ok(()),
     }
 }
 
-fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), Problem>> {
+fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), ApiProblem>> {
     let about = file.metadata()?;
     let (shown, owner) = (path.display(), about.uid());
     if !about.is_file() {
         return Err(io::Error::other("this is no file"));
     }
     let remedy = format!("chown root {shown} && chmod go-w {shown}");
-    Ok(if about.mode() & WRITABLE != 0 {
-        Err(Problem::new(format!("others than its owner may write to {shown}; run: chmod go-w {shown}"), why))
+    Ok(if about.mode() & WRITABLE_BY_OTHERS != 0 {
+        Err(ApiProblem::new(format!("others than its owner may write to {shown}; run: chmod go-w {shown}"), why))
     } else if owner != 0 && owner != geteuid().as_raw() {
-        Err(Problem::new(format!("{shown} belongs to the user {owner}; run: {remedy}"), why))
+        Err(ApiProblem::new(format!("{shown} belongs to the user {owner}; run: {remedy}"), why))
     } else {
         Ok(())
     })
@@ -337,42 +340,42 @@ fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), Prob
 
 /// A problem, and the advice about it. No secret is kept in it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct ApiProblem {
     pub(super) code: Code,
     pub(super) what: String,
     pub(super) advice: String,
 }
 
-impl Problem {
+impl ApiProblem {
     /// A problem that somebody must mend.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
 
     /// A problem that may be gone a little later.
-    pub(super) fn passing(what: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(super) fn transient(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }
 }
 
 /// The reason why a request has no answer. The plugins report the first two in different words.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum ApiFailure {
     /// There is no connection.
     Unreachable(io::Error),
     /// There was no answer in that time.
     Late(Duration),
     /// Everything else.
-    Reported(Problem),
+    Reported(ApiProblem),
 }
 
-impl From<Problem> for Failure {
-    fn from(problem: Problem) -> Self {
+impl From<ApiProblem> for ApiFailure {
+    fn from(problem: ApiProblem) -> Self {
         Self::Reported(problem)
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ApiFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(error) => error.fmt(f),

@@ -11,14 +11,14 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use super::api::deadline;
-use super::dial::{self, Address, Route, Trust, password};
+use super::dial::{self, ApiAddress, ApiRoute, TlsTrust, password};
 use crate::gojson::quoted;
 
 /// How often a gate is queried, and for how long, as in Calico's plugin. That one begins with a pause.
-const PACE: Pace = Pace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
+const GATE_PACE: GatePace = GatePace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
 
 #[derive(Clone, Copy)]
-struct Pace {
+struct GatePace {
     interval: Duration,
     longest: Duration,
 }
@@ -29,16 +29,16 @@ struct Pace {
 /// # Errors
 /// Calico's, code 999: a gate is no URL, or did not answer so. Code 11 if the time that is left passed first.
 pub(crate) async fn wait(urls: &[String], left: Duration) -> Result<()> {
-    wait_at(urls, left, PACE).await
+    wait_at(urls, left, GATE_PACE).await
 }
 
-async fn wait_at(urls: &[String], left: Duration, pace: Pace) -> Result<()> {
+async fn wait_at(urls: &[String], left: Duration, pace: GatePace) -> Result<()> {
     let deadline = deadline(left);
-    let gates: Vec<Gate> = urls.iter().map(|url| Gate::new(url)).collect::<Result<_>>()?;
+    let gates: Vec<ReadinessGate> = urls.iter().map(|url| ReadinessGate::new(url)).collect::<Result<_>>()?;
     for gate in gates {
         let its_own = Instant::now() + pace.longest;
         let mut last = "it gave no answer".to_owned();
-        let opened = timeout_at(its_own.min(deadline), gate.opens(pace.interval, &mut last)).await;
+        let opened = timeout_at(its_own.min(deadline), gate.wait_until_open(pace.interval, &mut last)).await;
         opened.map_err(|_| {
             let code = if its_own <= deadline { Code::Internal } else { Code::TryAgain };
             let details = format!("the readiness gate {} is not open: {last}", gate.way.address.url());
@@ -48,12 +48,12 @@ async fn wait_at(urls: &[String], left: Duration, pace: Pace) -> Result<()> {
     Ok(())
 }
 
-struct Gate {
-    way: Route,
+struct ReadinessGate {
+    way: ApiRoute,
     uri: Uri,
 }
 
-impl Gate {
+impl ReadinessGate {
     fn new(url: &str) -> Result<Self> {
         // A password never leaves this function.
         let shown = without_user(url);
@@ -66,14 +66,14 @@ impl Gate {
             let scheme = quoted(uri.scheme_str().unwrap_or_default());
             return Err(if has_scheme { invalid(format!("unsupported protocol scheme {scheme}")) } else { no_uri() });
         }
-        let address = Address::of(&uri).ok_or_else(no_uri)?;
-        let way = Route::new(address, None, None, || dial::tls_config(&Trust::System, None));
+        let address = ApiAddress::of(&uri).ok_or_else(no_uri)?;
+        let way = ApiRoute::new(address, None, None, || dial::tls_config(&TlsTrust::System, None));
         let way = way.map_err(|problem| CniError::internal(problem.what))?;
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
     /// Queries the gate until it is open; `last` is the reason why it was not.
-    async fn opens(&self, pause: Duration, last: &mut String) {
+    async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
         // A try that took longer is not made up for.
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -123,17 +123,17 @@ mod tests {
     use crate::kubernetes::tests::trust::Certificates;
     use crate::kubernetes::tests::{Reply, Server};
 
-    const FAST: Pace = Pace { interval: Duration::from_millis(100), longest: Duration::from_millis(500) };
+    const FAST: GatePace = GatePace { interval: Duration::from_millis(100), longest: Duration::from_millis(500) };
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn no_password_is_shown() {
-        let error = Gate::new("ftp://user:secret@a:1/b?c=@").map(drop).unwrap_err();
+        let error = ReadinessGate::new("ftp://user:secret@a:1/b?c=@").map(drop).unwrap_err();
         assert_eq!(
             error.message(),
             "invalid URL set for ReadinessGates:ftp://a:1/b?c=@ Error:unsupported protocol scheme \"ftp\""
         );
-        assert!(!Gate::new("user:secret@a b").map(drop).unwrap_err().message().contains("secret"));
+        assert!(!ReadinessGate::new("user:secret@a b").map(drop).unwrap_err().message().contains("secret"));
     }
 
     fn gates(urls: &[&str]) -> Vec<String> {
@@ -184,7 +184,7 @@ mod tests {
             // Until the client hangs up.
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         });
-        wait_at(&[format!("http://{address}/")], LONG, Pace { longest: LONG, ..FAST }).await.unwrap();
+        wait_at(&[format!("http://{address}/")], LONG, GatePace { longest: LONG, ..FAST }).await.unwrap();
     }
 
     #[tokio::test]

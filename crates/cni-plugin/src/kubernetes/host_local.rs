@@ -4,7 +4,7 @@ use agent::{CniError, Result};
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use crate::gojson::{self, Json};
+use crate::gojson::{self, GoJson};
 
 /// The text of a subnet, in any case, for the node's range of a family; and the network that stands for it on DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
@@ -31,7 +31,7 @@ impl HostLocal {
     ///
     /// # Errors
     /// Calico's, code 999: `ipam`, `ipam.ranges` or a part of that has the wrong shape.
-    pub(crate) fn new(conf: &Json) -> Result<Self> {
+    pub(crate) fn new(conf: &GoJson) -> Result<Self> {
         let conf = gojson::untyped(conf);
         check_shape(&conf["ipam"]).map_err(CniError::internal)?;
         Ok(Self { conf })
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     fn host_local(ipam: &str) -> Result<HostLocal> {
-        HostLocal::new(&Json::parse(format!(r#"{{"name":"k8s-net","ipam":{ipam}}}"#).as_bytes()).unwrap())
+        HostLocal::new(&GoJson::parse(format!(r#"{{"name":"k8s-net","ipam":{ipam}}}"#).as_bytes()).unwrap())
     }
 
     /// The configuration that host-local gets on ADD, and on DEL.
@@ -294,7 +294,7 @@ mod tests {
             assert_eq!(given(ipam, &BOTH).1, expected, "{ipam}");
         }
         let conf = r#"{"ipam":{"subnet":"usePodCidr"},"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/16"}]]}}"#;
-        let conf = HostLocal::new(&Json::parse(conf.as_bytes()).unwrap()).unwrap().for_del();
+        let conf = HostLocal::new(&GoJson::parse(conf.as_bytes()).unwrap()).unwrap().for_del();
         assert_eq!(conf.conf()["ipam"].to_string(), "{}");
     }
 
@@ -324,7 +324,7 @@ mod tests {
         }
         // The last of several members counts, and their names are written as they are.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
-        assert!(HostLocal::new(&Json::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
+        assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
         // A subnet that is no text is host-local's affair.
         assert!(!host_local(r#"{"subnet":5}"#).unwrap().wants_pod_cidrs());
     }

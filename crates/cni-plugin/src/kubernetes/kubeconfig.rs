@@ -10,10 +10,10 @@ use serde::de::IgnoredAny;
 
 use super::Kubernetes;
 use super::api::{Api, Login};
-use super::dial::{self, Address, Identity, Problem, Proxy, Route, Trust};
+use super::dial::{self, ApiAddress, ApiProblem, ApiRoute, ClientIdentity, Proxy, TlsTrust};
 
 /// The folder with the credentials of a process in the cluster.
-const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const IN_CLUSTER_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -27,11 +27,11 @@ struct Kubeconfig {
 #[derive(Deserialize)]
 struct NamedContext {
     name: String,
-    context: Context,
+    context: KubeconfigContext,
 }
 
 #[derive(Deserialize)]
-struct Context {
+struct KubeconfigContext {
     cluster: String,
     #[serde(default)]
     user: String,
@@ -40,12 +40,12 @@ struct Context {
 #[derive(Deserialize)]
 struct NamedCluster {
     name: String,
-    cluster: Cluster,
+    cluster: KubeconfigCluster,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
-struct Cluster {
+struct KubeconfigCluster {
     server: String,
     certificate_authority: Option<PathBuf>,
     certificate_authority_data: Option<String>,
@@ -57,12 +57,12 @@ struct Cluster {
 #[derive(Deserialize)]
 struct NamedUser {
     name: String,
-    user: User,
+    user: KubeconfigUser,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
-struct User {
+struct KubeconfigUser {
     token: Option<String>,
     #[serde(rename = "tokenFile")]
     token_file: Option<PathBuf>,
@@ -83,10 +83,10 @@ impl Kubernetes {
     ///
     /// The configuration beats the kubeconfig in all that it sets, as for Kubernetes's own client: another server has
     /// its own name in its certificate, and with another authority the check of the certificate cannot be skipped.
-    pub(super) fn access(&self, agent: &'static str) -> Result<Api, Problem> {
+    pub(super) fn access(&self, agent: &'static str) -> Result<Api, ApiProblem> {
         let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {
             (false, _) => read_kubeconfig(&self.kubeconfig)?,
-            (true, false) => (Cluster::default(), User::default()),
+            (true, false) => (KubeconfigCluster::default(), KubeconfigUser::default()),
             (true, true) => self.in_cluster()?,
         };
         if !self.api_root.is_empty() {
@@ -108,29 +108,29 @@ impl Kubernetes {
         connect(cluster, user, agent)
     }
 
-    fn in_cluster(&self) -> Result<(Cluster, User), Problem> {
+    fn in_cluster(&self) -> Result<(KubeconfigCluster, KubeconfigUser), ApiProblem> {
         let Some((host, port)) = &self.service else {
-            return Err(Problem::new("nothing says where the Kubernetes API is", "set kubernetes.kubeconfig"));
+            return Err(ApiProblem::new("nothing says where the Kubernetes API is", "set kubernetes.kubeconfig"));
         };
         let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-        let folder = Path::new(IN_CLUSTER);
-        let cluster = Cluster {
+        let folder = Path::new(IN_CLUSTER_FOLDER);
+        let cluster = KubeconfigCluster {
             server: format!("https://{host}:{port}"),
             certificate_authority: Some(folder.join("ca.crt")),
-            ..Cluster::default()
+            ..KubeconfigCluster::default()
         };
-        Ok((cluster, User { token_file: Some(folder.join("token")), ..User::default() }))
+        Ok((cluster, KubeconfigUser { token_file: Some(folder.join("token")), ..KubeconfigUser::default() }))
     }
 }
 
 /// The cluster and the user of the current context, with paths that are complete.
-fn read_kubeconfig(path: &Path) -> Result<(Cluster, User), Problem> {
+fn read_kubeconfig(path: &Path) -> Result<(KubeconfigCluster, KubeconfigUser), ApiProblem> {
     parse_kubeconfig(&dial::read_credentials(path)?, path)
 }
 
-fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(Cluster, User), Problem> {
+fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(KubeconfigCluster, KubeconfigUser), ApiProblem> {
     let shown = path.display();
-    let wrong = |what: String| Problem::new(what, "compare it with: kubectl config view");
+    let wrong = |what: String| ApiProblem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
         // The text of the parser repeats a part of the file.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
@@ -153,33 +153,33 @@ fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(Cluster, User), Problem
     Ok((cluster, user))
 }
 
-fn connect(cluster: Cluster, user: User, agent: &'static str) -> Result<Api, Problem> {
-    let unusable = || Problem::new("the address of the Kubernetes API is no URL", "write it as https://host:port");
+fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str) -> Result<Api, ApiProblem> {
+    let unusable = || ApiProblem::new("the address of the Kubernetes API is no URL", "write it as https://host:port");
     let uri: Uri = cluster.server.trim_end_matches('/').parse().map_err(|_| unusable())?;
-    let address = Address::of(&uri).ok_or_else(unusable)?;
+    let address = ApiAddress::of(&uri).ok_or_else(unusable)?;
     let proxy = cluster.proxy_url.filter(|url| !url.is_empty()).map(|url| Proxy::new(&url)).transpose()?;
     let certificate = content(user.client_certificate_data.as_deref(), user.client_certificate.as_deref())?;
     let key = content(user.client_key_data.as_deref(), user.client_key.as_deref())?;
     let identity = match (certificate, key) {
-        (Some(certificate), Some(key)) => Some(Identity { certificate, key }),
+        (Some(certificate), Some(key)) => Some(ClientIdentity { certificate, key }),
         (None, None) => None,
-        _ => return Err(Problem::new("a client certificate or its key is missing", "set both or neither")),
+        _ => return Err(ApiProblem::new("a client certificate or its key is missing", "set both or neither")),
     };
     let authority = content(cluster.certificate_authority_data.as_deref(), cluster.certificate_authority.as_deref())?;
     let trust = match (authority, cluster.insecure_skip_tls_verify) {
-        (None, false) => Trust::System,
-        (None, true) => Trust::Everyone,
-        (Some(authority), false) => Trust::Authority(authority),
+        (None, false) => TlsTrust::System,
+        (None, true) => TlsTrust::Everyone,
+        (Some(authority), false) => TlsTrust::Authority(authority),
         (Some(_), true) => {
             let what = "the kubeconfig names an authority and has insecure-skip-tls-verify, which is not supported";
-            return Err(Problem::new(what, "remove one of the two"));
+            return Err(ApiProblem::new(what, "remove one of the two"));
         }
     };
     let login = login(user)?;
     // A credential that cannot be read is reported before any request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
-    let way = Route::new(address, proxy, server_name, || dial::tls_config(&trust, identity.as_ref()))?;
+    let way = ApiRoute::new(address, proxy, server_name, || dial::tls_config(&trust, identity.as_ref()))?;
     Ok(Api {
         way: way.ok_or_else(unusable)?,
         prefix: uri.path().trim_end_matches('/').to_owned(),
@@ -191,7 +191,7 @@ fn connect(cluster: Cluster, user: User, agent: &'static str) -> Result<Api, Pro
 }
 
 /// A file with a token beats a token, as for Kubernetes's own client.
-fn login(user: User) -> Result<Login, Problem> {
+fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     let refused = [
         (user.exec, "a login by a program (exec)"),
         (user.auth_provider, "a login by an auth-provider"),
@@ -199,7 +199,7 @@ fn login(user: User) -> Result<Login, Problem> {
     ];
     if let Some((_, what)) = refused.iter().find(|(asked, _)| asked.is_some()) {
         let what = format!("the kubeconfig asks for {what}, which is not supported");
-        return Err(Problem::new(what, "give a token, a tokenFile, or a client certificate"));
+        return Err(ApiProblem::new(what, "give a token, a tokenFile, or a client certificate"));
     }
     let is_set = |text: &String| !text.is_empty();
     if let Some(file) = user.token_file.filter(|file| !file.as_os_str().is_empty()) {
@@ -220,12 +220,12 @@ pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
 }
 
 /// The content in the setting itself, or else in a file.
-fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, Problem> {
+fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, ApiProblem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());
         return decoded
             .map(Some)
-            .map_err(|_| Problem::new("a value ending in -data is not in base64", "mend the kubeconfig"));
+            .map_err(|_| ApiProblem::new("a value ending in -data is not in base64", "mend the kubeconfig"));
     }
     file.filter(|file| !file.as_os_str().is_empty()).map(dial::read_credentials).transpose()
 }

@@ -24,21 +24,21 @@ use tokio::time::timeout;
 
 use crate::env::Environment;
 use crate::netconf::NetConf;
-use api::{Answer, Api, CHECK_ADDRESS};
-use dial::{Failure, Problem};
-use pod::{Namespace, pod_cidrs};
+use api::{Api, ApiResponse, CHECK_ADDRESS};
+use dial::{ApiFailure, ApiProblem};
+use pod::{KubeNamespace, pod_cidrs};
 
-pub(crate) use dial::{Connection, check_owner};
+pub(crate) use dial::{ApiStream, check_owner};
 pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use kubeconfig::check_kubeconfig;
-pub(crate) use pod::{Allowed, Mac, Pod, PodFacts, Port};
+pub(crate) use pod::{AllowedAnnotations, HardwareAddress, KubePod, KubePort, PodFacts};
 
 /// The beginning of the names of pods that may run a virtual machine of KubeVirt's.
-pub(crate) const LAUNCHER: &str = "virt-launcher-";
+pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
 /// The longest that the API is waited for.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const API_TIMEOUT: Duration = Duration::from_secs(5);
 /// The name that requests are sent under.
-const AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
+const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
 /// The text of Kubernetes's own client.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
@@ -104,7 +104,7 @@ impl Kubernetes {
     }
 
     /// True if nothing says where the API is.
-    fn says_nothing(&self) -> bool {
+    fn is_unconfigured(&self) -> bool {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
@@ -114,7 +114,7 @@ impl Kubernetes {
     /// # Errors
     /// Code 999, with Calico's text; `details` says what to do.
     pub(crate) fn launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher> {
-        self.find_launcher(namespace, pod, patience.min(LONGEST_WAIT)).map_err(|problem| {
+        self.find_launcher(namespace, pod, patience.min(API_TIMEOUT)).map_err(|problem| {
             CniError::internal(format!("failed to get VMI info: {}", problem.what)).with_details(problem.advice)
         })
     }
@@ -124,7 +124,7 @@ impl Kubernetes {
     /// # Errors
     /// Calico's text and the reason; `details` says what to do.
     pub(crate) fn labels(&self, namespace: &str, patience: Duration) -> Result<Labels> {
-        self.ask(namespace, patience.min(LONGEST_WAIT)).map_err(|problem| {
+        self.read_labels(namespace, patience.min(API_TIMEOUT)).map_err(|problem| {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
             CniError::new(problem.code, message).with_details(problem.advice)
         })
@@ -133,35 +133,35 @@ impl Kubernetes {
     /// A pod, by one request that takes no longer than `patience`, or five seconds.
     ///
     /// # Errors
-    /// Those of [`Client::pod`].
-    pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Pod> {
+    /// Those of [`KubeClient::pod`].
+    pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<KubePod> {
         let mut client = self.client()?;
-        block_on(client.pod(namespace, pod, patience.min(LONGEST_WAIT))).map_err(reported)?
+        block_on(client.pod(namespace, pod, patience.min(API_TIMEOUT))).map_err(to_cni_error)?
     }
 
-    fn ask(&self, namespace: &str, patience: Duration) -> Result<Labels, Problem> {
+    fn read_labels(&self, namespace: &str, patience: Duration) -> Result<Labels, ApiProblem> {
         if !is_dns_name(namespace) {
-            return Err(Problem::new(
+            return Err(ApiProblem::new(
                 "this is no name of a namespace",
                 "K8S_POD_NAMESPACE in CNI_ARGS says which it is",
             ));
         }
-        let mut api = self.access(AGENT)?;
+        let mut api = self.access(IPAM_USER_AGENT)?;
         let path = format!("/api/v1/namespaces/{namespace}");
         let answer = block_on(api.get(&path, patience))?.map_err(|failure| match failure {
-            Failure::Unreachable(error) => {
-                Problem::passing(format!("{} cannot be reached: {error}", api.url()), CHECK_ADDRESS)
+            ApiFailure::Unreachable(error) => {
+                ApiProblem::transient(format!("{} cannot be reached: {error}", api.url()), CHECK_ADDRESS)
             }
-            Failure::Late(patience) => late(&api, patience),
-            Failure::Reported(problem) => problem,
+            ApiFailure::Late(patience) => timeout_problem(&api, patience),
+            ApiFailure::Reported(problem) => problem,
         })?;
         if answer.status != StatusCode::OK {
-            return Err(refused(&api, answer.status));
+            return Err(refusal_problem(&api, answer.status));
         }
         let document: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !document["metadata"].is_object() {
             let what = format!("what {} sent is no namespace", api.url());
-            return Err(Problem::new(what, "check that this is the address of a Kubernetes API"));
+            return Err(ApiProblem::new(what, "check that this is the address of a Kubernetes API"));
         }
         let labels = document["metadata"]["labels"].as_object().into_iter().flatten();
         Ok(labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect())
@@ -169,39 +169,39 @@ impl Kubernetes {
 }
 
 /// Waits for a future on this thread.
-fn block_on<F: Future>(future: F) -> Result<F::Output, Problem> {
+fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Problem::passing(format!("cannot start: {error}"), ""))?;
+    let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
     let output = runtime.block_on(future);
     // A name server that does not answer holds up nobody.
     runtime.shutdown_background();
     Ok(output)
 }
 
-fn late(api: &Api, patience: Duration) -> Problem {
+fn timeout_problem(api: &Api, patience: Duration) -> ApiProblem {
     let what = format!("{} gave no answer in {:.1} s", api.url(), patience.as_secs_f32());
-    Problem::passing(what, CHECK_ADDRESS)
+    ApiProblem::transient(what, CHECK_ADDRESS)
 }
 
 /// The reason why there are no labels.
-fn refused(api: &Api, status: StatusCode) -> Problem {
+fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     let url = api.url();
     match status {
-        StatusCode::UNAUTHORIZED => Problem::new(
+        StatusCode::UNAUTHORIZED => ApiProblem::new(
             format!("{url} does not know who asks"),
             "check the token or the client certificate in the kubeconfig; it may have run out",
         ),
-        StatusCode::FORBIDDEN => Problem::new(
+        StatusCode::FORBIDDEN => ApiProblem::new(
             format!("{url} does not allow it"),
             "give the user of the kubeconfig a role with the verb get on namespaces",
         ),
         StatusCode::NOT_FOUND => {
-            Problem::new(format!("{url} knows no such namespace"), "check that this is the right cluster")
+            ApiProblem::new(format!("{url} knows no such namespace"), "check that this is the right cluster")
         }
         status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-            Problem::passing(format!("{url} answered {status}"), "see the log of the Kubernetes API")
+            ApiProblem::transient(format!("{url} answered {status}"), "see the log of the Kubernetes API")
         }
-        status => Problem::new(format!("{url} answered {status}"), "check that this is a Kubernetes API"),
+        status => ApiProblem::new(format!("{url} answered {status}"), "check that this is a Kubernetes API"),
     }
 }
 
@@ -211,11 +211,11 @@ fn is_dns_name(name: &str) -> bool {
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
 }
 
-const MAIN_PLUGIN_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
+const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
 /// A conversation with the Kubernetes API. It needs a runtime of tokio's with time and input and output; a runtime that was
 /// waiting for a name server is shut down in the background.
-pub(crate) struct Client {
+pub(crate) struct KubeClient {
     api: Api,
 }
 
@@ -224,8 +224,8 @@ impl Kubernetes {
     ///
     /// # Errors
     /// Code 999. Calico's texts where the configuration says nothing, or names a kubeconfig that is not there.
-    pub(crate) fn client(&self) -> Result<Client> {
-        if self.says_nothing() {
+    pub(crate) fn client(&self) -> Result<KubeClient> {
+        if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
         }
         let path = &self.kubeconfig;
@@ -234,28 +234,28 @@ impl Kubernetes {
             return Err(CniError::internal(format!("stat {}: no such file or directory", path.display()))
                 .with_details("check kubernetes.kubeconfig"));
         }
-        Ok(Client { api: self.access(MAIN_PLUGIN_AGENT).map_err(reported)? })
+        Ok(KubeClient { api: self.access(MAIN_USER_AGENT).map_err(to_cni_error)? })
     }
 }
 
-impl Client {
+impl KubeClient {
     /// A namespace.
     ///
     /// # Errors
     /// Those of Kubernetes's own client, code 999; code 11 if there is no answer in the time that is left, no way to the API,
     /// or if the API cannot answer now.
-    pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<Namespace> {
+    pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<KubeNamespace> {
         let path = format!("/api/v1/namespaces/{name}");
-        self.object("namespaces", &[name], &path, left, |body| Namespace::from_json(name, body)).await
+        self.object("namespaces", &[name], &path, left, |body| KubeNamespace::from_json(name, body)).await
     }
 
     /// A pod.
     ///
     /// # Errors
     /// As [`namespace`](Self::namespace).
-    pub(crate) async fn pod(&mut self, namespace: &str, name: &str, left: Duration) -> Result<Pod> {
+    pub(crate) async fn pod(&mut self, namespace: &str, name: &str, left: Duration) -> Result<KubePod> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-        self.object("pods", &[name, namespace], &path, left, Pod::from_json).await
+        self.object("pods", &[name, namespace], &path, left, KubePod::from_json).await
     }
 
     /// The ranges of a node's pods: `spec.podCIDRs`.
@@ -298,23 +298,23 @@ impl Client {
         read(&answer.body).ok_or_else(wrong)
     }
 
-    fn unanswered(&self, failure: Failure, path: &str) -> CniError {
+    fn unanswered(&self, failure: ApiFailure, path: &str) -> CniError {
         match failure {
-            Failure::Unreachable(error) => {
+            ApiFailure::Unreachable(error) => {
                 let refused = error.kind() == ErrorKind::ConnectionRefused;
                 let code = if refused { Code::Internal } else { Code::TryAgain };
                 CniError::new(code, self.api.no_connection(path, &error)).with_details(CHECK_ADDRESS)
             }
-            Failure::Late(left) => {
+            ApiFailure::Late(left) => {
                 let what = format!("Get \"{}{path}\": context deadline exceeded", self.api.url());
                 let details = format!("there was no answer in {:.1} s; {CHECK_ADDRESS}", left.as_secs_f32());
                 CniError::new(Code::TryAgain, what).with_details(details)
             }
-            Failure::Reported(problem) => reported(problem),
+            ApiFailure::Reported(problem) => to_cni_error(problem),
         }
     }
 
-    fn refused(&self, answer: &Answer, kind: &str, name: &str) -> CniError {
+    fn refused(&self, answer: &ApiResponse, kind: &str, name: &str) -> CniError {
         let text = self.api.complaint(answer, kind, name);
         let status = answer.status;
         let (code, advice) = match status {
@@ -333,7 +333,7 @@ impl Client {
     }
 }
 
-fn reported(problem: Problem) -> CniError {
+fn to_cni_error(problem: ApiProblem) -> CniError {
     CniError::new(problem.code, problem.what).with_details(problem.advice)
 }
 
@@ -346,7 +346,7 @@ const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinsta
 
 /// A virtual machine's instance, and the pod that runs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Instance {
+pub(crate) struct VmInstance {
     /// Its name, which is the machine's, too.
     pub(crate) name: String,
     pub(crate) uid: String,
@@ -364,9 +364,9 @@ pub(crate) enum Launcher {
     /// A pod like any other.
     Ordinary,
     /// It runs an instance.
-    Of(Instance),
+    Of(VmInstance),
     /// It is gone. By its name it was of this machine, if the API says what became of that.
-    Gone(Option<Instance>),
+    Gone(Option<VmInstance>),
 }
 
 /// The text of a member of an object; empty if there is none.
@@ -385,19 +385,21 @@ impl Kubernetes {
     ///
     /// # Errors
     /// The API did not answer, or not as KubeVirt's objects demand. A pod that is gone is no error.
-    fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, Problem> {
+    fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
-            return Err(Problem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
+            return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
         }
-        if self.says_nothing() {
-            return Err(Problem::new(
+        if self.is_unconfigured() {
+            return Err(ApiProblem::new(
                 NO_CONFIGURATION,
                 "a virtual machine's pod takes a Kubernetes API: set kubernetes.kubeconfig",
             ));
         }
-        let mut asked = LauncherQuery { api: self.access(AGENT)?, namespace, patience };
+        let mut asked = LauncherQuery { api: self.access(IPAM_USER_AGENT)?, namespace, patience };
         let found = block_on(async { timeout(patience, asked.launcher(pod)).await })?;
-        found.unwrap_or_else(|_| Err(Problem { advice: LAUNCHER_ADVICE.to_owned(), ..late(&asked.api, patience) }))
+        found.unwrap_or_else(|_| {
+            Err(ApiProblem { advice: LAUNCHER_ADVICE.to_owned(), ..timeout_problem(&asked.api, patience) })
+        })
     }
 }
 
@@ -409,9 +411,9 @@ struct LauncherQuery<'a> {
 }
 
 impl LauncherQuery<'_> {
-    async fn launcher(&mut self, pod: &str) -> Result<Launcher, Problem> {
+    async fn launcher(&mut self, pod: &str) -> Result<Launcher, ApiProblem> {
         let Some(found) = self.get("pods", pod).await?.ok() else {
-            return Ok(Launcher::Gone(self.machine_of_gone(pod).await));
+            return Ok(Launcher::Gone(self.vm_of_deleted_pod(pod).await));
         };
         let Some(owner) = owner_of(&found, "VirtualMachineInstance", |one| one["controller"] == true) else {
             return Ok(Launcher::Ordinary);
@@ -423,10 +425,10 @@ impl LauncherQuery<'_> {
                 "pod {pod} has invalid VMI ownerReference: name=\"{name}\" uid=\"{uid}\""
             )));
         }
-        let instance = self.needed("virtualmachineinstances.kubevirt.io", name, name).await?;
+        let instance = self.get_required("virtualmachineinstances.kubevirt.io", name, name).await?;
         let machine = match owner_of(&instance, "VirtualMachine", |one| !text_of(one, "name").is_empty()) {
             None => None,
-            Some(owner) => Some(self.needed("virtualmachines.kubevirt.io", text_of(owner, "name"), name).await?),
+            Some(owner) => Some(self.get_required("virtualmachines.kubevirt.io", text_of(owner, "name"), name).await?),
         };
         let other = text_of(&instance, "uid");
         if other != uid {
@@ -435,7 +437,7 @@ impl LauncherQuery<'_> {
             )));
         }
         let migration = text_of(&found["labels"], MIGRATION_LABEL);
-        Ok(Launcher::Of(Instance {
+        Ok(Launcher::Of(VmInstance {
             name: name.to_owned(),
             uid: uid.to_owned(),
             machine: machine.as_ref().map(|machine| text_of(machine, "uid").to_owned()),
@@ -445,18 +447,18 @@ impl LauncherQuery<'_> {
     }
 
     /// The metadata of an object that must be there for an instance.
-    async fn needed(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, Problem> {
+    async fn get_required(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, ApiProblem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
         found.map_err(|problem| {
             let what = format!("failed to query VMI resource {}/{instance}: {}", self.namespace, problem.what);
-            Problem { what, ..problem }
+            ApiProblem { what, ..problem }
         })
     }
 
     /// The machine that a pod was of which is gone, by its name: KubeVirt adds five characters to the machine's. `None` if the
     /// API does not say what became of the machine.
-    async fn machine_of_gone(&mut self, pod: &str) -> Option<Instance> {
-        let name = pod.strip_prefix(LAUNCHER)?.rsplit_once('-')?.0;
+    async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
+        let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
         let mut ends = true;
         for kind in ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"] {
             if let Ok(found) = self.get(kind, name).await.ok()? {
@@ -464,11 +466,11 @@ impl LauncherQuery<'_> {
                 break;
             }
         }
-        Some(Instance { name: name.to_owned(), ends, ..Instance::default() })
+        Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
     /// The metadata of an object, or the API's text if there is no object of that name.
-    async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, Problem> {
+    async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {
             return Err(launcher_problem(format!("{name:?} is no name of one of {kind}")));
@@ -478,9 +480,11 @@ impl LauncherQuery<'_> {
             Some((plural, group)) => format!("/apis/{group}/v1/namespaces/{namespace}/{plural}/{name}"),
         };
         let answer = api.get(&path, *patience).await.map_err(|failure| match failure {
-            Failure::Unreachable(error) => Problem::passing(api.no_connection(&path, &error), LAUNCHER_ADVICE),
-            Failure::Late(patience) => Problem { advice: LAUNCHER_ADVICE.to_owned(), ..late(api, patience) },
-            Failure::Reported(problem) => problem,
+            ApiFailure::Unreachable(error) => ApiProblem::transient(api.no_connection(&path, &error), LAUNCHER_ADVICE),
+            ApiFailure::Late(patience) => {
+                ApiProblem { advice: LAUNCHER_ADVICE.to_owned(), ..timeout_problem(api, patience) }
+            }
+            ApiFailure::Reported(problem) => problem,
         })?;
         if answer.status == StatusCode::OK {
             let mut said: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
@@ -501,8 +505,8 @@ fn is_ending(metadata: &Value) -> bool {
     metadata["deletionTimestamp"].is_string()
 }
 
-fn launcher_problem(what: String) -> Problem {
-    Problem::new(what, LAUNCHER_ADVICE)
+fn launcher_problem(what: String) -> ApiProblem {
+    ApiProblem::new(what, LAUNCHER_ADVICE)
 }
 
 #[cfg(test)]

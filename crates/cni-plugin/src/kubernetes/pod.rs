@@ -9,7 +9,7 @@ use agent::{CniError, Result};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::gojson::{self, Json};
+use crate::gojson::{self, GoJson};
 
 const FLOATING_IPS: &str = "cni.projectcalico.org/floatingIPs";
 const HW_ADDR: &str = "cni.projectcalico.org/hwAddr";
@@ -21,13 +21,13 @@ const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
 /// The names of IPAM plugins that know pools: Calico's, and ours.
-const WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
+const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
 /// The names of accounts that are shorter than this become a label, in bytes.
-const LONGEST_LABEL: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 
 /// The settings of the configuration about annotations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Allowed<'a> {
+pub(crate) struct AllowedAnnotations<'a> {
     /// `ipam.type`.
     pub(crate) ipam: &'a str,
     /// `feature_control.ip_addrs_no_ipam`.
@@ -36,9 +36,9 @@ pub(crate) struct Allowed<'a> {
     pub(crate) floating_ips: bool,
 }
 
-impl Allowed<'_> {
+impl AllowedAnnotations<'_> {
     fn has_pools(&self) -> bool {
-        WITH_POOLS.contains(&self.ipam)
+        PLUGINS_WITH_POOLS.contains(&self.ipam)
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct PodFacts {
     /// `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with an account.
     pub(crate) profiles: Vec<String>,
     /// In the order of the endpoint.
-    pub(crate) ports: Vec<Port>,
+    pub(crate) ports: Vec<KubePort>,
     /// Names or CIDRs of pools, not checked; an empty list is no choice.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
@@ -66,7 +66,7 @@ pub(crate) struct PodFacts {
     /// Addresses to be had without the IPAM plugin, one of a family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     /// The hardware address of the pod's interface.
-    pub(crate) mac: Option<Mac>,
+    pub(crate) mac: Option<HardwareAddress>,
     /// Networks, without bits of hosts, in the order of the annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
     /// Floating addresses as they are written; each one is an address.
@@ -75,7 +75,7 @@ pub(crate) struct PodFacts {
 
 /// A hardware address that an annotation asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mac {
+pub(crate) struct HardwareAddress {
     /// Six, eight or twenty. An interface has the first six.
     pub(crate) bytes: Vec<u8>,
     /// All of them, in lower case between colons.
@@ -88,7 +88,7 @@ impl PodFacts {
     ///
     /// # Errors
     /// Calico's, code 999. A floating address that is none is an error of our own: Calico panics.
-    pub(crate) fn new(namespace: &Namespace, pod: Pod, allowed: &Allowed<'_>) -> Result<Self> {
+    pub(crate) fn new(namespace: &KubeNamespace, pod: KubePod, allowed: &AllowedAnnotations<'_>) -> Result<Self> {
         if pod.node.is_empty() {
             return Err(CniError::internal("error with field node (field should be assigned)")
                 .with_details("the pod is on no node yet"));
@@ -109,7 +109,7 @@ impl PodFacts {
         facts.labels.insert("projectcalico.org/orchestrator".into(), "k8s".into());
         if !pod.service_account.is_empty() {
             facts.profiles.push(format!("ksa.{}.{}", namespace.name, pod.service_account));
-            if pod.service_account.len() < LONGEST_LABEL {
+            if pod.service_account.len() < MAX_LABEL_BYTES {
                 facts.labels.insert("projectcalico.org/serviceaccount".into(), pod.service_account.clone());
             }
         }
@@ -129,7 +129,7 @@ impl PodFacts {
     ///
     /// # Errors
     /// Calico's, code 999: `ipam` is no object.
-    pub(crate) fn ipam_conf(&self, conf: &Json) -> Result<Option<Value>> {
+    pub(crate) fn ipam_conf(&self, conf: &GoJson) -> Result<Option<Value>> {
         if self.pools_v4.is_none() && self.pools_v6.is_none() && self.families.is_none() {
             return Ok(None);
         }
@@ -175,8 +175,8 @@ impl PodFacts {
     }
 
     /// The pod's own annotation or, if it is absent or empty, the namespace's; each by itself.
-    fn choose_pools(&mut self, namespace: &Namespace, pod: &Pod) -> Result<(), String> {
-        let said = |name| said(&pod.annotations, name).or_else(|| said(&namespace.annotations, name));
+    fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
+        let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
         self.pools_v6 = said(POOLS_V6).map(gojson::strings).transpose()?;
         if let Some(text) = said(IP_FAMILIES) {
@@ -190,9 +190,13 @@ impl PodFacts {
         Ok(())
     }
 
-    fn want_addresses(&mut self, annotations: &BTreeMap<String, String>, allowed: &Allowed<'_>) -> Result<(), String> {
+    fn want_addresses(
+        &mut self,
+        annotations: &BTreeMap<String, String>,
+        allowed: &AllowedAnnotations<'_>,
+    ) -> Result<(), String> {
         let incompatible = |name: &str| Err(format!("{name} is not compatible with configured IPAM: {}", allowed.ipam));
-        match (said(annotations, IP_ADDRS), said(annotations, IP_ADDRS_NO_IPAM)) {
+        match (annotation(annotations, IP_ADDRS), annotation(annotations, IP_ADDRS_NO_IPAM)) {
             (None, None) => {}
             (Some(_), Some(_)) => {
                 return Err("can't have both annotations: 'ipAddrs' and 'ipAddrsNoIpam' in use at the same time".into());
@@ -209,7 +213,7 @@ impl PodFacts {
     }
 }
 
-impl Mac {
+impl HardwareAddress {
     /// # Errors
     /// Go's text.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
@@ -224,14 +228,14 @@ impl Mac {
     }
 }
 
-fn hardware_address(text: &str) -> Result<Mac> {
-    Mac::read(text).map_err(|reason| {
+fn hardware_address(text: &str) -> Result<HardwareAddress> {
+    HardwareAddress::read(text).map_err(|reason| {
         CniError::internal(format!("failed to parse MAC address {text} provided via {HW_ADDR}: {reason}"))
     })
 }
 
 /// An annotation that is not empty.
-fn said<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
+fn annotation<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
     annotations.get(name).map(String::as_str).filter(|text| !text.is_empty())
 }
 
@@ -240,7 +244,7 @@ fn list(text: &str) -> Result<Vec<String>, String> {
 }
 
 fn source_prefixes(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, String> {
-    let prefixes = said(annotations, SOURCE_PREFIXES).map(list).transpose()?.unwrap_or_default();
+    let prefixes = annotation(annotations, SOURCE_PREFIXES).map(list).transpose()?.unwrap_or_default();
     let masked = |prefix: &String| {
         let net =
             gojson::parse_cidr(prefix).map_err(|reason| format!("failed to parse '{prefix}' as a CIDR: {reason}"))?;
@@ -268,8 +272,8 @@ fn one_of_a_family(text: &str, name: &str) -> Result<Vec<IpAddr>, String> {
     Ok(addresses)
 }
 
-fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &Allowed<'_>) -> Result<Vec<String>> {
-    let Some(text) = said(annotations, FLOATING_IPS) else { return Ok(Vec::new()) };
+fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &AllowedAnnotations<'_>) -> Result<Vec<String>> {
+    let Some(text) = annotation(annotations, FLOATING_IPS) else { return Ok(Vec::new()) };
     if !allowed.floating_ips {
         return Err(CniError::internal("requested feature is not enabled: floating_ips")
             .with_details("feature_control.floating_ips permits floating addresses"));
@@ -284,7 +288,7 @@ fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &Allowed<'_>) -
 
 /// A namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Namespace {
+pub(crate) struct KubeNamespace {
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
@@ -292,7 +296,7 @@ pub(crate) struct Namespace {
 
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pod {
+pub(crate) struct KubePod {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
@@ -300,12 +304,12 @@ pub(crate) struct Pod {
     /// The node that the pod is scheduled to; empty if there is none yet.
     pub(crate) node: String,
     /// The ports that an endpoint has, those of the containers first and of the init containers last.
-    pub(crate) ports: Vec<Port>,
+    pub(crate) ports: Vec<KubePort>,
 }
 
 /// A port of a container that has a name or a port on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Port {
+pub(crate) struct KubePort {
     pub(crate) name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
@@ -315,19 +319,19 @@ pub(crate) struct Port {
     pub(crate) host_ip: String,
 }
 
-impl Namespace {
+impl KubeNamespace {
     /// The namespace of that name; `None` if the text is no object of the API.
     pub(super) fn from_json(name: &str, text: &[u8]) -> Option<Self> {
-        let Metadata { labels, annotations, .. } = Object::read(text)?.metadata;
+        let KubeMetadata { labels, annotations, .. } = KubeObject::read(text)?.metadata;
         Some(Self { name: name.to_owned(), labels, annotations })
     }
 }
 
-impl Pod {
+impl KubePod {
     /// `None` if the text is no object of the API.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
-        let Object { metadata, spec } = Object::read(text)?;
-        let Spec { node_name, service_account_name, containers, init_containers, .. } = spec;
+        let KubeObject { metadata, spec } = KubeObject::read(text)?;
+        let PodSpec { node_name, service_account_name, containers, init_containers, .. } = spec;
         let ports = containers.into_iter().chain(init_containers).flat_map(|container| container.ports);
         Some(Self {
             labels: metadata.labels,
@@ -342,18 +346,18 @@ impl Pod {
 
 /// The ranges of a node's pods; `None` if the text is no object of the API.
 pub(super) fn pod_cidrs(text: &[u8]) -> Option<Vec<String>> {
-    Some(Object::read(text)?.spec.pod_cidrs)
+    Some(KubeObject::read(text)?.spec.pod_cidrs)
 }
 
 /// The parts of namespaces, pods and nodes that the plugin reads.
 #[derive(Deserialize)]
-struct Object {
-    metadata: Metadata,
+struct KubeObject {
+    metadata: KubeMetadata,
     #[serde(default, deserialize_with = "or_default")]
-    spec: Spec,
+    spec: PodSpec,
 }
 
-impl Object {
+impl KubeObject {
     /// The reader's error is left aside: it repeats a part of the text, and a pod has secrets in it.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
@@ -362,7 +366,7 @@ impl Object {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Metadata {
+struct KubeMetadata {
     #[serde(deserialize_with = "or_default")]
     labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
@@ -373,21 +377,21 @@ struct Metadata {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct PodSpec {
     #[serde(deserialize_with = "or_default")]
     node_name: String,
     #[serde(deserialize_with = "or_default")]
     service_account_name: String,
     #[serde(deserialize_with = "or_default")]
-    containers: Vec<Container>,
+    containers: Vec<PodContainer>,
     #[serde(deserialize_with = "or_default")]
-    init_containers: Vec<Container>,
+    init_containers: Vec<PodContainer>,
     #[serde(rename = "podCIDRs", deserialize_with = "or_default")]
     pod_cidrs: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct Container {
+struct PodContainer {
     #[serde(default, deserialize_with = "or_default")]
     ports: Vec<ContainerPort>,
 }
@@ -409,7 +413,7 @@ struct ContainerPort {
 
 impl ContainerPort {
     /// `None` if an endpoint has no such port: policies and port maps need a name or a port on the host.
-    fn into_port(self) -> Option<Port> {
+    fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",
             "UDP" => "UDP",
@@ -417,7 +421,7 @@ impl ContainerPort {
             _ => return None,
         };
         let counts = self.container_port != 0 && (self.host_port != 0 || !self.name.is_empty());
-        counts.then_some(Port {
+        counts.then_some(KubePort {
             name: self.name,
             protocol,
             port: self.container_port,

@@ -6,28 +6,29 @@ fn annotated(annotations: &[(&str, &str)]) -> BTreeMap<String, String> {
     annotations.iter().map(|(name, text)| (format!("{OUR}{name}"), (*text).to_owned())).collect()
 }
 
-fn shop(annotations: &[(&str, &str)]) -> Namespace {
-    Namespace { name: "shop".into(), annotations: annotated(annotations), ..Namespace::default() }
+fn shop(annotations: &[(&str, &str)]) -> KubeNamespace {
+    KubeNamespace { name: "shop".into(), annotations: annotated(annotations), ..KubeNamespace::default() }
 }
 
-fn pod1(annotations: &[(&str, &str)]) -> Pod {
-    Pod {
+fn pod1(annotations: &[(&str, &str)]) -> KubePod {
+    KubePod {
         annotations: annotated(annotations),
         node: "node1".into(),
         service_account: "default".into(),
-        ..Pod::default()
+        ..KubePod::default()
     }
 }
 
-const CALICO: Allowed<'_> = Allowed { ipam: "calico-ipam", ip_addrs_no_ipam: true, floating_ips: true };
-const HOST_LOCAL: Allowed<'_> = Allowed { ipam: "host-local", ..CALICO };
+const CALICO: AllowedAnnotations<'_> =
+    AllowedAnnotations { ipam: "calico-ipam", ip_addrs_no_ipam: true, floating_ips: true };
+const HOST_LOCAL: AllowedAnnotations<'_> = AllowedAnnotations { ipam: "host-local", ..CALICO };
 
 fn facts(annotations: &[(&str, &str)]) -> PodFacts {
     PodFacts::new(&shop(&[]), pod1(annotations), &CALICO).unwrap()
 }
 
 #[track_caller]
-fn refused(annotations: &[(&str, &str)], allowed: &Allowed<'_>, text: &str) {
+fn refused(annotations: &[(&str, &str)], allowed: &AllowedAnnotations<'_>, text: &str) {
     let error = PodFacts::new(&shop(&[]), pod1(annotations), allowed).unwrap_err();
     assert_eq!((error.code().number(), error.message()), (999, text), "{annotations:?}");
 }
@@ -42,7 +43,7 @@ const POD: &str = r#"{"kind":"Pod","metadata":{"name":"pod1","labels":{"app":"we
 
 #[test]
 fn what_an_endpoint_is_made_of() {
-    let facts = PodFacts::new(&shop(&[]), Pod::from_json(POD.as_bytes()).unwrap(), &CALICO).unwrap();
+    let facts = PodFacts::new(&shop(&[]), KubePod::from_json(POD.as_bytes()).unwrap(), &CALICO).unwrap();
     let labels: Vec<_> = facts.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let expected = [
         "app=web",
@@ -54,7 +55,7 @@ fn what_an_endpoint_is_made_of() {
     assert_eq!(labels, expected);
     assert_eq!((facts.generate_name.as_str(), facts.service_account.as_str()), ("pod-", "seller"));
     assert_eq!(facts.profiles, ["kns.shop", "ksa.shop.seller"]);
-    let port = |name: &str, protocol, port, host_port, host_ip: &str| Port {
+    let port = |name: &str, protocol, port, host_port, host_ip: &str| KubePort {
         name: name.into(),
         protocol,
         port,
@@ -70,13 +71,13 @@ fn what_an_endpoint_is_made_of() {
     ];
     assert_eq!(facts.ports, expected);
     assert_eq!(facts.nats(&["10.65.0.1".parse().unwrap()]).unwrap(), []);
-    assert!(facts.ipam_conf(&Json::Null).unwrap().is_none());
+    assert!(facts.ipam_conf(&GoJson::Null).unwrap().is_none());
 }
 
 #[test]
 fn an_account_need_not_be_there_and_may_have_a_long_name() {
     let with = |account: String| {
-        let pod = Pod { service_account: account, ..pod1(&[]) };
+        let pod = KubePod { service_account: account, ..pod1(&[]) };
         let facts = PodFacts::new(&shop(&[]), pod, &CALICO).unwrap();
         (facts.profiles.len(), facts.labels.contains_key("projectcalico.org/serviceaccount"))
     };
@@ -101,28 +102,28 @@ fn objects_of_the_api_need_metadata_and_the_right_types() {
         r#"{"metadata":{},"spec":{"podCIDRs":"10.0.0.0/8"}}"#,
         r#"{"metadata":{}"#,
     ] {
-        assert_eq!(Pod::from_json(text.as_bytes()), None, "{text}");
-        assert_eq!(Namespace::from_json("shop", text.as_bytes()), None, "{text}");
+        assert_eq!(KubePod::from_json(text.as_bytes()), None, "{text}");
+        assert_eq!(KubeNamespace::from_json("shop", text.as_bytes()), None, "{text}");
     }
     let empty = br#"{"metadata":{},"spec":null}"#;
-    assert_eq!(Pod::from_json(empty), Some(Pod::default()));
+    assert_eq!(KubePod::from_json(empty), Some(KubePod::default()));
     let namespace = br#"{"metadata":{"labels":{"a":"b"},"annotations":{"c":"d"}}}"#;
-    let namespace = Namespace::from_json("shop", namespace).unwrap();
+    let namespace = KubeNamespace::from_json("shop", namespace).unwrap();
     assert_eq!((&*namespace.labels["a"], &*namespace.annotations["c"]), ("b", "d"));
 }
 
 #[test]
 fn a_pod_must_be_on_a_node_and_on_no_particular_one() {
-    let pod = Pod { node: "node9".into(), ..pod1(&[]) };
+    let pod = KubePod { node: "node9".into(), ..pod1(&[]) };
     PodFacts::new(&shop(&[]), pod, &CALICO).unwrap();
-    let error = PodFacts::new(&shop(&[]), Pod::default(), &CALICO).unwrap_err();
+    let error = PodFacts::new(&shop(&[]), KubePod::default(), &CALICO).unwrap_err();
     assert_eq!(error.message(), "error with field node (field should be assigned)");
 }
 
 #[test]
 fn pools_of_the_pod_beat_those_of_the_namespace() {
     let namespace = shop(&[("ipv4pools", r#"["b-other"]"#), ("ipv6pools", r#"["six"]"#)]);
-    let pools = |annotations: &[(&str, &str)], allowed: &Allowed<'_>| {
+    let pools = |annotations: &[(&str, &str)], allowed: &AllowedAnnotations<'_>| {
         let facts = PodFacts::new(&namespace, pod1(annotations), allowed).unwrap();
         (facts.pools_v4.map(|pools| pools.join(",")), facts.pools_v6.map(|pools| pools.join(",")))
     };
@@ -151,11 +152,11 @@ fn families_are_chosen_by_name() {
 fn the_choice_goes_to_the_ipam_plugin() {
     let conf =
         r#"{"name":"k8s-net","ipam":{"type":"calico-ipam","assign_ipv4":"true","ipv4_pools":["a-main"]},"mtu":1440}"#;
-    let conf = Json::parse(conf.as_bytes()).unwrap();
+    let conf = GoJson::parse(conf.as_bytes()).unwrap();
     let facts = facts(&[("ipv4pools", r#"["b-other"]"#), ("ipFamilies", r#"["IPv6"]"#)]);
     let expected = r#"{"ipam":{"assign_ipv4":"false","assign_ipv6":"true","ipv4_pools":["b-other"],"type":"calico-ipam"},"mtu":1440,"name":"k8s-net"}"#;
     assert_eq!(facts.ipam_conf(&conf).unwrap().unwrap().to_string(), expected);
-    let error = facts.ipam_conf(&Json::parse(br#"{"IPAM":{}}"#).unwrap()).unwrap_err();
+    let error = facts.ipam_conf(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).unwrap_err();
     assert_eq!(error.message(), "data on stdin was of unexpected type");
 }
 
@@ -202,7 +203,7 @@ fn wanted_addresses_are_one_of_a_family() {
     );
     refused(
         &[("ipAddrsNoIpam", r#"["10.65.1.5"]"#)],
-        &Allowed { ip_addrs_no_ipam: false, ..CALICO },
+        &AllowedAnnotations { ip_addrs_no_ipam: false, ..CALICO },
         "requested feature is not enabled: ip_addrs_no_ipam",
     );
     refused(
@@ -260,7 +261,7 @@ fn floating_addresses_lead_to_those_of_the_pod() {
     refused(&[("floatingIPs", r#"["nonsense"]"#)], &CALICO, "the floating IP nonsense is no address");
     refused(
         &[("floatingIPs", r#"["10.65.200.1"]"#)],
-        &Allowed { floating_ips: false, ..CALICO },
+        &AllowedAnnotations { floating_ips: false, ..CALICO },
         "requested feature is not enabled: floating_ips",
     );
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
 use agent::{Add, Allocator, Answer, Check, CheckAnswer, CniError, Del, Gc, GcSummary, Result, StoreAccess, Verb};
-use cni_plugin::{Environment, Host, Invocation, Logging, Name, Outcome, run};
+use cni_plugin::{Environment, Host, Invocation, LogDestination, PluginName, ProcessOutcome, run};
 use ipam_core::assign::Assigned;
 use ipnet::IpNet;
 use serde_json::Value;
@@ -92,23 +92,28 @@ pub(crate) fn host() -> Host {
 }
 
 /// Calls the program as a function.
-pub(crate) fn call(name: Name, env: &BTreeMap<String, String>, stdin: &[u8], allocator: &dyn Allocator) -> Outcome {
+pub(crate) fn call(
+    name: PluginName,
+    env: &BTreeMap<String, String>,
+    stdin: &[u8],
+    allocator: &dyn Allocator,
+) -> ProcessOutcome {
     let environment: Environment = env.iter().collect();
     let invocation =
-        Invocation { drivers: stores::drivers(), name, environment, host: host(), logging: Logging::Untouched };
+        Invocation { drivers: stores::drivers(), name, environment, host: host(), logging: LogDestination::Untouched };
     run(&invocation, &mut &*stdin, allocator)
 }
 
 /// Calls the real binary in that environment and no other.
-pub(crate) fn call_binary(env: &BTreeMap<String, String>, stdin: &[u8]) -> Outcome {
+pub(crate) fn call_binary(env: &BTreeMap<String, String>, stdin: &[u8]) -> ProcessOutcome {
     finish(Command::new(env!("CARGO_BIN_EXE_margay-ipam")).env_clear().envs(env), stdin)
 }
 
 /// Runs a command to its end.
-pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> Outcome {
+pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> ProcessOutcome {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = start(command, stdin).wait_with_output().unwrap();
-    Outcome {
+    ProcessOutcome {
         exit: output.status.code().unwrap().try_into().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
@@ -116,7 +121,7 @@ pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> Outcome {
 }
 
 /// The error on standard output: code, message and details.
-pub(crate) fn error_of(outcome: &Outcome) -> (u64, String, String) {
+pub(crate) fn error_of(outcome: &ProcessOutcome) -> (u64, String, String) {
     assert_eq!(outcome.exit, 1, "{outcome:?}");
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();

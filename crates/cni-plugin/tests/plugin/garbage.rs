@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cni_plugin::{Name, Outcome};
+use cni_plugin::{PluginName, ProcessOutcome};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ fn allocator() -> Scripted {
 }
 
 /// A success prints nothing or one JSON object; an error prints one with a code and a message, and exits 1.
-fn is_sane(outcome: &Outcome) {
+fn is_sane(outcome: &ProcessOutcome) {
     assert_eq!(outcome.stderr, "");
     if outcome.exit == 0 && outcome.stdout.is_empty() {
         return;
@@ -144,7 +144,7 @@ proptest! {
 
     #[test]
     fn any_bytes(verb in verb(), stdin in prop::collection::vec(any::<u8>(), 0..200)) {
-        is_sane(&call(Name::Margay, &environment(verb), &stdin, &allocator()));
+        is_sane(&call(PluginName::Margay, &environment(verb), &stdin, &allocator()));
     }
 
     #[test]
@@ -154,7 +154,7 @@ proptest! {
     ), verb in verb()) {
         let mut env: BTreeMap<String, String> = environment(verb);
         env.extend(variables);
-        is_sane(&call(Name::Margay, &env, br#"{"name":"a","cniVersion":"1.1.0","datastore_type":"sled"}"#, &allocator()));
+        is_sane(&call(PluginName::Margay, &env, br#"{"name":"a","cniVersion":"1.1.0","datastore_type":"sled"}"#, &allocator()));
     }
 
     #[test]
@@ -165,7 +165,7 @@ proptest! {
         members in prop::collection::vec((key(), value()), 0..8),
         ipam in prop::collection::vec((key(), value()), 0..5),
         args in args(),
-        name in prop::sample::select(vec![Name::Margay, Name::CalicoIpam]),
+        name in prop::sample::select(vec![PluginName::Margay, PluginName::CalicoIpam]),
     ) {
         let mut conf: serde_json::Map<_, _> = members.into_iter().collect();
         conf.entry("ipam").or_insert_with(|| ipam.into_iter().collect());

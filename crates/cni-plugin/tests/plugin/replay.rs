@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent::DirectAllocator;
-use cni_plugin::{Name, Outcome};
+use cni_plugin::{PluginName, ProcessOutcome};
 use datastore::Create;
 use ipnet::IpNet;
 use kv::{Store, StoreExt};
@@ -48,7 +48,7 @@ fn shape(stdout: &str) -> Value {
     value
 }
 
-fn compare(case: &Case, outcome: &Outcome) {
+fn compare(case: &Case, outcome: &ProcessOutcome) {
     assert_eq!(outcome.exit, case.exit, "{}: {outcome:?}", case.name);
     if OTHER_WORDS.contains(&case.name.as_str()) {
         assert_eq!(shape(&outcome.stdout)["code"], shape(&case.stdout)["code"], "{}", case.name);
@@ -62,7 +62,7 @@ fn compare(case: &Case, outcome: &Outcome) {
 }
 
 /// Plays the record; `program` runs one call.
-fn replay(program: impl Fn(&Case) -> Outcome) {
+fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = record().cases;
     let (last, all) = cases.split_last().unwrap();
     let played = |case: &&Case| DIFFERENT_ON_PURPOSE.iter().all(|(name, _)| *name != case.name);
@@ -102,7 +102,7 @@ fn in_memory() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     runtime().block_on(load(&store));
     let allocator = DirectAllocator::on(store);
-    replay(|case| call(Name::Margay, &case.env, case.stdin.as_bytes(), &allocator));
+    replay(|case| call(PluginName::Margay, &case.env, case.stdin.as_bytes(), &allocator));
 }
 
 /// On an embedded store by the real program, a process for each call.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cni_plugin::Outcome;
+use cni_plugin::ProcessOutcome;
 use ipam_core::assign::Assigned;
 use serde::Deserialize;
 use serde_json::Value;
@@ -73,7 +73,7 @@ const WITHOUT_A_STORE: [&str; 14] = [
 ];
 
 /// Runs the calls of those names, in the order of the record, and compares what comes out.
-fn replay(names: &[&str], program: impl Fn(&Case) -> Outcome) {
+fn replay(names: &[&str], program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = transcript();
     let chosen: Vec<_> = cases.iter().filter(|case| names.contains(&case.name.as_str())).collect();
     assert_eq!(chosen.len(), names.len(), "a name is not in the transcript");
@@ -96,7 +96,7 @@ fn replay(names: &[&str], program: impl Fn(&Case) -> Outcome) {
 fn what_needs_no_store_is_the_same_to_the_byte() {
     replay(&WITHOUT_A_STORE, |case| call_binary(&case.env, case.stdin.as_bytes()));
     replay(&WITHOUT_A_STORE, |case| {
-        call(cni_plugin::Name::CalicoIpam, &case.env, case.stdin.as_bytes(), &Scripted::default())
+        call(cni_plugin::PluginName::CalicoIpam, &case.env, case.stdin.as_bytes(), &Scripted::default())
     });
 }
 
@@ -113,7 +113,7 @@ fn what_the_allocator_answers_is_told_as_calico_tells_it() {
     assert_eq!(others.len(), 53 - WITHOUT_A_STORE.len() - 1);
     replay(&others, |case| {
         let allocator = answering(case);
-        let outcome = call(cni_plugin::Name::Margay, &case.env, case.stdin.as_bytes(), &allocator);
+        let outcome = call(cni_plugin::PluginName::Margay, &case.env, case.stdin.as_bytes(), &allocator);
         let calls = allocator.added.borrow().len() + allocator.deleted.borrow().len();
         assert_eq!(calls, 1, "{}", case.name);
         outcome

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use agent::{Allocator, Answer, CheckAnswer, CniError, Code, GcSummary, Result, StoreAccess, Verb};
-use cni_plugin::Name;
+use cni_plugin::PluginName;
 use ipam_core::assign::{Bridge, Gateway, Repeated};
 use ipam_core::{CheckResult, Standing};
 
@@ -22,11 +22,11 @@ fn bridge(more: &str) -> String {
     format!(r#"{{"cniVersion":"1.0.0","name":"net1","type":"bridge","datastore_type":"sled"{more}}}"#)
 }
 
-fn add(conf: &str, args: &str) -> (cni_plugin::Outcome, Scripted) {
+fn add(conf: &str, args: &str) -> (cni_plugin::ProcessOutcome, Scripted) {
     let allocator = one_address();
     let mut env = environment("ADD");
     env.insert("CNI_ARGS".into(), args.into());
-    let outcome = call(Name::Margay, &env, conf.as_bytes(), &allocator);
+    let outcome = call(PluginName::Margay, &env, conf.as_bytes(), &allocator);
     (outcome, allocator)
 }
 
@@ -103,20 +103,20 @@ fn on_calicos_networks_add_takes_the_kubernetes_keys_only_with_ignore_unknown() 
     assert_eq!(add(&bridge(""), keys).0.exit, 0);
     let mut env = environment("DEL");
     env.insert("CNI_ARGS".into(), keys.into());
-    assert_eq!(call(Name::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
+    assert_eq!(call(PluginName::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
 }
 
 #[test]
 fn the_name_calico_ipam_makes_every_network_calicos() {
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"routes":[{"dst":"0.0.0.0/0"}]}"#);
-    let outcome = call(Name::CalicoIpam, &environment("ADD"), conf.as_bytes(), &allocator);
+    let outcome = call(PluginName::CalicoIpam, &environment("ADD"), conf.as_bytes(), &allocator);
     assert!(outcome.stdout.contains("\"dst\": \"10.0.0.5/26\""), "{}", outcome.stdout);
-    let from = |argument: &str| Name::from_argument(Some(argument.as_ref()));
-    assert_eq!(from("/opt/cni/bin/calico-ipam"), Name::CalicoIpam);
-    assert_eq!(from("calico-ipam"), Name::CalicoIpam);
-    assert_eq!(from("/opt/calico-ipam/margay-ipam"), Name::Margay);
-    assert_eq!(Name::from_argument(None), Name::Margay);
+    let from = |argument: &str| PluginName::from_argument(Some(argument.as_ref()));
+    assert_eq!(from("/opt/cni/bin/calico-ipam"), PluginName::CalicoIpam);
+    assert_eq!(from("calico-ipam"), PluginName::CalicoIpam);
+    assert_eq!(from("/opt/calico-ipam/margay-ipam"), PluginName::Margay);
+    assert_eq!(PluginName::from_argument(None), PluginName::Margay);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn calicos_own_plugin_takes_no_settings_of_bridged_networks() {
         assert_eq!(error_of(&outcome).0, 7, "{ipam}");
         assert!(allocator.added.borrow().is_empty());
         // An address that is held is released all the same.
-        assert_eq!(call(Name::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
+        assert_eq!(call(PluginName::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
     }
 }
 
@@ -172,13 +172,13 @@ fn the_own_namespace_is_refused_before_an_add_and_after_a_del() {
     };
     let conf = bridge("");
     let allocator = one_address();
-    assert_eq!(error_of(&call(Name::Margay, &with_netns("ADD"), conf.as_bytes(), &allocator)), expected);
+    assert_eq!(error_of(&call(PluginName::Margay, &with_netns("ADD"), conf.as_bytes(), &allocator)), expected);
     assert!(allocator.added.borrow().is_empty());
-    assert_eq!(error_of(&call(Name::Margay, &with_netns("DEL"), conf.as_bytes(), &allocator)), expected);
+    assert_eq!(error_of(&call(PluginName::Margay, &with_netns("DEL"), conf.as_bytes(), &allocator)), expected);
     assert_eq!(allocator.deleted.borrow().len(), 1);
     let mut accepted = with_netns("ADD");
     accepted.insert("CNI_NETNS_OVERRIDE".into(), "True".into());
-    assert_eq!(call(Name::Margay, &accepted, conf.as_bytes(), &allocator).exit, 0);
+    assert_eq!(call(PluginName::Margay, &accepted, conf.as_bytes(), &allocator).exit, 0);
 }
 
 #[test]
@@ -187,29 +187,29 @@ fn del() {
     let mut env = environment("DEL");
     env.remove("CNI_NETNS");
     env.insert("CNI_ARGS".into(), "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b".into());
-    let outcome = call(Name::Margay, &env, bridge("").as_bytes(), &allocator);
+    let outcome = call(PluginName::Margay, &env, bridge("").as_bytes(), &allocator);
     assert_eq!((outcome.exit, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     let requests = allocator.deleted.borrow();
     assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
     // The settings of an ADD do not matter any more.
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"mask":5,"routes":5,"ranges":5,"gateway":5},"runtimeConfig":{"ips":5}"#);
-    assert_eq!(call(Name::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
+    assert_eq!(call(PluginName::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
 
     let failing = Scripted { del: Some(Err(CniError::new(Code::TryAgain, "busy"))), ..Scripted::default() };
-    assert_eq!(error_of(&call(Name::Margay, &env, conf.as_bytes(), &failing)).0, 11);
+    assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
 /// The outcome of a CHECK if the store answers this.
-fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::Outcome {
+fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();
     answered(more, Ok(CheckAnswer::Compared(CheckResult { held, standings })))
 }
 
-fn answered(more: &str, answer: Result<CheckAnswer>) -> cni_plugin::Outcome {
+fn answered(more: &str, answer: Result<CheckAnswer>) -> cni_plugin::ProcessOutcome {
     let allocator = Scripted { check: Some(answer), ..Scripted::default() };
-    call(Name::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
+    call(PluginName::Margay, &environment("CHECK"), bridge(more).as_bytes(), &allocator)
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn check_asks_for_the_addresses_of_the_earlier_result() {
     let earlier = r#","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24","interface":2},{"address":"fd00::5/64"}]}"#;
     let mut env = environment("CHECK");
     env.insert("CNI_ARGS".into(), "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b".into());
-    assert_eq!(call(Name::Margay, &env, bridge(earlier).as_bytes(), &allocator).exit, 0);
+    assert_eq!(call(PluginName::Margay, &env, bridge(earlier).as_bytes(), &allocator).exit, 0);
     let requests = allocator.checked.borrow();
     assert_eq!(requests[0].addresses, [ip("10.0.0.5"), ip("fd00::5")]);
     assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
@@ -262,7 +262,7 @@ fn check_asks_for_the_addresses_of_the_earlier_result() {
         assert_eq!(error_of(&check(&format!(r#","prevResult":{wrong}"#), &[], &[])).0, 6, "{wrong}");
     }
     let old = bridge("").replace("1.0.0", "0.3.1");
-    let outcome = call(Name::Margay, &environment("CHECK"), old.as_bytes(), &Scripted::default());
+    let outcome = call(PluginName::Margay, &environment("CHECK"), old.as_bytes(), &Scripted::default());
     assert_eq!(error_of(&outcome), (1, "config version does not allow CHECK".into(), String::new()));
 }
 
@@ -270,7 +270,7 @@ fn check_asks_for_the_addresses_of_the_earlier_result() {
 fn gc_and_status_need_a_version_that_has_them() {
     let with = |verb: &str, version: &str, more: &str| {
         let conf = bridge(more).replace("1.0.0", version);
-        call(Name::Margay, &environment(verb), conf.as_bytes(), &Scripted::default())
+        call(PluginName::Margay, &environment(verb), conf.as_bytes(), &Scripted::default())
     };
     assert_eq!(error_of(&with("GC", "1.0.0", "")).1, "config version does not allow GC");
     assert_eq!(error_of(&with("STATUS", "1.0.0", "")).1, "config version does not allow STATUS");
@@ -285,7 +285,7 @@ fn gc_and_status_need_a_version_that_has_them() {
     let conf = bridge(list).replace("1.0.0", "1.1.0");
     let mut env = environment("GC");
     env.retain(|name, _| matches!(name.as_str(), "CNI_COMMAND" | "CNI_PATH"));
-    let outcome = call(Name::Margay, &env, conf.as_bytes(), &allocator);
+    let outcome = call(PluginName::Margay, &env, conf.as_bytes(), &allocator);
     assert_eq!((outcome.exit, outcome.stdout.as_str()), (0, ""), "{outcome:?}");
     let requests = allocator.collected.borrow();
     assert_eq!((requests[0].network.as_str(), requests[0].node.as_str()), ("net1", "host-1"));
@@ -299,7 +299,7 @@ fn status_asks_for_what_an_add_would() {
         let mut env = environment("STATUS");
         env.retain(|name, _| matches!(name.as_str(), "CNI_COMMAND" | "CNI_PATH"));
         let conf = bridge(more).replace("1.0.0", "1.1.0");
-        let outcome = call(Name::Margay, &env, conf.as_bytes(), &allocator);
+        let outcome = call(PluginName::Margay, &env, conf.as_bytes(), &allocator);
         (outcome, allocator.asked.take())
     };
     let (ready, asked) = with(r#","ipam":{"assign_ipv6":"true","ipv4_pools":["lab"]}"#, Ok(()));
@@ -331,13 +331,14 @@ fn a_panic_is_an_error() {
         }
     }
     cni_plugin::install_hook();
-    let (code, message, details) = error_of(&call(Name::Margay, &environment("ADD"), bridge("").as_bytes(), &Broken));
+    let (code, message, details) =
+        error_of(&call(PluginName::Margay, &environment("ADD"), bridge("").as_bytes(), &Broken));
     assert_eq!(code, 999);
     assert!(
         message.starts_with("margay-ipam stopped at an error of its own: index 5 <out> of bounds at "),
         "{message}"
     );
     assert!(details.contains("DEL is safe to repeat"));
-    let outcome = call(Name::Margay, &environment("CHECK"), bridge("").as_bytes(), &Broken);
+    let outcome = call(PluginName::Margay, &environment("CHECK"), bridge("").as_bytes(), &Broken);
     assert!(error_of(&outcome).1.contains("no text"));
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cni_plugin::fuzzing::{ArgsSaid, parse_args};
+use cni_plugin::fuzzing::{ParsedArgs, parse_args};
 
 /// Takes an input for the target `cni_args`.
 pub fn cni_args(data: &[u8]) {
@@ -14,8 +14,8 @@ pub fn cni_args(data: &[u8]) {
 }
 
 /// The values in the text; `None` if it must be refused.
-fn expected(text: &str) -> Option<ArgsSaid> {
-    let mut said = ArgsSaid::default();
+fn expected(text: &str) -> Option<ParsedArgs> {
+    let mut said = ParsedArgs::default();
     if text.is_empty() {
         return Some(said);
     }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use agent::{Allocator, Answer, CheckAnswer, GcSummary, StoreAccess, Verb};
-use cni_plugin::{Environment, Host, Invocation, Logging, Name, run};
+use cni_plugin::{Environment, Host, Invocation, LogDestination, PluginName, run};
 use ipam_core::assign::{Assigned, Wanted};
 use ipam_core::{CheckResult, Standing};
 use ipnet::IpNet;
@@ -18,7 +18,7 @@ pub fn netconf(data: &[u8]) {
         text => (0, text),
     };
     let verb = ["ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION"][usize::from(choice & 7) % 6];
-    let name = if choice & 8 == 0 { Name::Margay } else { Name::CalicoIpam };
+    let name = if choice & 8 == 0 { PluginName::Margay } else { PluginName::CalicoIpam };
     let environment = Environment::from_iter([
         ("CNI_COMMAND", verb),
         ("CNI_CONTAINERID", "c1"),
@@ -33,7 +33,8 @@ pub fn netconf(data: &[u8]) {
         nodename_file: "/nowhere/nodename".into(),
         own_netns: "/nowhere/own".into(),
     };
-    let invocation = Invocation { drivers: stores::drivers(), name, environment, host, logging: Logging::Untouched };
+    let invocation =
+        Invocation { drivers: stores::drivers(), name, environment, host, logging: LogDestination::Untouched };
     let outcome = run(&invocation, &mut &text[..], &Pretend);
     let shown = || format!("{verb}: {}", String::from_utf8_lossy(text));
     match (outcome.exit, outcome.stdout.as_str()) {

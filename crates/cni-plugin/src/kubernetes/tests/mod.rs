@@ -19,16 +19,16 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 
-use super::{Client, Kubernetes};
+use super::{KubeClient, Kubernetes};
 use crate::env::Environment;
-use crate::gojson::Json;
+use crate::gojson::GoJson;
 use crate::netconf::NetConf;
 
 const TOKEN: &str = "hidden-token";
 
 /// The outcome of a network's configuration, outside a cluster.
 fn kubernetes(conf: &Value) -> Kubernetes {
-    let conf = NetConf::decode(&Json::parse(conf.to_string().as_bytes()).unwrap()).unwrap();
+    let conf = NetConf::decode(&GoJson::parse(conf.to_string().as_bytes()).unwrap()).unwrap();
     Kubernetes::from_conf(&conf, &Environment::default())
 }
 
@@ -56,7 +56,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 /// A client with a token for a server without TLS.
-fn client(server: &Server) -> Client {
+fn client(server: &Server) -> KubeClient {
     let policy = json!({"k8s_auth_token": TOKEN});
     kubernetes(&json!({"kubernetes": {"k8s_api_root": server.url()}, "policy": policy})).client().unwrap()
 }

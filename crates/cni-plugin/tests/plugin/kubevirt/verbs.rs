@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use agent::CheckAnswer;
-use cni_plugin::{Name, Outcome};
+use cni_plugin::{PluginName, ProcessOutcome};
 use ipam_core::{CheckResult, Standing};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn on_other_networks_a_launcher_is_a_pod_like_any_other() {
     let allocator = willing();
     let conf = CALICO.replace("calico", "bridge");
     for verb in ["ADD", "DEL"] {
-        let outcome = call(Name::Margay, &launcher(verb), conf.as_bytes(), &allocator);
+        let outcome = call(PluginName::Margay, &launcher(verb), conf.as_bytes(), &allocator);
         assert_eq!(outcome.exit, 0, "{outcome:?}");
     }
     assert_eq!((allocator.added.borrow().len(), &allocator.added.borrow()[0].vm), (1, &None));
@@ -40,7 +40,7 @@ fn on_other_networks_a_launcher_is_a_pod_like_any_other() {
 fn without_an_api_a_launcher_is_refused_and_its_container_released() {
     let allocator = willing();
     for verb in ["ADD", "DEL"] {
-        let (code, text, details) = error_of(&call(Name::Margay, &launcher(verb), CALICO.as_bytes(), &allocator));
+        let (code, text, details) = error_of(&call(PluginName::Margay, &launcher(verb), CALICO.as_bytes(), &allocator));
         assert_eq!(code, 999);
         assert!(text.starts_with("failed to get VMI info: invalid configuration: no configuration"), "{text}");
         assert!(details.contains("kubernetes.kubeconfig"), "{details}");
@@ -51,10 +51,10 @@ fn without_an_api_a_launcher_is_refused_and_its_container_released() {
 
 #[test]
 fn check_takes_the_address_of_a_machine_for_its_pods() {
-    let check = |env: &BTreeMap<String, String>, standing: Standing| -> Outcome {
+    let check = |env: &BTreeMap<String, String>, standing: Standing| -> ProcessOutcome {
         let standings = vec![("10.0.0.5".parse().unwrap(), standing)];
         let compared = CheckAnswer::Compared(CheckResult { held: Vec::new(), standings });
-        call(Name::Margay, env, CALICO.as_bytes(), &Scripted { check: Some(Ok(compared)), ..Scripted::default() })
+        call(PluginName::Margay, env, CALICO.as_bytes(), &Scripted { check: Some(Ok(compared)), ..Scripted::default() })
     };
     let machines = || Standing::Another("net1.vmi.shop.cart".into());
     assert_eq!(check(&launcher("CHECK"), machines()).exit, 0);
@@ -90,7 +90,7 @@ fn whatever_the_api_says_the_outcome_is_an_answer_or_an_error() {
         content.objects.insert(format!("/api/v1/namespaces/shop/pods/{POD}"), object.clone());
         api.set(content);
         for verb in ["ADD", "DEL"] {
-            let outcome = call(Name::Margay, &launcher(verb), conf.to_string().as_bytes(), &willing());
+            let outcome = call(PluginName::Margay, &launcher(verb), conf.to_string().as_bytes(), &willing());
             if outcome.exit != 0 {
                 let (code, text, _) = error_of(&outcome);
                 assert_eq!(code, 999, "{object}");

@@ -20,22 +20,22 @@ use kv::Purpose;
 use time::Duration;
 use tokio::runtime::Builder;
 
-use super::check::{UNKNOWN_VERB, finish};
+use super::check::{UNKNOWN_VERB, close_session};
 use super::ipam::IpamPlugin;
-use super::setup::Setup;
-use super::told;
+use super::setup::MainContext;
+use super::wiring_error;
 use crate::dataplane_grpc::Dataplane;
-use crate::env::{self, Verb};
+use crate::env::{self, CniVerb};
 use crate::invocation;
 use crate::verbs::valid_attachments;
 
 /// An allocator whose DEL deletes the endpoint in the same commit.
-struct WithEndpoint<'e> {
+struct EndpointAllocator<'e> {
     inner: Box<dyn Allocator>,
     endpoint: &'e EndpointOf,
 }
 
-impl Allocator for WithEndpoint<'_> {
+impl Allocator for EndpointAllocator<'_> {
     fn call(&self, at: &StoreAccess, verb: &agent::Verb) -> Result<Answer> {
         let agent::Verb::Del(del) = verb else { return self.inner.call(at, verb) };
         self.inner.call(at, &agent::Verb::Del(Del { endpoint: Some(self.endpoint.clone()), ..del.clone() }))
@@ -47,7 +47,7 @@ impl Allocator for WithEndpoint<'_> {
 ///
 /// # Errors
 /// Calico's texts.
-pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
+pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
         // Without a store there is no endpoint and no address.
@@ -56,7 +56,7 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
                 // The other program has books of its own.
-                Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, Verb::Del, &DaemonAllocator::default()),
+                Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
                 _ => Ok(()),
             };
             return unwired.and(released).map(|()| String::new());
@@ -83,7 +83,7 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
 }
 
 /// Removes the interface although the store does not answer; the store's error is the answer.
-fn without_store(setup: &Setup<'_>, error: CniError) -> CniError {
+fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
         tracing::warn!(%error, "the interface stays, too");
     }
@@ -91,21 +91,21 @@ fn without_store(setup: &Setup<'_>, error: CniError) -> CniError {
 }
 
 /// Releases the address and deletes the endpoint: in one commit if the IPAM plugin is this program.
-fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
+fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
         Ok(plugin @ IpamPlugin::Own(_)) => {
-            let inner = Setup::allocator(&session);
-            let done = plugin.call(&setup.ipam_call(Verb::Del), &WithEndpoint { inner, endpoint });
+            let inner = MainContext::allocator(&session);
+            let done = plugin.call(&setup.ipam_call(CniVerb::Del), &EndpointAllocator { inner, endpoint });
             if done.is_ok() {
-                finish(session);
+                close_session(session);
                 return Ok(());
             }
             done.map(drop)
         }
         Ok(plugin) => {
             let deleted = delete(session, endpoint);
-            return setup.call_later(plugin, Verb::Del, &DaemonAllocator::default()).and(deleted);
+            return setup.call_later(plugin, CniVerb::Del, &DaemonAllocator::default()).and(deleted);
         }
         Err(error) => Err(error.clone()),
     };
@@ -115,7 +115,7 @@ fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> R
 
 fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
     let deleted = session.run(session.ipam().delete_endpoint(endpoint, session.deadline()));
-    finish(session);
+    close_session(session);
     match deleted {
         Ok(_) => Ok(()),
         Err(error) => {
@@ -127,14 +127,19 @@ fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
 }
 
 /// Takes the interface down. A namespace that is the plugin's own keeps its interfaces.
-fn unwire(setup: &Setup<'_>, session: Option<&Arc<Session>>) -> Result<()> {
+fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()> {
     if setup.is_own_netns() {
         return Ok(());
     }
     let (netns, interface) = (setup.netns(), &setup.call.interface);
     let Dataplane::Grpc(program) = setup.dataplane()? else {
-        return wiring::disconnect(&netns, interface, Instant::now() + super::WIRING, invocation::start_remover)
-            .map_err(told);
+        return wiring::disconnect(
+            &netns,
+            interface,
+            Instant::now() + super::WIRING_TIMEOUT,
+            invocation::start_remover,
+        )
+        .map_err(wiring_error);
     };
     let netns = netns.to_string_lossy();
     let removal = |left| program.del(interface, &netns, left);
@@ -149,13 +154,13 @@ fn unwire(setup: &Setup<'_>, session: Option<&Arc<Session>>) -> Result<()> {
 }
 
 /// A younger endpoint stays.
-const YOUNG: Duration = Duration::MINUTE;
+const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
 /// GC. Each part is tried whatever becomes of the others, and the first error is the answer.
 ///
 /// # Errors
 /// No list of attachments; those of the store and of the IPAM plugin.
-pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
+pub(super) fn gc(setup: &MainContext<'_>) -> Result<String> {
     let valid = valid_attachments(&setup.json)?;
     let endpoints = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => {
@@ -174,9 +179,9 @@ pub(super) fn gc(setup: &Setup<'_>) -> Result<String> {
     Ok(String::new())
 }
 
-fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
+fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
     let plugin = setup.ipam_plugin()?;
-    match setup.call_later(&plugin, Verb::Gc, &DaemonAllocator::default()) {
+    match setup.call_later(&plugin, CniVerb::Gc, &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::info!(%error, "the IPAM plugin knows no GC, so its addresses stay");
             Ok(())
@@ -185,11 +190,11 @@ fn collect_addresses(setup: &Setup<'_>) -> Result<()> {
     }
 }
 
-fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
+fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
     // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
-    let interfaces = wiring::host_interfaces().map_err(told)?;
+    let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.reach_of(node), deadline)).map_err(failed)?.0;
     let in_use: BTreeSet<&str> =
@@ -205,7 +210,7 @@ fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(Stri
         let name = endpoint.interface();
         let interface = interfaces.iter().find(|one| one.name == name && !in_use.contains(name));
         let removed = match (&deleted, interface) {
-            (Ok(true), Some(interface)) => wiring::remove_host_interface(interface).map_err(told),
+            (Ok(true), Some(interface)) => wiring::remove_host_interface(interface).map_err(wiring_error),
             _ => Ok(()),
         };
         tracing::info!(
@@ -225,7 +230,7 @@ fn is_valid(endpoint: &WorkloadEndpoint, valid: &BTreeSet<(String, String)>) -> 
 }
 
 fn is_stale(
-    setup: &Setup<'_>,
+    setup: &MainContext<'_>,
     endpoint: &WorkloadEndpoint,
     valid: &BTreeSet<(String, String)>,
     held: &[Allocation],
@@ -238,7 +243,7 @@ fn is_stale(
     };
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
-    let is_old = |since| age(setup.invocation.host.now, since) >= YOUNG;
+    let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
     // A pod that is started again keeps its endpoint with the old time.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);

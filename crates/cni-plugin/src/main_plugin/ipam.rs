@@ -12,41 +12,41 @@ use std::{fs, thread};
 use agent::{Allocator, CniError, Code, Result};
 use serde::Deserialize;
 
-use super::setup::Setup;
-use crate::env::{Call, Verb};
+use super::setup::MainContext;
+use crate::env::{CniCall, CniVerb};
 use crate::gojson::quoted;
-use crate::invocation::{Name, caught};
+use crate::invocation::{PluginName, catch_panic};
 use crate::kubernetes::HostLocal;
 use crate::netconf::{NetConf, check_name};
 use crate::result::AddResult;
-use crate::run::Context;
+use crate::run::CniContext;
 use crate::versions;
 
 /// How long another program may take. A DHCP server may need a minute.
-const LONGEST: Duration = Duration::from_secs(90);
+const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
 /// The end of a program follows the end of its output within less than this, usually.
-const PAUSE: Duration = Duration::from_micros(200);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// An IPAM plugin that was found.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
     /// This program, under this name.
-    Own(Name),
+    Own(PluginName),
     /// Another program.
     Other(PathBuf),
 }
 
 /// A call of an IPAM plugin, for a call of the main plugin.
 pub(super) struct IpamCall<'a> {
-    pub(super) setup: &'a Setup<'a>,
-    pub(super) verb: Verb,
+    pub(super) setup: &'a MainContext<'a>,
+    pub(super) verb: CniVerb,
     /// `CNI_ARGS`.
     pub(super) args: &'a str,
     /// The network's configuration, if it is another than the main plugin's.
     pub(super) changed: Option<&'a [u8]>,
 }
 
-impl Setup<'_> {
+impl MainContext<'_> {
     /// The IPAM plugin of the network.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Setup<'_> {
     }
 
     /// A call of the IPAM plugin with the configuration as it is.
-    pub(super) fn ipam_call(&self, verb: Verb) -> IpamCall<'_> {
+    pub(super) fn ipam_call(&self, verb: CniVerb) -> IpamCall<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
@@ -65,7 +65,7 @@ impl Setup<'_> {
     ///
     /// # Errors
     /// Calico's texts for a configuration of host-local that has the wrong shape; those of the plugin.
-    pub(super) fn call_later(&self, plugin: &IpamPlugin, verb: Verb, allocator: &dyn Allocator) -> Result<()> {
+    pub(super) fn call_later(&self, plugin: &IpamPlugin, verb: CniVerb, allocator: &dyn Allocator) -> Result<()> {
         let mut changed = None;
         if self.conf.ipam_type == "host-local" {
             let host_local = HostLocal::new(&self.json)?;
@@ -99,7 +99,7 @@ impl IpamPlugin {
         };
         let own = fs::metadata("/proc/self/exe").ok().map(|file| (file.dev(), file.ino()));
         let is_own = own == Some((file.dev(), file.ino()));
-        Ok(if is_own { Self::Own(Name::from_argument(Some(OsStr::new(kind)))) } else { Self::Other(path) })
+        Ok(if is_own { Self::Own(PluginName::from_argument(Some(OsStr::new(kind)))) } else { Self::Other(path) })
     }
 
     /// True if the plugin is another program.
@@ -114,23 +114,23 @@ impl IpamPlugin {
     pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<AddResult> {
         match self {
             // The main plugin has to undo its work also after a panic.
-            Self::Own(name) => caught(|| call.carry_out(*name, allocator)),
+            Self::Own(name) => catch_panic(|| call.carry_out(*name, allocator)),
             Self::Other(path) => {
-                let printed = in_child(path, call)?.judge()?;
-                if call.verb == Verb::Add { AddResult::parse(&printed) } else { Ok(AddResult::default()) }
+                let printed = run_child(path, call)?.into_result()?;
+                if call.verb == CniVerb::Add { AddResult::parse(&printed) } else { Ok(AddResult::default()) }
             }
         }
     }
 }
 
 /// The outcome of another program.
-struct Answer {
+struct ChildOutput {
     status: ExitStatus,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
 }
 
-fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
+fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
     let failed = |error: io::Error| CniError::internal(format!("fork/exec {}: {error}", path.display()));
     let mut command = Command::new(path);
     let own = [("CNI_COMMAND", call.verb.name()), ("CNI_ARGS", call.args)];
@@ -142,8 +142,8 @@ fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
     let text = call.changed.unwrap_or(&call.setup.stdin).to_vec();
     // A plugin that does not read its configuration holds up nobody.
     thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
-    let (stdout, stderr) = (collect(stdout), collect(stderr));
-    let deadline = Instant::now() + LONGEST;
+    let (stdout, stderr) = (read_to_end_in_thread(stdout), read_to_end_in_thread(stderr));
+    let deadline = Instant::now() + CHILD_TIMEOUT;
     let left = || deadline.saturating_duration_since(Instant::now());
     let printed = (stdout.recv_timeout(left()), stderr.recv_timeout(left()));
     // A program may close both pipes and live on.
@@ -152,20 +152,23 @@ fn in_child(path: &Path, call: &IpamCall<'_>) -> Result<Answer> {
         if ended.is_some() || left().is_zero() {
             break ended;
         }
-        thread::sleep(PAUSE.min(left()));
+        thread::sleep(EXIT_POLL_INTERVAL.min(left()));
     };
     let (Some(status), (Ok(stdout), Ok(stderr))) = (status, printed) else {
         let _ = child.kill();
         let _ = child.wait();
         let name = path.display();
-        return Err(CniError::new(Code::TryAgain, format!("{name} has not answered within {LONGEST:?} and was ended")));
+        return Err(CniError::new(
+            Code::TryAgain,
+            format!("{name} has not answered within {CHILD_TIMEOUT:?} and was ended"),
+        ));
     };
     let _ = io::stderr().write_all(&stderr);
-    Ok(Answer { status, stdout, stderr })
+    Ok(ChildOutput { status, stdout, stderr })
 }
 
 /// Everything that comes out of a pipe, on a thread of its own.
-fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -179,7 +182,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
 }
 
 /// The end of a process as Go describes it.
-fn describe(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -190,10 +193,14 @@ fn describe(status: ExitStatus) -> String {
 
 impl IpamCall<'_> {
     /// The call of the IPAM plugin that this program is, under a name.
-    fn carry_out(&self, name: Name, allocator: &dyn Allocator) -> Result<AddResult> {
-        let Setup { invocation, json, conf, call, .. } = self.setup;
-        let call =
-            Call { verb: self.verb, command: self.verb.name().to_owned(), args: self.args.to_owned(), ..call.clone() };
+    fn carry_out(&self, name: PluginName, allocator: &dyn Allocator) -> Result<AddResult> {
+        let MainContext { invocation, json, conf, call, .. } = self.setup;
+        let call = CniCall {
+            verb: self.verb,
+            command: self.verb.name().to_owned(),
+            args: self.args.to_owned(),
+            ..call.clone()
+        };
         let changed = self.changed.map(check_name).transpose()?;
         let net = match &changed {
             Some(changed) => NetConf::decode(changed)?,
@@ -201,16 +208,17 @@ impl IpamCall<'_> {
         };
         let json = changed.as_ref().unwrap_or(json);
         let version = versions::of_call(&call, json)?;
-        let context = Context::new(invocation, name, call, net, &conf.variables)?;
+        let context = CniContext::new(invocation, name, call, net, &conf.variables)?;
         Ok(context.carry_out(json, version, allocator)?.unwrap_or_default())
     }
 }
 
-impl Answer {
+impl ChildOutput {
     /// The text that the plugin printed, or its error as the main plugin passes it on.
-    fn judge(self) -> Result<Vec<u8>> {
+    fn into_result(self) -> Result<Vec<u8>> {
         #[derive(Deserialize)]
-        struct Error {
+        #[serde(rename = "Error")]
+        struct ChildError {
             #[serde(default)]
             code: u32,
             #[serde(default)]
@@ -221,15 +229,15 @@ impl Answer {
         if self.status.success() {
             return Ok(self.stdout);
         }
-        let status = describe(self.status);
+        let status = describe_exit(self.status);
         if self.stdout.is_empty() {
             return Err(CniError::internal(match self.stderr.as_slice() {
                 [] => format!("netplugin failed with no error message: {status}"),
                 stderr => format!("netplugin failed: {}", quoted(&String::from_utf8_lossy(stderr))),
             }));
         }
-        Err(match serde_json::from_slice::<Error>(&self.stdout) {
-            Ok(Error { code, msg, details }) => CniError::new(Code::of(code), msg).with_details(details),
+        Err(match serde_json::from_slice::<ChildError>(&self.stdout) {
+            Ok(ChildError { code, msg, details }) => CniError::new(Code::of(code), msg).with_details(details),
             Err(error) => CniError::internal(format!(
                 "netplugin failed but error parsing its diagnostic message {}: {error}",
                 quoted(&String::from_utf8_lossy(&self.stdout))
@@ -260,7 +268,7 @@ mod tests {
             format!("failed to find plugin \"folder\" in path [/none {path}]")
         );
         assert!(IpamPlugin::find("other", &path).unwrap().is_other());
-        assert!(matches!(IpamPlugin::find("calico-ipam", &path).unwrap(), IpamPlugin::Own(Name::CalicoIpam)));
+        assert!(matches!(IpamPlugin::find("calico-ipam", &path).unwrap(), IpamPlugin::Own(PluginName::CalicoIpam)));
     }
 
     #[test]
@@ -268,8 +276,8 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
         let judge = |stdout: &str, stderr: &str| {
             let status = ExitStatus::from_raw(3 << 8);
-            let answer = Answer { status, stdout: stdout.into(), stderr: stderr.into() };
-            let error = answer.judge().unwrap_err();
+            let answer = ChildOutput { status, stdout: stdout.into(), stderr: stderr.into() };
+            let error = answer.into_result().unwrap_err();
             (error.code().number(), error.message().to_owned(), error.details().to_owned())
         };
         let own = judge(r#"{"cniVersion":"1.0.0","code":99,"msg":"m","details":"d"}"#, "");

@@ -15,24 +15,24 @@ use ipam_core::model::{Labels, Orchestrator, WorkloadEndpoint, split_endpoint_na
 use ipnet::IpNet;
 use wiring::{Forwarding, NextHop, OldInterface, Plan};
 
-use super::conf::{Conf, Device};
+use super::conf::{Device, MainConf};
 use crate::dataplane_grpc::Dataplane;
-use crate::env::{self, AddressForm, Args, Call, OwnNetns, Verb};
-use crate::gojson::Json;
-use crate::identity::Identity;
-use crate::invocation::{Invocation, Logging, Name};
+use crate::env::{self, AddressForm, CniArgs, CniCall, CniVerb, OwnNetns};
+use crate::gojson::GoJson;
+use crate::identity::ContainerIdentity;
+use crate::invocation::{Invocation, LogDestination, PluginName};
 use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
 use crate::run::store_at;
 
 /// A decoded call.
-pub(super) struct Setup<'a> {
+pub(super) struct MainContext<'a> {
     pub(super) invocation: &'a Invocation,
-    pub(super) call: Call,
+    pub(super) call: CniCall,
     /// The configuration as text.
     pub(super) stdin: Vec<u8>,
-    pub(super) json: Json,
-    pub(super) conf: Conf,
+    pub(super) json: GoJson,
+    pub(super) conf: MainConf,
     pub(super) workload: Workload,
     /// The labels that the configuration itself gives a plain container.
     pub(super) labels: Labels,
@@ -48,15 +48,15 @@ pub(super) struct Setup<'a> {
     dataplane: Result<Dataplane>,
 }
 
-impl<'a> Setup<'a> {
+impl<'a> MainContext<'a> {
     /// Reads and checks a call.
     ///
     /// # Errors
     /// Calico's texts, with code 999.
-    pub(super) fn new(invocation: &'a Invocation, call: Call, json: Json, stdin: Vec<u8>) -> Result<Self> {
-        let mut conf = Conf::decode(&json)?;
-        conf.net.store.called_as_calico_ipam = invocation.name == Name::CalicoIpam;
-        if invocation.logging == Logging::Process {
+    pub(super) fn new(invocation: &'a Invocation, call: CniCall, json: GoJson, stdin: Vec<u8>) -> Result<Self> {
+        let mut conf = MainConf::decode(&json)?;
+        conf.net.store.called_as_calico_ipam = invocation.name == PluginName::CalicoIpam;
+        if invocation.logging == LogDestination::Process {
             logging::install(&conf.net);
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
@@ -65,18 +65,18 @@ impl<'a> Setup<'a> {
         if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
-        let is_add = call.verb == Verb::Add;
+        let is_add = call.verb == CniVerb::Add;
         if is_add {
             conf.check_credentials()?;
         }
-        let mtu = if is_add || call.verb == Verb::Check { conf.mtu()? } else { 0 };
+        let mtu = if is_add || call.verb == CniVerb::Check { conf.mtu()? } else { 0 };
         let device = if is_add { conf.device()? } else { Device::Veth };
         let args = match call.args.as_str() {
             "" => "IgnoreUnknown=1".to_owned(),
             args => format!("IgnoreUnknown=1;{args}"),
         };
-        let parsed = Args::parse(&args, AddressForm::Bare)?;
-        let identity = Identity::new(&conf.net, &call, &parsed, &invocation.host);
+        let parsed = CniArgs::parse(&args, AddressForm::Bare)?;
+        let identity = ContainerIdentity::new(&conf.net, &call, &parsed, &invocation.host);
         let location = location.map_err(|error| {
             let prefix = if is_add { "error creating calico client: " } else { "" };
             CniError::internal(format!("{prefix}{error}"))
@@ -220,9 +220,9 @@ fn no_cluster_information() -> CniError {
 }
 
 /// So many characters follow the prefix in the name of a host's interface, which has 15 at most.
-const ID: usize = 11;
+const INTERFACE_ID_CHARS: usize = 11;
 /// The prefix of the interfaces' names if Felix has no other.
-const PREFIX: &str = "cali";
+const INTERFACE_PREFIX: &str = "cali";
 
 /// The owner of an endpoint: a container or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -268,9 +268,11 @@ impl Workload {
     /// pod's alone; the name of a container's has the first characters of its id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
-            Orchestrator::Cni => PREFIX.to_owned() + &self.id.chars().take(ID).collect::<String>(),
+            Orchestrator::Cni => {
+                INTERFACE_PREFIX.to_owned() + &self.id.chars().take(INTERFACE_ID_CHARS).collect::<String>()
+            }
             Orchestrator::K8s => {
-                let prefix = felix.split(',').next().filter(|prefix| !prefix.is_empty()).unwrap_or(PREFIX);
+                let prefix = felix.split(',').next().filter(|prefix| !prefix.is_empty()).unwrap_or(INTERFACE_PREFIX);
                 prefix.to_owned() + &self.digest()
             }
         }
@@ -278,7 +280,7 @@ impl Workload {
 
     /// The name of a container's interface on the host where another container has the usual one.
     pub(super) fn other_host_interface(&self) -> String {
-        PREFIX.to_owned() + &self.digest()
+        INTERFACE_PREFIX.to_owned() + &self.digest()
     }
 
     fn digest(&self) -> String {
@@ -298,11 +300,11 @@ impl Workload {
 fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
-    for byte in digest.as_ref().iter().take(ID.div_ceil(2)) {
+    for byte in digest.as_ref().iter().take(INTERFACE_ID_CHARS.div_ceil(2)) {
         // Writing to a string cannot fail.
         let _ = write!(hex, "{byte:02x}");
     }
-    hex.truncate(ID);
+    hex.truncate(INTERFACE_ID_CHARS);
     hex
 }
 

@@ -16,29 +16,29 @@ use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint};
 use ipnet::IpNet;
 use kv::{Deadline, Purpose, Revision};
-use wiring::{Plan, Wired, ensure_forwarding, masquerade};
+use wiring::{ConnectResult, Plan, ensure_forwarding, masquerade};
 
 use super::ipam::IpamPlugin;
-use super::setup::Setup;
-use super::{WIRING, pod, told};
-use crate::dataplane_grpc::{AddRequest, ContainerSettings, Dataplane, IpConfig, Port, WorkloadIds};
-use crate::env::{self, Verb};
+use super::setup::MainContext;
+use super::{WIRING_TIMEOUT, pod, wiring_error};
+use crate::dataplane_grpc::{AddRequest, ContainerSettings, Dataplane, GrpcPort, IpConfig, WorkloadIds};
+use crate::env::{self, CniVerb};
 use crate::invocation;
 use crate::kubernetes::gates;
-use crate::result::{AddResult, Interface};
+use crate::result::{AddResult, ResultInterface};
 
 /// ADD.
 ///
 /// # Errors
 /// Calico's texts. Nothing that this call made is left then.
-pub(super) fn add(setup: &Setup<'_>) -> Result<String> {
+pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     // Calico finds that out when everything is done, and leaves it.
     if setup.is_own_netns() {
         return Err(env::own_netns_error());
     }
     pass_gates(setup)?;
     let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
-    let mut add = Add::begin(setup, session)?;
+    let mut add = AddOperation::begin(setup, session)?;
     let answer = match setup.workload.orchestrator {
         Orchestrator::Cni => add_container(&mut add),
         Orchestrator::K8s => pod::add(&mut add),
@@ -48,7 +48,7 @@ pub(super) fn add(setup: &Setup<'_>) -> Result<String> {
 }
 
 /// Waits for the gates that the configuration names, once the store is ready. The call's time begins afterwards.
-fn pass_gates(setup: &Setup<'_>) -> Result<()> {
+fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     let gates = &setup.conf.readiness_gates;
     if gates.is_empty() {
         return Ok(());
@@ -62,22 +62,22 @@ fn pass_gates(setup: &Setup<'_>) -> Result<()> {
 }
 
 /// An ADD that has read the store.
-pub(super) struct Add<'s, 'a> {
-    pub(super) setup: &'s Setup<'a>,
+pub(super) struct AddOperation<'s, 'a> {
+    pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
     pending: PendingEndpoint,
     /// The endpoint that the workload has already.
     pub(super) found: Option<(WorkloadEndpoint, Revision)>,
     /// The way of its packets out of this machine.
-    outgoing: Outgoing,
+    outgoing: OutgoingRules,
 }
 
-impl<'s, 'a> Add<'s, 'a> {
+impl<'s, 'a> AddOperation<'s, 'a> {
     /// Reads the endpoints of the workload.
     ///
     /// # Errors
     /// Those of the store; a name that cannot be an endpoint's.
-    pub(super) fn begin(setup: &'s Setup<'a>, session: Arc<Session>) -> Result<Self> {
+    pub(super) fn begin(setup: &'s MainContext<'a>, session: Arc<Session>) -> Result<Self> {
         let workload = &setup.workload;
         let prefix = workload.prefix();
         let query = EndpointQuery {
@@ -91,7 +91,8 @@ impl<'s, 'a> Add<'s, 'a> {
         let Before { endpoints, pools, .. } = before;
         // calico-node leaves this file on its nodes: a network of Margay's own may run beside it.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
-        let outgoing = if has_felix { Outgoing::by_calico() } else { Outgoing::by_us(&setup.store.location, &pools) };
+        let outgoing =
+            if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
         let found = endpoints.into_iter().find(|(found, _)| workload.has(found));
         Ok(Self { setup, session, pending, found, outgoing })
     }
@@ -107,8 +108,8 @@ impl<'s, 'a> Add<'s, 'a> {
     ///
     /// # Errors
     /// The texts of [`wiring::Error`]. The container has no interface then.
-    pub(super) fn connect(&self, plan: &mut Plan) -> Result<Wired> {
-        let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING);
+    pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
+        let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
             Err(wiring::Error::Taken(_)) => {
                 plan.host_interface = self.setup.workload.other_host_interface();
@@ -116,7 +117,7 @@ impl<'s, 'a> Add<'s, 'a> {
             }
             done => done,
         };
-        let wired = wired.map_err(told)?;
+        let wired = wired.map_err(wiring_error)?;
         // The host's settings come last: a container that cannot be wired changes none.
         self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
         Ok(wired)
@@ -127,25 +128,27 @@ impl<'s, 'a> Add<'s, 'a> {
     /// # Errors
     /// The texts of [`wiring::Error`].
     fn has_interface(&self, name: &str) -> Result<bool> {
-        wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING).map_err(told)
+        wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
     /// Removes the container's interface after a failure. A newer ADD of the same pod may have replaced the host's end, so the
     /// container's end counts. The runtime calls DEL, too, so an error here is only logged.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
-        if let Err(error) = wiring::disconnect(&netns, interface, Instant::now() + WIRING, invocation::start_remover) {
+        if let Err(error) =
+            wiring::disconnect(&netns, interface, Instant::now() + WIRING_TIMEOUT, invocation::start_remover)
+        {
             tracing::warn!(%error, interface, "an interface of a failed ADD stays until DEL");
         }
     }
 
     /// The allocator for an IPAM plugin that is this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
-        Setup::allocator(&self.session)
+        MainContext::allocator(&self.session)
     }
 
     /// Lets an IPAM plugin that is another program have the store, which it may need.
-    pub(super) fn make_way(&self, plugin: &IpamPlugin) {
+    pub(super) fn release_store(&self, plugin: &IpamPlugin) {
         if plugin.is_other() {
             self.pause();
         }
@@ -203,8 +206,8 @@ impl<'s, 'a> Add<'s, 'a> {
 
     /// Releases all addresses that the container has from IPAM. An error is only logged.
     fn release_all(&mut self, plugin: &IpamPlugin) {
-        self.make_way(plugin);
-        if let Err(error) = self.setup.call_later(plugin, Verb::Del, &*self.allocator()) {
+        self.release_store(plugin);
+        if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
             tracing::warn!(%error, "an address of a failed ADD stays assigned until DEL");
         }
     }
@@ -227,8 +230,8 @@ impl<'s, 'a> Add<'s, 'a> {
     /// A result before 0.3.0 without an address.
     pub(super) fn answer(&self, assigned: AddResult, host_interface: &str, mac: &str) -> Result<String> {
         let setup = self.setup;
-        let outside = Interface { name: host_interface.to_owned(), ..Interface::default() };
-        let inside = Interface {
+        let outside = ResultInterface { name: host_interface.to_owned(), ..ResultInterface::default() };
+        let inside = ResultInterface {
             name: setup.call.interface.clone(),
             mac: Some(mac.to_owned()),
             mtu: Some(setup.mtu).filter(|mtu| *mtu > 0),
@@ -254,7 +257,7 @@ impl<'s, 'a> Add<'s, 'a> {
 /// # Errors
 /// The texts of [`wiring::Error`]; those of the other program, which gets no prefix. The container has no interface then.
 pub(super) fn make_interfaces(
-    add: &Add<'_, '_>,
+    add: &AddOperation<'_, '_>,
     mut plan: Plan,
     assigned: &AddResult,
     annotations: &BTreeMap<String, String>,
@@ -271,7 +274,7 @@ pub(super) fn make_interfaces(
             let request = dataplane_request(add, &plan, assigned, annotations, name, facts);
             let made = add.run(async |deadline| program.add(request, deadline.remaining()).await);
             // The other program may have made the interfaces all the same.
-            let made = made.inspect_err(|_| unmake_interfaces(add))?;
+            let made = made.inspect_err(|_| remove_interfaces(add))?;
             facts.interface = made.host_interface;
             facts.mac = made.mac.text;
         }
@@ -288,7 +291,7 @@ fn routes_addresses(plan: &Plan) -> Result<()> {
 }
 
 /// Removes the interfaces of a call that fails. The runtime calls DEL, too, so an error here is only logged.
-pub(super) fn unmake_interfaces(add: &Add<'_, '_>) {
+pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
     match add.setup.dataplane() {
         Ok(Dataplane::Grpc(program)) => {
             let setup = add.setup;
@@ -305,7 +308,7 @@ pub(super) fn unmake_interfaces(add: &Add<'_, '_>) {
 }
 
 fn dataplane_request(
-    add: &Add<'_, '_>,
+    add: &AddOperation<'_, '_>,
     plan: &Plan,
     assigned: &AddResult,
     annotations: &BTreeMap<String, String>,
@@ -313,7 +316,7 @@ fn dataplane_request(
     facts: &EndpointFacts,
 ) -> AddRequest {
     let setup = add.setup;
-    let port = |port: &ipam_core::model::EndpointPort| Port {
+    let port = |port: &ipam_core::model::EndpointPort| GrpcPort {
         name: port.name.clone(),
         protocol: port.protocol.clone(),
         port: port.port.into(),
@@ -346,10 +349,10 @@ fn dataplane_request(
 }
 
 /// The rules for packets that leave the machine; `None` where Felix makes them.
-struct Outgoing(Option<Networks>);
+struct OutgoingRules(Option<MasqueradedPools>);
 
 /// The pools of a store.
-struct Networks {
+struct MasqueradedPools {
     /// The store, as its daemon is named.
     store: String,
     masqueraded: Vec<IpNet>,
@@ -357,12 +360,12 @@ struct Networks {
     all: Vec<IpNet>,
 }
 
-impl Outgoing {
+impl OutgoingRules {
     /// The plugin makes the rules, for these pools: all of the store at this location.
     fn by_us(location: &Location, pools: &[Pool]) -> Self {
         let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
-        Self(Some(Networks { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
+        Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
     /// Felix makes the rules.
@@ -378,7 +381,7 @@ impl Outgoing {
     /// # Errors
     /// The text of [`wiring::Error`], with what needs it in front.
     fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
-        let Some(Networks { store, masqueraded, all }) = &self.0 else { return Ok(()) };
+        let Some(MasqueradedPools { store, masqueraded, all }) = &self.0 else { return Ok(()) };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
         let needed = addresses.iter().find(|address| is_masqueraded(address));
         match (masquerade::ensure(store, masqueraded, all), needed) {
@@ -393,7 +396,7 @@ impl Outgoing {
         // Among themselves, containers need it for IPv6 alone.
         let forwarded: Vec<IpAddr> =
             addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
-        ensure_forwarding(&forwarded).map_err(told)
+        ensure_forwarding(&forwarded).map_err(wiring_error)
     }
 }
 
@@ -401,7 +404,7 @@ impl Outgoing {
 ///
 /// # Errors
 /// Calico's texts. Nothing that this call made is left then.
-fn add_container(add: &mut Add<'_, '_>) -> Result<String> {
+fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
         return Err(CniError::internal(text));
@@ -415,14 +418,14 @@ fn add_container(add: &mut Add<'_, '_>) -> Result<String> {
 }
 
 /// The container has an endpoint and its interface: this stores the endpoint with another network's profile, and nothing else.
-fn join_network(add: &mut Add<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
+fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
     add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
 /// The facts of a container's endpoint before it has addresses.
-fn container_facts(add: &Add<'_, '_>, interface: String, profiles: Vec<String>) -> EndpointFacts {
+fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<String>) -> EndpointFacts {
     let setup = add.setup;
     EndpointFacts {
         node: setup.workload.node.clone(),
@@ -445,19 +448,19 @@ fn container_facts(add: &Add<'_, '_>, interface: String, profiles: Vec<String>) 
 
 /// Wires the container, whose endpoint gets these profiles. If it has an endpoint, it lost its interface together with
 /// its network namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
-fn wire_container(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String> {
+fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = container_facts(add, add.host_interface(), profiles);
     // Calico checks the names after all the work.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
-    add.make_way(&plugin);
+    add.release_store(&plugin);
     if add.found.is_some() && plugin.is_other() {
         // Not every IPAM plugin takes a second ADD of the same attachment.
         add.release_all(&plugin);
     }
-    let mut assigned = plugin.call(&setup.ipam_call(Verb::Add), &*add.allocator())?;
+    let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
     if assigned.ips.is_empty() {
         add.release_all(&plugin);
         return Err(CniError::internal("IPAM plugin returned no IP addresses in result"));
@@ -466,7 +469,7 @@ fn wire_container(add: &mut Add<'_, '_>, profiles: Vec<String>) -> Result<String
     let mut plan = setup.plan(facts.interface.clone(), &facts.addresses);
     plan.prefixes.clone_from(&assigned.prefixes);
     let made = make_interfaces(add, plan, &assigned, &BTreeMap::new(), &name, &mut facts);
-    let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| unmake_interfaces(add)));
+    let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
         // A repeated ADD answers with the addresses alone, as Calico's.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use agent::{CniError, Result};
 
-use crate::gojson::{Json, quoted};
+use crate::gojson::{GoJson, quoted};
 use crate::kubernetes;
 use crate::netconf::{Decoder, NetConf};
 
@@ -15,7 +15,7 @@ const MTU_FILE: &str = "/var/lib/calico/mtu";
 
 /// A configuration, read as Go reads it into Calico's structure; see [`NetConf`]. An absent value is empty.
 #[derive(Debug, Default)]
-pub(crate) struct Conf {
+pub(crate) struct MainConf {
     /// The part that both plugins read.
     pub(crate) net: NetConf,
     /// `ipam.type`.
@@ -42,12 +42,12 @@ pub(crate) struct Conf {
     pub(crate) variables: Vec<(&'static str, String)>,
 }
 
-impl Conf {
+impl MainConf {
     /// Reads the members that concern the main plugin.
     ///
     /// # Errors
     /// Code 999 with Go's text for the first value of a wrong type.
-    pub(crate) fn decode(json: &Json) -> Result<Self> {
+    pub(crate) fn decode(json: &GoJson) -> Result<Self> {
         let mut conf = Self::default();
         let mut decoder = Decoder::default();
         decoder.members(json, "", "types.NetConf", |d, name, value| {
@@ -58,7 +58,7 @@ impl Conf {
         Ok(conf)
     }
 
-    fn member(&mut self, d: &mut Decoder, name: &str, value: &Json) {
+    fn member(&mut self, d: &mut Decoder, name: &str, value: &GoJson) {
         match name {
             "mtu" => d.keep_int(&mut self.mtu, value, "mtu"),
             "require_mtu_file" => d.bool(&mut self.require_mtu_file, value, name),
@@ -81,7 +81,7 @@ impl Conf {
                     d.bool(&mut self.allow_ip_forwarding, value, "container_settings.allow_ip_forwarding");
                 }
             }),
-            "dataplane_options" if !matches!(value, Json::Object(_) | Json::Null) => {
+            "dataplane_options" if !matches!(value, GoJson::Object(_) | GoJson::Null) => {
                 d.wrong(value, name, "map[string]interface {}");
             }
             "ipam" => d.members(value, "ipam", "struct", |d, name, value| {
@@ -103,14 +103,14 @@ impl Conf {
         }
     }
 
-    fn mesos(&mut self, d: &mut Decoder, value: &Json) {
+    fn mesos(&mut self, d: &mut Decoder, value: &GoJson) {
         let path = "args.org.apache.mesos";
         d.members(value, path, "types.Mesos", |d, name, value| {
             if name == "network_info" {
                 d.members(value, path, "types.NetworkInfo", |d, name, value| {
                     if name == "labels" {
                         d.members(value, path, "struct", |d, name, value| {
-                            if let ("labels", Json::Array(labels)) = (name, value) {
+                            if let ("labels", GoJson::Array(labels)) = (name, value) {
                                 self.mesos_labels = labels.iter().map(|label| mesos_label(d, label)).collect();
                             }
                         });
@@ -121,7 +121,7 @@ impl Conf {
     }
 
     /// Keeps a setting that the IPAM plugin must have in its environment.
-    fn variable(&mut self, name: &str, value: &Json) {
+    fn variable(&mut self, name: &str, value: &GoJson) {
         let variable = match name {
             "datastore_type" => "DATASTORE_TYPE",
             "etcd_endpoints" => "ETCD_ENDPOINTS",
@@ -134,7 +134,7 @@ impl Conf {
             "calico_api_group" => "CALICO_API_GROUP",
             _ => return,
         };
-        if let Json::String(text) = value
+        if let GoJson::String(text) = value
             && !text.is_empty()
         {
             self.variables.retain(|(known, _)| *known != variable);
@@ -219,7 +219,7 @@ impl Conf {
 
 pub(crate) use wiring::Device;
 
-fn mesos_label(d: &mut Decoder, label: &Json) -> (String, String) {
+fn mesos_label(d: &mut Decoder, label: &GoJson) -> (String, String) {
     let (mut key, mut text) = (String::new(), String::new());
     let path = "args.org.apache.mesos.network_info.labels";
     d.members(label, path, "struct", |d, name, value| match name {
@@ -234,8 +234,8 @@ fn mesos_label(d: &mut Decoder, label: &Json) -> (String, String) {
 mod tests {
     use super::*;
 
-    fn decode(text: &str) -> Result<Conf> {
-        Conf::decode(&Json::parse(text.as_bytes()).unwrap())
+    fn decode(text: &str) -> Result<MainConf> {
+        MainConf::decode(&GoJson::parse(text.as_bytes()).unwrap())
     }
 
     #[test]

@@ -8,17 +8,17 @@ use ipam_core::model::{EndpointFacts, EndpointPort, Labels, Orchestrator, Releas
 use ipnet::IpNet;
 use kv::Deadline;
 
-use super::add::{self, Add};
+use super::add::{self, AddOperation};
 use super::ipam::{IpamCall, IpamPlugin};
-use super::setup::{Setup, Workload};
+use super::setup::{MainContext, Workload};
 use crate::dataplane_grpc::Dataplane;
-use crate::env::Verb;
-use crate::kubernetes::{Allowed, HostLocal, PodFacts, Port};
+use crate::env::CniVerb;
+use crate::kubernetes::{AllowedAnnotations, HostLocal, KubePort, PodFacts};
 use crate::policy_wait::PolicyWait;
 use crate::result::AddResult;
 
 /// The facts of a pod, read before anything is made.
-struct Wanted {
+struct PodRequest {
     facts: PodFacts,
     /// The routes in the container.
     routes: Vec<IpNet>,
@@ -30,7 +30,7 @@ struct Wanted {
 ///
 /// # Errors
 /// Calico's texts. Nothing that this call made is left then.
-pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
+pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;
     let policy = PolicyWait::new(setup.conf.policy_timeout, &setup.conf.status_folder)?;
@@ -56,9 +56,9 @@ pub(super) fn add(add: &mut Add<'_, '_>) -> Result<String> {
 
 /// Wires the pod and stores its endpoint.
 fn wire(
-    add: &mut Add<'_, '_>,
+    add: &mut AddOperation<'_, '_>,
     facts: &mut EndpointFacts,
-    wanted: &Wanted,
+    wanted: &PodRequest,
     assigned: &AddResult,
     name: &str,
 ) -> Result<()> {
@@ -74,11 +74,11 @@ fn wire(
         // Of an address that is longer than the kernel's the endpoint has all, as Calico's.
         facts.mac.clone_from(&mac.text);
     }
-    add.store(name, facts).inspect_err(|_| add::unmake_interfaces(add))
+    add.store(name, facts).inspect_err(|_| add::remove_interfaces(add))
 }
 
 /// Reads the pod, its namespace and its node, as far as the configuration asks for them.
-fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
+fn read(add: &mut AddOperation<'_, '_>) -> Result<PodRequest> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client();
     // Calico's plugin wants an API for each pod. A machine by itself may have none, and the network may need nothing of it.
@@ -106,7 +106,7 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
         let client = client.as_mut().map_err(|error| error.clone())?;
         let namespace_of_pod = add.run(async |deadline| client.namespace(namespace, left(deadline)).await)?;
         let pod = add.run(async |deadline| client.pod(namespace, id, left(deadline)).await)?;
-        let allowed = Allowed {
+        let allowed = AllowedAnnotations {
             ipam: &conf.ipam_type,
             ip_addrs_no_ipam: conf.feature_ip_addrs_no_ipam,
             floating_ips: conf.feature_floating_ips,
@@ -118,10 +118,10 @@ fn read(add: &mut Add<'_, '_>) -> Result<Wanted> {
     if let Some(conf) = facts.ipam_conf(&setup.json)? {
         changed = Some(conf.to_string().into_bytes());
     }
-    Ok(Wanted { facts, routes, changed })
+    Ok(PodRequest { facts, routes, changed })
 }
 
-fn endpoint_facts(setup: &Setup<'_>, pod: &PodFacts, endpoint: &str, interface: String) -> EndpointFacts {
+fn endpoint_facts(setup: &MainContext<'_>, pod: &PodFacts, endpoint: &str, interface: String) -> EndpointFacts {
     EndpointFacts {
         node: setup.workload.node.clone(),
         orchestrator: Orchestrator::K8s,
@@ -141,7 +141,7 @@ fn endpoint_facts(setup: &Setup<'_>, pod: &PodFacts, endpoint: &str, interface: 
     }
 }
 
-fn endpoint_port(port: &Port) -> EndpointPort {
+fn endpoint_port(port: &KubePort) -> EndpointPort {
     EndpointPort {
         name: port.name.clone(),
         protocol: port.protocol.to_owned(),
@@ -160,18 +160,18 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
 }
 
 /// The pod's addresses: those that IPAM chooses, those that an annotation names, or those that no IPAM knows.
-fn assign(add: &mut Add<'_, '_>, plugin: &IpamPlugin, wanted: &Wanted) -> Result<AddResult> {
+fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodRequest) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
         return Ok(AddResult::of_addresses(addresses));
     }
     if let Some(addresses) = &wanted.facts.ip_addrs {
         release_found(add)?;
-        add.make_way(plugin);
+        add.release_store(plugin);
         return assign_these(add, plugin, addresses);
     }
-    add.make_way(plugin);
+    add.release_store(plugin);
     let setup = add.setup;
-    let call = IpamCall { changed: wanted.changed.as_deref(), ..setup.ipam_call(Verb::Add) };
+    let call = IpamCall { changed: wanted.changed.as_deref(), ..setup.ipam_call(CniVerb::Add) };
     let assigned = plugin.call(&call, &*add.allocator())?;
     if assigned.ips.is_empty() {
         return Err(CniError::internal("IPAM plugin returned missing IP config"));
@@ -181,7 +181,7 @@ fn assign(add: &mut Add<'_, '_>, plugin: &IpamPlugin, wanted: &Wanted) -> Result
 
 /// Releases the addresses of the endpoint that is stored for the pod, as far as its sandbox still holds them: an earlier sandbox
 /// may have the wanted ones.
-fn release_found(add: &mut Add<'_, '_>) -> Result<()> {
+fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());
     for address in found.addresses() {
@@ -191,11 +191,11 @@ fn release_found(add: &mut Add<'_, '_>) -> Result<()> {
 }
 
 /// Assigns addresses one after another. If one cannot be had, those before it are released.
-fn assign_these(add: &mut Add<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
+fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
     let mut all = AddResult::default();
     for address in addresses {
         let args = format!("{};IP={address}", add.setup.args);
-        let call = IpamCall { args: &args, ..add.setup.ipam_call(Verb::Add) };
+        let call = IpamCall { args: &args, ..add.setup.ipam_call(CniVerb::Add) };
         let assigned = plugin.call(&call, &*add.allocator()).and_then(|assigned| match assigned.ips.is_empty() {
             true => Err(CniError::internal("IPAM plugin returned missing IP config")),
             false => Ok(assigned),

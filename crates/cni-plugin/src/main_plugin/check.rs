@@ -14,13 +14,13 @@ use ipam_core::model::{Orchestrator, WorkloadEndpoint, keys};
 use kv::Purpose;
 
 use super::ipam::IpamPlugin;
-use super::setup::Setup;
-use super::{WIRING, told};
+use super::setup::MainContext;
+use super::{WIRING_TIMEOUT, wiring_error};
 use crate::dataplane_grpc::Dataplane;
-use crate::env::{Call, OwnNetns, Verb};
-use crate::gojson::Json;
+use crate::env::{CniCall, CniVerb, OwnNetns};
+use crate::gojson::GoJson;
 use crate::invocation::Invocation;
-use crate::kubernetes::Mac;
+use crate::kubernetes::HardwareAddress;
 use crate::result;
 use crate::run::read;
 
@@ -28,7 +28,7 @@ use crate::run::read;
 ///
 /// # Errors
 /// Each difference, in the details; those of the store and of the IPAM plugin.
-pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
+pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
     let addresses = result::previous_addresses(setup.conf.net.prev_result.as_ref())?;
     let mut wrong = Vec::new();
     let (endpoint, allocation) = read_endpoint(setup)?;
@@ -53,8 +53,8 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
         endpoint.endpoint().clone_into(&mut plan.interface);
         plan.routes = setup.routes()?;
         plan.prefixes = result::previous_prefixes(setup.conf.net.prev_result.as_ref());
-        plan.mac = Mac::read(endpoint.mac()).ok().map(|mac| mac.bytes);
-        wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING).map_err(told)?);
+        plan.mac = HardwareAddress::read(endpoint.mac()).ok().map(|mac| mac.bytes);
+        wrong.extend(wiring::inspect(&setup.netns(), &plan, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)?);
     }
     if wrong.is_empty() {
         return Ok("OK\n".to_owned());
@@ -70,7 +70,7 @@ pub(super) fn check(setup: &Setup<'_>) -> Result<String> {
 }
 
 /// The stored endpoint, and the IPAM plugin's answer about the allocation.
-fn read_endpoint(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
+fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
     let query = EndpointQuery {
         namespace: setup.workload.namespace.clone(),
@@ -82,7 +82,7 @@ fn read_endpoint(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<
     drop(pending);
     let endpoint = before.endpoints.into_iter().map(|(endpoint, _)| endpoint).find(|found| setup.workload.has(found));
     if endpoint.as_ref().is_some_and(|endpoint| has_joined(setup, endpoint)) {
-        finish(session);
+        close_session(session);
         return Ok((endpoint, Ok(())));
     }
     let plugin = setup.ipam_plugin()?;
@@ -90,33 +90,34 @@ fn read_endpoint(setup: &Setup<'_>) -> Result<(Option<WorkloadEndpoint>, Result<
     let session = match plugin {
         IpamPlugin::Own(_) => Some(session),
         IpamPlugin::Other(_) => {
-            finish(session);
+            close_session(session);
             None
         }
     };
-    let allocator =
-        session.as_ref().map_or_else(|| Box::new(DaemonAllocator::default()) as Box<dyn Allocator>, Setup::allocator);
-    let allocation = setup.call_later(&plugin, Verb::Check, &*allocator);
+    let allocator = session
+        .as_ref()
+        .map_or_else(|| Box::new(DaemonAllocator::default()) as Box<dyn Allocator>, MainContext::allocator);
+    let allocation = setup.call_later(&plugin, CniVerb::Check, &*allocator);
     drop(allocator);
-    session.into_iter().for_each(finish);
+    session.into_iter().for_each(close_session);
     Ok((endpoint, allocation))
 }
 
 /// True if the container joined this network after another one, whose addresses it has: IPAM assigned nothing here.
-fn has_joined(setup: &Setup<'_>, endpoint: &WorkloadEndpoint) -> bool {
+fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
         && profiles.iter().position(|one| one == network).is_some_and(|at| at > 0)
 }
 
-pub(super) fn finish(session: Arc<Session>) {
+pub(super) fn close_session(session: Arc<Session>) {
     if let Ok(session) = Arc::try_unwrap(session) {
         session.close();
     }
 }
 
 /// Compares the endpoint with the call and with the result that the runtime has.
-fn compare(setup: &Setup<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr], wrong: &mut Vec<String>) {
+fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr], wrong: &mut Vec<String>) {
     let name = endpoint.name();
     if endpoint.container() != setup.call.container {
         wrong.push(format!("endpoint {name} belongs to container {:?}", endpoint.container()));
@@ -144,11 +145,11 @@ pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 ///
 /// # Errors
 /// The reason why no ADD can be served, with code 50.
-pub(super) fn status(setup: &Setup<'_>) -> Result<String> {
+pub(super) fn status(setup: &MainContext<'_>) -> Result<String> {
     ready(setup).map_err(|error| error.with_code(Code::Unavailable))
 }
 
-fn ready(setup: &Setup<'_>) -> Result<String> {
+fn ready(setup: &MainContext<'_>) -> Result<String> {
     if setup.store.location.is_shared() {
         let mut at = setup.store.clone();
         at.patience = at.patience.min(STATUS_TIMEOUT);
@@ -160,7 +161,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
         tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
     }
     let plugin = setup.ipam_plugin()?;
-    match plugin.call(&setup.ipam_call(Verb::Status), &DaemonAllocator::default()) {
+    match plugin.call(&setup.ipam_call(CniVerb::Status), &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
             tracing::debug!(%error, "the IPAM plugin knows no STATUS");
             Ok(String::new())
@@ -170,7 +171,7 @@ fn ready(setup: &Setup<'_>) -> Result<String> {
 }
 
 /// Checks that the login may write the endpoint of a container.
-fn check_rights(setup: &Setup<'_>, session: &Session) -> Result<()> {
+fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     let results = format!("endpoints of {}", setup.conf.net.name);
     let Some(rights) = WriteRights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
     let key = keys::workload_endpoint("default", "status");
@@ -178,7 +179,7 @@ fn check_rights(setup: &Setup<'_>, session: &Session) -> Result<()> {
 }
 
 /// How long the datastore may take.
-const TEST_TIMEOUT: Duration = Duration::from_secs(2);
+const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reads a configuration and tests its datastore. Nothing is printed if it answers.
 ///
@@ -188,15 +189,15 @@ pub(super) fn test_datastore(invocation: &Invocation, stdin: &mut dyn Read) -> R
     let failed = |error: CniError| {
         CniError::new(Code::Unreachable, "data store connection failed").with_details(error.message())
     };
-    answers(invocation, &read(stdin)?).map_err(failed)?;
+    check_datastore(invocation, &read(stdin)?).map_err(failed)?;
     Ok(String::new())
 }
 
-fn answers(invocation: &Invocation, text: &[u8]) -> Result<()> {
+fn check_datastore(invocation: &Invocation, text: &[u8]) -> Result<()> {
     let wrong = |reason| CniError::internal(format!("failed to load netconf: {reason}"));
-    let json = Json::parse(text).map_err(wrong)?;
-    let call = Call {
-        verb: Verb::Status,
+    let json = GoJson::parse(text).map_err(wrong)?;
+    let call = CniCall {
+        verb: CniVerb::Status,
         command: String::new(),
         container: "test".to_owned(),
         netns: None,
@@ -204,8 +205,8 @@ fn answers(invocation: &Invocation, text: &[u8]) -> Result<()> {
         args: String::new(),
         own_netns: OwnNetns::Accepted,
     };
-    let mut setup = Setup::new(invocation, call, json, text.to_vec())?;
-    setup.store.patience = TEST_TIMEOUT;
+    let mut setup = MainContext::new(invocation, call, json, text.to_vec())?;
+    setup.store.patience = DATASTORE_TEST_TIMEOUT;
     let unreachable = |error: CniError| match error.code() {
         Code::TryAgain => CniError::internal("error getting ClusterInformation: context deadline exceeded"),
         _ => error,
@@ -218,11 +219,11 @@ fn answers(invocation: &Invocation, text: &[u8]) -> Result<()> {
 }
 
 /// Tests the Kubernetes API, if a kubeconfig is named.
-fn kubernetes_answers(setup: &Setup<'_>, session: &Session) -> Result<()> {
+fn kubernetes_answers(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     if setup.conf.net.store.kubeconfig.is_empty() {
         return Ok(());
     }
     let failed = |what: &'static str| move |error: CniError| CniError::internal(format!("{what}: {}", error.message()));
     let mut client = setup.kubernetes.client().map_err(failed("error building K8s client config"))?;
-    session.run(client.version(TEST_TIMEOUT)).map_err(failed("unable to connect to K8s server"))
+    session.run(client.version(DATASTORE_TEST_TIMEOUT)).map_err(failed("unable to connect to K8s server"))
 }
