@@ -34,8 +34,8 @@ use std::sync::{Mutex, PoisonError};
 use datastore::{Drivers, Environment, process_environment};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::command::{Call, LogLevel};
-use crate::error::Failure;
+use crate::command::{Invocation, LogLevel};
+use crate::error::CommandFailure;
 use crate::verbs::check::{report_hint, with_report};
 
 /// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
@@ -71,7 +71,7 @@ pub fn run(
         }
     };
     log_to_stderr(cli.options.log_level);
-    let done = Call { options: &cli.options, drivers, env, out, err }.carry_out(&cli.command.task());
+    let done = Invocation { options: &cli.options, drivers, env, out, err }.carry_out(&cli.command.task());
     match done {
         Ok(code) => code,
         Err(failure) => {
@@ -83,12 +83,12 @@ pub fn run(
 
 /// Plays the role for which a case of `margay conformance` has started this process, if any. Returns the exit code.
 fn play_role(drivers: &Drivers) -> Option<ExitCode> {
-    conformance::play_role(&judge::site::Joining(drivers.clone()))
+    conformance::play_role(&judge::site::JoiningHarness(drivers.clone()))
 }
 
 /// Reports a bug, and returns the exit code.
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
-    let failure = Failure::new(format!("internal error: {what}"));
+    let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
         .hint("this is a bug in margay; a store is never left half written, so the command can be repeated")
         .print(err);
@@ -105,7 +105,7 @@ fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 
     match write!(out, "{text}").and_then(|()| out.flush()) {
         Ok(()) => 0,
         Err(error) => {
-            let failure = Failure::from(error);
+            let failure = CommandFailure::from(error);
             failure.print(err);
             u8::from(!failure.silent)
         }

@@ -16,62 +16,69 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::report::{EndpointRow, addresses, endpoints, since};
-use super::{COMMITS_AT_ONCE, Gc, Machine, PATIENCE, lists, own_names, survey};
-use crate::command::{Answer, Call, runtime};
-use crate::error::{Failure, Result};
+use super::{Gc, MAX_COMMITS_PER_OPENING, Machine, STORE_CALL_TIMEOUT, lists, own_names, survey};
+use crate::command::{CommandAnswer, Invocation, runtime};
+use crate::error::{CommandFailure, Result};
 use crate::output::{Column, printable, render};
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 
 /// Finds the nodes and their estates, and with `--apply` frees them.
-pub(super) fn run(args: &Gc, call: &mut Call<'_>) -> Result<u8> {
+pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
     let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
-    let location = call.choose()?.location;
-    let at = call.at(&location);
+    let location = invocation.choose()?.location;
+    let at = invocation.store_at(&location);
     let (machine, own) = (Machine::of(None)?, own_names());
     let runtime = runtime()?;
     let named = args.free.then(|| args.node.clone().unwrap_or_default());
     let (estates, mut skipped) = match &named {
-        Some(node) => (one(at, &runtime, node, &own)?, Vec::new()),
+        Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
         None => all(at, &runtime, list.as_ref(), &own)?,
     };
     // The stores were read before: an address that is assigned meanwhile is no candidate.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
-        match here(estate, &evidence) {
+        match why_this_machine(estate, &evidence) {
             Some(why) if named.is_some() => return Err(is_this_machine(&estate.node, &why)),
-            Some(why) => skipped.push(Skipped { node: estate.node.clone(), why }),
-            None => reports.push((estate, NodeReport::of(&location, estate))),
+            Some(why) => skipped.push(SkippedNode { node: estate.node.clone(), why }),
+            None => reports.push((estate, GoneNodeReport::of(&location, estate))),
         }
     }
     if args.apply {
         for (estate, report) in &mut reports {
             if let Err(failure) = runtime.block_on(free(at, estate, report)) {
-                failure.print(call.err);
+                failure.print(invocation.err);
                 report.failed = true;
             }
         }
     }
-    let stores: Vec<NodeReport> = reports.into_iter().map(|(_, report)| report).collect();
+    let stores: Vec<GoneNodeReport> = reports.into_iter().map(|(_, report)| report).collect();
     let failed = stores.iter().any(|report| report.failed);
-    call.print(GoneReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
+    invocation.print(GoneReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
     match failed {
-        true => {
-            Err(Failure::new("not everything could be freed; see above").hint("the same command goes on where it was"))
-        }
+        true => Err(CommandFailure::new("not everything could be freed; see above")
+            .hint("the same command goes on where it was")),
         false => Ok(0),
     }
 }
 
 /// Nodes by name.
-type ByNode = BTreeMap<String, Estate>;
+type DepartedNodes = BTreeMap<String, Estate>;
 
 /// The estate of a named node; an error unless it is gone.
-fn one(at: StoreAt<'_>, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -> Result<ByNode> {
+fn read_named_node(
+    at: StoreAccess<'_>,
+    runtime: &Runtime,
+    node: &str,
+    own: &BTreeSet<String>,
+) -> Result<DepartedNodes> {
     let found = runtime.block_on(survey(at, |_, name| name == node))?;
     if found.known.registered.contains(node) {
-        return Err(Failure::new(format!("node {} is registered in the store; nothing was freed", printable(node)))
-            .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
+        return Err(CommandFailure::new(format!(
+            "node {} is registered in the store; nothing was freed",
+            printable(node)
+        ))
+        .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
     }
     if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
         return Err(is_this_machine(node, "it is the name of this machine"));
@@ -81,11 +88,11 @@ fn one(at: StoreAt<'_>, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -
 
 /// The estates of all nodes that are gone, and the nodes that are skipped.
 fn all(
-    at: StoreAt<'_>,
+    at: StoreAccess<'_>,
     runtime: &Runtime,
     list: Option<&BTreeSet<String>>,
     own: &BTreeSet<String>,
-) -> Result<(ByNode, Vec<Skipped>)> {
+) -> Result<(DepartedNodes, Vec<SkippedNode>)> {
     let wanted = |known: &Known, node: &str| {
         !known.registered.contains(node)
             && known.pinned.as_deref() != Some(node)
@@ -95,7 +102,7 @@ fn all(
     let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
     match list {
         None if known.registered.is_empty() => {
-            return Err(Failure::new(
+            return Err(CommandFailure::new(
                 "no node is registered in the store, so nobody can tell which are gone; nothing was freed",
             )
             .hint(
@@ -108,7 +115,7 @@ fn all(
     let mut skipped = Vec::new();
     for name in own {
         if estates.remove(name).is_some() {
-            skipped.push(Skipped { node: name.clone(), why: "it is the name of this machine".to_owned() });
+            skipped.push(SkippedNode { node: name.clone(), why: "it is the name of this machine".to_owned() });
         }
     }
     Ok((estates, skipped))
@@ -123,7 +130,7 @@ fn check_list(
     ours: &BTreeSet<&String>,
 ) -> Result<()> {
     let refused = |what: String| {
-        Failure::new(format!("{what}; nothing was freed"))
+        CommandFailure::new(format!("{what}; nothing was freed"))
             .hint("see that the list and the store are of the same cluster, and that names are written as in the store")
     };
     let member = ours.iter().find(|name| nodes.contains(**name));
@@ -138,7 +145,7 @@ fn check_list(
 }
 
 /// Why a node is this very machine under another name; `None` if it is not.
-fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
+fn why_this_machine(estate: &Estate, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
     if let Some(unit) = units.find(|unit| evidence.is_on_an_interface(*unit)) {
@@ -148,9 +155,9 @@ fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
     Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))
 }
 
-fn is_this_machine(node: &str, why: &str) -> Failure {
+fn is_this_machine(node: &str, why: &str) -> CommandFailure {
     let node = printable(node);
-    Failure::new(format!("node {node} is this very machine: {why}; nothing was freed")).hint(format!(
+    CommandFailure::new(format!("node {node} is this very machine: {why}; nothing was freed")).hint(format!(
         "margay gc --boot and --netns free what it does not use; to make all that it has another node's: margay gc --node \
          {node} --move-to NAME"
     ))
@@ -158,27 +165,29 @@ fn is_this_machine(node: &str, why: &str) -> Failure {
 
 /// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
 /// containers can start meanwhile.
-async fn free(at: StoreAt<'_>, estate: &Estate, report: &mut NodeReport) -> Result<()> {
+async fn free(at: StoreAccess<'_>, estate: &Estate, report: &mut GoneNodeReport) -> Result<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
-    for some in endpoints.chunks(COMMITS_AT_ONCE) {
-        at.on_ipam(Need::Release, async |operator| {
+    for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
+        at.with_operator(StoreUse::Release, async |operator| {
             for batch in some {
-                let deleted =
-                    operator.ipam().delete_endpoints_of_gone(&estate.node, batch, Deadline::after(PATIENCE)).await;
-                report.deleted_endpoints.extend(deleted.map_err(reported)?.into_iter().map(EndpointRow::from));
+                let deleted = operator
+                    .ipam()
+                    .delete_endpoints_of_gone(&estate.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
+                    .await;
+                report.deleted_endpoints.extend(deleted.map_err(escaped_failure)?.into_iter().map(EndpointRow::from));
             }
             Ok(())
         })
         .await?;
     }
-    for some in batches(&estate.holds).chunks(COMMITS_AT_ONCE) {
-        at.on_ipam(Need::Release, async |operator| {
+    for some in batches(&estate.holds).chunks(MAX_COMMITS_PER_OPENING) {
+        at.with_operator(StoreUse::Release, async |operator| {
             for batch in some {
                 let freed = operator
                     .ipam()
-                    .free_of_gone(&estate.node, batch, Deadline::after(PATIENCE))
+                    .free_of_gone(&estate.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
                     .await
-                    .map_err(reported)?;
+                    .map_err(escaped_failure)?;
                 report.freed.extend(freed.released);
                 report.changed.extend(freed.changed);
             }
@@ -188,31 +197,31 @@ async fn free(at: StoreAt<'_>, estate: &Estate, report: &mut NodeReport) -> Resu
     }
     let blocks: Vec<IpNet> = estate.blocks().collect();
     let mut damaged = None;
-    for some in blocks.chunks(COMMITS_AT_ONCE) {
-        at.on_ipam(Need::Release, async |operator| {
+    for some in blocks.chunks(MAX_COMMITS_PER_OPENING) {
+        at.with_operator(StoreUse::Release, async |operator| {
             for cidr in some {
-                match operator.ipam().give_up_block(&estate.node, *cidr, Deadline::after(PATIENCE)).await {
+                match operator.ipam().give_up_block(&estate.node, *cidr, Deadline::after(STORE_CALL_TIMEOUT)).await {
                     Ok(true) => report.gave_up.push(*cidr),
                     Ok(false) => {}
                     // One block that cannot be read must not keep the other blocks from their release.
                     Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
-                    Err(error) => return Err(reported(error)),
+                    Err(error) => return Err(escaped_failure(error)),
                 }
             }
             Ok(())
         })
         .await?;
     }
-    at.on_ipam(Need::Release, async |operator| {
-        operator.ipam().drop_legacy(&estate.node, Deadline::after(PATIENCE)).await.map_err(reported)
+    at.with_operator(StoreUse::Release, async |operator| {
+        operator.ipam().drop_legacy(&estate.node, Deadline::after(STORE_CALL_TIMEOUT)).await.map_err(escaped_failure)
     })
     .await?;
-    damaged.map_or(Ok(()), |error| Err(reported(error)))
+    damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
 }
 
 /// A failure with control characters escaped: the error may have names from the store in it.
-fn reported(error: ipam_core::Error) -> Failure {
-    Failure::new(printable(&error.to_string()))
+fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
+    CommandFailure::new(printable(&error.to_string()))
 }
 
 /// Why an address may be freed: there is only one reason.
@@ -257,13 +266,13 @@ impl Candidate {
 
 /// The numbers of addresses that stay in a node's blocks, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct LeftOfGone {
+struct GoneKeptCounts {
     two_owners: usize,
     no_node: usize,
     other_nodes: usize,
 }
 
-impl LeftOfGone {
+impl GoneKeptCounts {
     /// The numbers in words; empty if all are 0.
     fn text(&self) -> String {
         let parts = [
@@ -279,7 +288,7 @@ impl LeftOfGone {
 
 /// One node.
 #[derive(Debug, Serialize)]
-struct NodeReport {
+struct GoneNodeReport {
     store: String,
     node: String,
     /// True if not everything could be freed.
@@ -294,10 +303,10 @@ struct NodeReport {
     /// The node's own blocks, which are released.
     blocks: Vec<IpNet>,
     gave_up: Vec<IpNet>,
-    left: LeftOfGone,
+    left: GoneKeptCounts,
 }
 
-impl NodeReport {
+impl GoneNodeReport {
     fn of(location: &Location, estate: &Estate) -> Self {
         Self {
             store: location.to_string(),
@@ -310,7 +319,7 @@ impl NodeReport {
             deleted_endpoints: Vec::new(),
             blocks: estate.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
             gave_up: Vec::new(),
-            left: LeftOfGone { two_owners: estate.shared, no_node: estate.nameless, other_nodes: estate.of_others },
+            left: GoneKeptCounts { two_owners: estate.shared, no_node: estate.nameless, other_nodes: estate.of_others },
         }
     }
 
@@ -349,7 +358,7 @@ impl NodeReport {
 
 /// A node that was not touched.
 #[derive(Debug, Serialize)]
-struct Skipped {
+struct SkippedNode {
     node: String,
     why: String,
 }
@@ -361,19 +370,22 @@ struct GoneReport {
     /// The node that was named.
     #[serde(skip)]
     node: Option<String>,
-    stores: Vec<NodeReport>,
-    skipped: Vec<Skipped>,
+    stores: Vec<GoneNodeReport>,
+    skipped: Vec<SkippedNode>,
 }
 
 impl GoneReport {
-    fn answer(&mut self) -> Result<Answer> {
+    fn answer(&mut self) -> Result<CommandAnswer> {
         for report in &mut self.stores {
             report.candidates.sort_by_key(|row| row.address);
             report.freed.sort_unstable();
         }
         let mut text = String::new();
-        let rows: Vec<Vec<String>> =
-            self.stores.iter().flat_map(|one| one.candidates.iter().map(|row| row.cells(&one.node))).collect();
+        let rows: Vec<Vec<String>> = self
+            .stores
+            .iter()
+            .flat_map(|read_named_node| read_named_node.candidates.iter().map(|row| row.cells(&read_named_node.node)))
+            .collect();
         if !rows.is_empty() {
             let titles = ["NODE", "ADDRESS", "HANDLE", "INTERFACE", "SINCE (UTC)"];
             text += &render(&titles.map(Column::Text), &rows);
@@ -386,10 +398,10 @@ impl GoneReport {
             (Some(node), true) => writeln!(text, "node {} has nothing in the store", printable(node)),
             (None, true) => writeln!(text, "no node that is gone has anything in the store"),
         };
-        for Skipped { node, why } in &self.skipped {
+        for SkippedNode { node, why } in &self.skipped {
             _ = writeln!(text, "left node {}: {why}", printable(node));
         }
-        Answer::new(text, self)
+        CommandAnswer::new(text, self)
     }
 }
 

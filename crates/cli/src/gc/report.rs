@@ -8,21 +8,21 @@ use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::{Allocation, NodeEndpoint};
 use serde::Serialize;
 
-use super::scans::APART;
-use crate::command::Answer;
+use super::scans::MIN_SCAN_INTERVAL;
+use crate::command::CommandAnswer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 
 /// Why an address may be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Reason {
+pub(super) enum FreeReason {
     EarlierBoot,
     NamespaceGone,
     NotListed,
 }
 
-impl Reason {
+impl FreeReason {
     fn text(self) -> &'static str {
         match self {
             Self::EarlierBoot => "of an earlier boot",
@@ -34,18 +34,18 @@ impl Reason {
 
 /// An address that may be freed.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct LeftoverRow {
     address: IpAddr,
     network: String,
     container: String,
     interface: String,
-    reason: Reason,
+    reason: FreeReason,
     /// The recorded time of its assignment.
     since: Option<String>,
 }
 
-impl Row {
-    pub(super) fn new(one: &Allocation, reason: Reason) -> Self {
+impl LeftoverRow {
+    pub(super) fn new(one: &Allocation, reason: FreeReason) -> Self {
         Self {
             address: one.address,
             network: one.network.clone(),
@@ -104,7 +104,7 @@ impl EndpointRow {
 
 /// The numbers of addresses that the node keeps, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Left {
+pub(super) struct KeptCounts {
     pub(super) live: usize,
     pub(super) namespace_gone: usize,
     /// Addresses of this boot; whether their network namespace exists is unknown.
@@ -117,12 +117,12 @@ pub(super) struct Left {
     pub(super) no_workloads: usize,
     /// Present only if a list was given.
     #[serde(flatten)]
-    pub(super) by_list: Option<LeftByList>,
+    pub(super) by_list: Option<KeptByListCounts>,
 }
 
 /// The numbers of addresses that the node keeps because of a runtime's list.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct LeftByList {
+pub(super) struct KeptByListCounts {
     pub(super) listed: usize,
     pub(super) young: usize,
     pub(super) undated: usize,
@@ -131,7 +131,7 @@ pub(super) struct LeftByList {
     pub(super) live_unlisted: usize,
 }
 
-impl Left {
+impl KeptCounts {
     /// The numbers in words; empty if all are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
@@ -172,16 +172,16 @@ pub(super) struct StoreReport {
     pub(super) missing: bool,
     /// True if the store could not be read, or not everything could be freed.
     pub(super) failed: bool,
-    pub(super) candidates: Vec<Row>,
+    pub(super) candidates: Vec<LeftoverRow>,
     /// The addresses that are unused, but not yet for long enough.
-    pub(super) waiting: Vec<Row>,
+    pub(super) waiting: Vec<LeftoverRow>,
     /// The workload endpoints that go with the candidates.
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
     /// The addresses that were assigned again or released meanwhile.
     pub(super) changed: Vec<IpAddr>,
-    pub(super) left: Left,
+    pub(super) left: KeptCounts,
 }
 
 impl StoreReport {
@@ -192,18 +192,18 @@ impl StoreReport {
 
 /// All stores.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Report {
+pub(super) struct GcReport {
     pub(super) applied: bool,
     pub(super) stores: Vec<StoreReport>,
 }
 
-impl Report {
+impl GcReport {
     /// The answer if there is no store to scan, with the reason.
-    pub(super) fn answer_because(&self, why: String) -> Result<Answer> {
-        Answer::new(why, self)
+    pub(super) fn answer_because(&self, why: String) -> Result<CommandAnswer> {
+        CommandAnswer::new(why, self)
     }
 
-    pub(super) fn answer(&mut self) -> Result<Answer> {
+    pub(super) fn answer(&mut self) -> Result<CommandAnswer> {
         for store in &mut self.stores {
             store.candidates.sort_by_key(|row| row.address);
             store.waiting.sort_by_key(|row| row.address);
@@ -218,7 +218,7 @@ impl Report {
             }
             self.one(store, &mut text);
         }
-        Answer::new(text, self)
+        CommandAnswer::new(text, self)
     }
 
     fn one(&self, store: &StoreReport, text: &mut String) {
@@ -232,7 +232,7 @@ impl Report {
         }
         let titles = ["ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "REASON", "SINCE (UTC)"];
         if !store.candidates.is_empty() {
-            let rows: Vec<Vec<String>> = store.candidates.iter().map(Row::cells).collect();
+            let rows: Vec<Vec<String>> = store.candidates.iter().map(LeftoverRow::cells).collect();
             *text += &render(&titles.map(Column::Text), &rows);
         }
         *text += &EndpointRow::table(&store.endpoints);
@@ -256,7 +256,7 @@ impl Report {
             _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(store.changed.len()));
         }
         if !store.waiting.is_empty() {
-            let (count, apart) = (addresses(store.waiting.len()), APART.as_secs());
+            let (count, apart) = (addresses(store.waiting.len()), MIN_SCAN_INTERVAL.as_secs());
             _ = writeln!(text, "{count} seen unused now; run again after {apart} s, or use --wait");
         }
         let left = store.left.text();

@@ -16,10 +16,10 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
-use crate::output::{Column, Columns, Row, as_text, printable, table};
-use crate::store::Need;
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, Columns, TableRow, as_text, printable, table};
+use crate::store::StoreUse;
 
 pub(crate) const HELP: &str = "\
 It goes through an assignment as the plugin does, up to the commit, and writes nothing. The exit code is 0 also where
@@ -61,7 +61,7 @@ pub(crate) struct Explain {
 
 /// The explanation.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ExplainReport {
     node: String,
     labels: BTreeMap<String, String>,
     family: u8,
@@ -95,7 +95,7 @@ struct PoolReport {
     own_free: usize,
 }
 
-impl Row for PoolReport {
+impl TableRow for PoolReport {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("POOL"), |pool| printable(&pool.name)),
@@ -135,12 +135,12 @@ struct OutcomeReport {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Explain {
-    fn need(&self) -> Need {
-        Need::ReadAll
+impl OpenStoreCommand for Explain {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let family = match (self.v4, self.v6) {
             (true, _) => Some(Family::V4),
             (_, true) => Some(Family::V6),
@@ -148,8 +148,8 @@ impl OnOpenStore for Explain {
         };
         let namespace = namespace_labels(self)?;
         let explained = operator.ipam().explain(&self.node, family, &self.pools, namespace.as_ref(), deadline).await?;
-        let report = Report::of(&explained, namespace.as_ref());
-        Answer::new(report.text(), &report)
+        let report = ExplainReport::of(&explained, namespace.as_ref());
+        CommandAnswer::new(report.text(), &report)
     }
 }
 
@@ -162,14 +162,14 @@ fn namespace_labels(args: &Explain) -> Result<Option<Labels>> {
     }
     for text in &args.namespace_labels {
         let (label, value) = text.split_once('=').ok_or_else(|| {
-            Failure::new(format!("--namespace-label {text} has no \"=\"")).hint("write it as NAME=VALUE")
+            CommandFailure::new(format!("--namespace-label {text} has no \"=\"")).hint("write it as NAME=VALUE")
         })?;
         labels.insert(label.to_owned(), value.to_owned());
     }
     Ok(Some(labels))
 }
 
-impl Report {
+impl ExplainReport {
     fn of(explained: &Explanation, namespace: Option<&Labels>) -> Self {
         let labels: BTreeMap<String, String> =
             explained.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();

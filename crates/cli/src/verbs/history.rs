@@ -13,12 +13,12 @@ use kv::{Batch, Kv, Range, Revision};
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::command::{Answer, OnStore};
+use crate::command::{CommandAnswer, StoreCommand};
 use crate::error::Result;
-use crate::follow::{Follower, Part, Start};
-use crate::output::{Column, Columns, Row, printable, table};
-use crate::store::StoreAt;
-use crate::times::{Since, both};
+use crate::follow::{FollowStart, Follower, HistoryPart};
+use crate::output::{Column, Columns, TableRow, printable, table};
+use crate::store::StoreAccess;
+use crate::times::{SinceTime, utc_and_local};
 
 pub(crate) const HELP: &str = "\
 The first line says how far back the store can be read; what is older is gone. On etcd no times are kept: those
@@ -32,19 +32,19 @@ Examples:
 
 /// The arguments of `ipam history`.
 #[derive(Debug, Args)]
-pub(crate) struct History {
+pub(crate) struct ShowHistory {
     /// An address, a handle, a container's id, or a node
     #[arg(value_name = "ADDRESS|HANDLE|NODE")]
     pub(crate) subject: String,
 
     /// Leave out what happened before this time, or longer ago than this: 90s, 15m, 2h, 3d
     #[arg(long, value_name = "TIME|DURATION")]
-    pub(crate) since: Option<Since>,
+    pub(crate) since: Option<SinceTime>,
 }
 
 /// The history of a subject.
 #[derive(Debug, Serialize)]
-struct Report {
+struct HistoryReport {
     subject: String,
     store: String,
     /// The oldest revision that the store still has.
@@ -53,26 +53,26 @@ struct Report {
     /// The last revision that was read.
     newest_revision: i64,
     /// The history that the store removed while it was read.
-    given_up: Vec<Gap>,
+    given_up: Vec<HistoryGap>,
     events: Vec<EventRow>,
 }
 
 /// A part of the history that is missing.
 #[derive(Debug, Serialize)]
-struct Gap {
+struct HistoryGap {
     after_revision: i64,
     up_to_revision: i64,
 }
 
 #[async_trait(?Send)]
-impl OnStore for History {
-    fn doing(&self) -> Option<&'static str> {
+impl StoreCommand for ShowHistory {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let subject = HistoryOf::from(self.subject.as_str());
-        let mut report = Report {
+        let mut report = HistoryReport {
             subject: self.subject.clone(),
             store: at.to_string(),
             oldest_revision: 0,
@@ -93,17 +93,17 @@ impl OnStore for History {
     }
 }
 
-impl Report {
+impl HistoryReport {
     /// Reads what a range tells of the subject.
-    async fn read(&mut self, at: StoreAt<'_>, subject: &HistoryOf, range: Range) -> Result<()> {
-        let follower = Follower::new(at, range.clone(), Start::Oldest).await;
+    async fn read(&mut self, at: StoreAccess<'_>, subject: &HistoryOf, range: Range) -> Result<()> {
+        let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
             // The daemon may have ended meanwhile; the past is read anew without it.
             Err(_) if is_served => {
                 self.events.clear();
                 self.given_up.clear();
-                self.read_with(Follower::new(at, range, Start::Oldest).await, subject).await
+                self.read_with(Follower::new(at, range, FollowStart::Oldest).await, subject).await
             }
             done => done,
         }
@@ -125,19 +125,19 @@ impl Report {
     }
 
     /// Adds a part; true if it was the last one.
-    fn take(&mut self, subject: &HistoryOf, part: Part) -> bool {
+    fn take(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
-            Part::Begins(oldest, time) => {
+            HistoryPart::Begins(oldest, time) => {
                 self.oldest_revision = oldest.get();
                 self.oldest_time = time.map(|time| rfc3339(time.into()));
             }
-            Part::Listed(at, kvs) => self.listed(subject, at, &kvs),
-            Part::Happened(batches) => batches.iter().for_each(|batch| self.happened(subject, batch)),
-            Part::GivenUp(after, up_to) => {
-                self.given_up.push(Gap { after_revision: after.get(), up_to_revision: up_to.get() });
+            HistoryPart::Listed(at, kvs) => self.listed(subject, at, &kvs),
+            HistoryPart::Happened(batches) => batches.iter().for_each(|batch| self.happened(subject, batch)),
+            HistoryPart::GivenUp(after, up_to) => {
+                self.given_up.push(HistoryGap { after_revision: after.get(), up_to_revision: up_to.get() });
             }
-            Part::Interrupted(_) => {}
-            Part::Reached(newest) => {
+            HistoryPart::Interrupted(_) => {}
+            HistoryPart::Reached(newest) => {
                 self.newest_revision = newest.get();
                 return true;
             }
@@ -178,9 +178,9 @@ impl Report {
         self.events.extend(newer);
     }
 
-    fn answer(&self) -> Result<Answer> {
-        let mut answer = Answer::new(self.text(), self)?;
-        for Gap { after_revision, up_to_revision } in &self.given_up {
+    fn answer(&self) -> Result<CommandAnswer> {
+        let mut answer = CommandAnswer::new(self.text(), self)?;
+        for HistoryGap { after_revision, up_to_revision } in &self.given_up {
             answer = answer.note(format!(
                 "what happened after revision {after_revision}, up to revision {up_to_revision}, was given up by the \
                  store while it was read; it goes on with what there was then"
@@ -200,7 +200,7 @@ impl Report {
     }
 }
 
-impl Row for EventRow {
+impl TableRow for EventRow {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("REVISION"), |row| row.revision.to_string()),
@@ -217,11 +217,11 @@ impl Row for EventRow {
 
 /// The time of an event in UTC and here.
 fn times(row: &EventRow) -> (String, String) {
-    row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| both(time).into())
+    row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| utc_and_local(time).into())
 }
 
 /// The words for an event.
-pub(crate) trait InWords {
+pub(crate) trait DescribeEvent {
     /// True if the address has a holder, or the block an owner, after this event.
     fn is_standing(&self) -> bool;
     /// The holder or the owner, with the former one, for people.
@@ -234,7 +234,7 @@ pub(crate) trait InWords {
     fn line(&self) -> String;
 }
 
-impl InWords for EventRow {
+impl DescribeEvent for EventRow {
     fn is_standing(&self) -> bool {
         ["assigned", "held", "renewed", "moved", "claimed", "owned"].contains(&self.event)
     }

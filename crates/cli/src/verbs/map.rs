@@ -11,11 +11,11 @@ use kv::Deadline;
 use serde::Serialize;
 
 use super::quarantine::sentence;
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
-use crate::map::{Detail, Section, Style, draw, html, sections, svg};
-use crate::output::{Screen, rfc3339, whole_file};
-use crate::store::Need;
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::map::{MapDetail, MapSection, MapStyle, draw, html, sections, svg};
+use crate::output::{Screen, rfc3339, write_whole_file};
+use crate::store::StoreUse;
 
 pub(crate) const HELP: &str = "\
 A pool with up to 64 blocks is drawn with a sign for each address, a larger one with a sign for each block.
@@ -57,39 +57,39 @@ pub(crate) struct Map {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct MapJson<'a> {
     revision: i64,
-    pools: &'a [Section],
+    pools: &'a [MapSection],
     quarantined: &'a [QuarantineRow],
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Map {
-    fn need(&self) -> Need {
-        Need::ReadAll
+impl OpenStoreCommand for Map {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let mut census = operator.ipam().census(deadline).await?;
         let quarantined = quarantine_rows(std::mem::take(&mut census.quarantined));
         let listed: Vec<String> = quarantined.iter().map(sentence).collect();
         let revision = census.revision;
         let sections = sections(census, &self.pool);
         for wanted in &self.pool {
-            let is_drawn = |section: &Section| [&section.pool, &section.cidr].contains(&&Some(wanted.clone()));
+            let is_drawn = |section: &MapSection| [&section.pool, &section.cidr].contains(&&Some(wanted.clone()));
             if !sections.iter().any(is_drawn) {
-                return Err(Failure::new(format!("there is no pool {wanted}"))
+                return Err(CommandFailure::new(format!("there is no pool {wanted}"))
                     .hint("see which there are with: margay pool list"));
             }
         }
         let detail = match (self.addresses, self.blocks) {
-            (true, _) => Detail::Addresses,
-            (_, true) => Detail::Blocks,
-            _ => Detail::Auto,
+            (true, _) => MapDetail::Addresses,
+            (_, true) => MapDetail::Blocks,
+            _ => MapDetail::Auto,
         };
         let mut written = String::new();
         let mut write = |path: &Path, text: &str| -> Result<()> {
-            whole_file(path, text)?;
+            write_whole_file(path, text)?;
             written.push_str(&format!("Successfully wrote {}\n", path.display()));
             Ok(())
         };
@@ -103,11 +103,13 @@ impl OnOpenStore for Map {
         let screen = Screen::of_stdout();
         let width = self.width.map_or(screen.width, usize::from);
         let text = match written.is_empty() {
-            true => draw(&sections, Style { width, colours: screen.colours, detail }) + &listed.join("\n"),
+            true => draw(&sections, MapStyle { width, colours: screen.colours, detail }) + &listed.join("\n"),
             false => written,
         };
-        let answer =
-            Answer::new(text, &Json { revision: revision.get(), pools: &sections, quarantined: &quarantined })?;
+        let answer = CommandAnswer::new(
+            text,
+            &MapJson { revision: revision.get(), pools: &sections, quarantined: &quarantined },
+        )?;
         Ok(match sections.is_empty() {
             true => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
             false => answer,

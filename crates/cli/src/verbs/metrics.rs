@@ -9,11 +9,11 @@ use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
 use super::show;
-use crate::command::{Answer, OnStore, READING};
+use crate::command::{CommandAnswer, READ_ALL_TIMEOUT, StoreCommand};
 use crate::error::Result;
-use crate::gc::scans::Memory;
-use crate::output::whole_file;
-use crate::store::{Need, StoreAt};
+use crate::gc::scans::ScanMemory;
+use crate::output::write_whole_file;
+use crate::store::{StoreAccess, StoreUse};
 
 pub(crate) const HELP: &str = "\
 Prints pools, blocks, addresses, what has leaked, and revisions in the text form of Prometheus: of a cluster's store what
@@ -46,34 +46,35 @@ pub(crate) struct Metrics {
 }
 
 /// The longest time to read what this node has.
-const PATIENCE: Duration = Duration::from_secs(60);
+const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[async_trait(?Send)]
-impl OnStore for Metrics {
-    fn doing(&self) -> Option<&'static str> {
+impl StoreCommand for Metrics {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let node = host::node_name(self.node.as_deref().unwrap_or_default());
         let boot_id = host::boot_id();
         let boot = boot_id.as_deref().and_then(host::short_boot);
         let memory = match self.cluster {
             true => None,
-            false => Memory::of(&self.looks, at.location, &node, boot_id.as_deref().unwrap_or_default()),
+            false => ScanMemory::of(&self.looks, at.location, &node, boot_id.as_deref().unwrap_or_default()),
         };
         let mut counted = None;
         let mut samples = at
-            .on_ipam(Need::ReadAll, async |operator| {
+            .with_operator(StoreUse::ReadAll, async |operator| {
                 let mut samples = Samples::default();
                 let revision = match &memory {
                     Some(memory) => {
-                        let share = operator.ipam().share_of(&node, &memory.reach(), Deadline::after(PATIENCE)).await?;
+                        let share =
+                            operator.ipam().share_of(&node, &memory.reach(), Deadline::after(METRICS_TIMEOUT)).await?;
                         samples.of_node(&share, boot.as_deref());
                         share.revision
                     }
                     None => {
-                        let census = operator.ipam().census(Deadline::after(READING)).await?;
+                        let census = operator.ipam().census(Deadline::after(READ_ALL_TIMEOUT)).await?;
                         samples.of_all(&census, &node, boot.as_deref());
                         let revision = census.revision;
                         counted = Some(census);
@@ -90,10 +91,10 @@ impl OnStore for Metrics {
         }
         let text = samples.text();
         match &self.file {
-            None => Answer::new(text, &samples),
+            None => CommandAnswer::new(text, &samples),
             Some(path) => {
-                whole_file(path, &text)?;
-                Answer::new(format!("Successfully wrote {}", path.display()), &samples)
+                write_whole_file(path, &text)?;
+                CommandAnswer::new(format!("Successfully wrote {}", path.display()), &samples)
             }
         }
     }

@@ -15,13 +15,13 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::command::{Answer, OnOpenStore, OnStore};
-use crate::error::{Failure, Result};
-use crate::output::{Column, Columns, Row, as_text, printable};
-use crate::store::{Need, StoreAt};
+use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, Columns, TableRow, as_text, printable};
+use crate::store::{StoreAccess, StoreUse};
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum PoolVerb {
+pub(crate) enum PoolSubcommand {
     /// Make a pool, and the store if there is none yet
     #[command(after_help = "\
 Examples:
@@ -57,7 +57,7 @@ pub(crate) struct PoolDelete {
     pub(crate) dry_run: bool,
 
     #[command(flatten)]
-    pub(crate) bridged: Bridged,
+    pub(crate) bridged: BridgedPoolArgs,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -156,7 +156,7 @@ pub(crate) struct AssignPrefix {
 
 /// The leave to delete a pool that a bridged network lives in.
 #[derive(Debug, Args)]
-pub(crate) struct Bridged {
+pub(crate) struct BridgedPoolArgs {
     /// Delete this pool of a bridged network although its containers have addresses; they keep them, without the gateway
     /// being kept free
     #[arg(long, value_name = "POOL")]
@@ -164,7 +164,7 @@ pub(crate) struct Bridged {
 }
 
 /// The attempts to make a pool in a free range, as another process may make a pool meanwhile.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// A pool as a row.
 #[derive(Clone, Debug, Serialize)]
@@ -193,7 +193,7 @@ struct PoolRow {
     gateway: Option<String>,
 }
 
-impl Row for PoolRow {
+impl TableRow for PoolRow {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("NAME"), |pool| pool.name.clone()),
@@ -233,9 +233,9 @@ impl PoolRow {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for PoolCreate {
-    fn need(&self) -> Need {
-        Need::Make
+impl OpenStoreCommand for PoolCreate {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Make
     }
 
     fn dry_run(&self) -> bool {
@@ -244,14 +244,14 @@ impl OnOpenStore for PoolCreate {
 
     fn check(&self) -> Result<()> {
         let (new, _) = new_pool(self)?;
-        check_new_pool(&new, &[], &[]).map_err(Failure::new)?;
+        check_new_pool(&new, &[], &[]).map_err(CommandFailure::new)?;
         match self.gateway {
             Some(gateway) => bridge::check(new.cidr, gateway).map_err(|error| Error::from(error).into()),
             None => Ok(()),
         }
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let (new, note) = new_pool(self)?;
         let pool = operator.ipam().create_pool(&new, self.gateway, deadline).await?;
         let row = PoolRow::of(&pool, self.gateway.map(|gateway| gateway.to_string()));
@@ -263,41 +263,41 @@ impl OnOpenStore for PoolCreate {
         if let Some(gateway) = &row.gateway {
             text.push_str(&format!(", gateway {gateway}"));
         }
-        Ok(Answer::new(text, &row)?.notes(note))
+        Ok(CommandAnswer::new(text, &row)?.notes(note))
     }
 }
 
 /// With `--auto BITS`: a pool in a range that collides with nothing that this machine knows.
 #[async_trait(?Send)]
-impl OnStore for PoolCreate {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+impl StoreCommand for PoolCreate {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let (used, notes) = used_here(at.conf_dir);
-        Ok(at.carry_out(&Auto { request: self, used }).await?.notes(notes))
+        Ok(at.carry_out(&AutoRangePool { request: self, used }).await?.notes(notes))
     }
 }
 
 /// A pool in a range that is free here and in the store.
-struct Auto<'a> {
+struct AutoRangePool<'a> {
     request: &'a PoolCreate,
     /// The networks that this machine uses.
     used: Vec<IpNet>,
 }
 
-impl Auto<'_> {
+impl AutoRangePool<'_> {
     /// The request with a range that overlaps with none of these.
-    fn beside(&self, taken: &[IpNet]) -> Result<(IpNet, PoolCreate)> {
+    fn choose_range(&self, taken: &[IpNet]) -> Result<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
-            Failure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
+            CommandFailure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
         })?;
         Ok((cidr, PoolCreate { cidr: Some(cidr), auto: None, ..self.request.clone() }))
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Auto<'_> {
-    fn need(&self) -> Need {
-        Need::Make
+impl OpenStoreCommand for AutoRangePool<'_> {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Make
     }
 
     fn dry_run(&self) -> bool {
@@ -305,18 +305,18 @@ impl OnOpenStore for Auto<'_> {
     }
 
     fn check(&self) -> Result<()> {
-        OnOpenStore::check(&self.beside(&self.used)?.1)
+        OpenStoreCommand::check(&self.choose_range(&self.used)?.1)
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let mut attempt = 0;
         loop {
             attempt += 1;
             let pools = operator.ipam().inventory(deadline).await?.pools;
             let taken: Vec<IpNet> = self.used.iter().copied().chain(pools.iter().map(Pool::cidr)).collect();
-            let (cidr, request) = self.beside(&taken)?;
-            match OnOpenStore::run(&request, operator, deadline).await {
-                Err(_) if attempt < ATTEMPTS && has_new(operator, cidr, deadline).await? => {}
+            let (cidr, request) = self.choose_range(&taken)?;
+            match OpenStoreCommand::run(&request, operator, deadline).await {
+                Err(_) if attempt < MAX_ATTEMPTS && has_new(operator, cidr, deadline).await? => {}
                 done => return done,
             }
         }
@@ -324,26 +324,26 @@ impl OnOpenStore for Auto<'_> {
 }
 
 /// The pools.
-pub(crate) struct List;
+pub(crate) struct ListPools;
 
 #[async_trait(?Send)]
-impl OnOpenStore for List {
-    fn need(&self) -> Need {
-        Need::Read
+impl OpenStoreCommand for ListPools {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Read
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
         let rows: Vec<_> = pools.iter().map(|pool| PoolRow::of(pool, gateway(pool, &reservations))).collect();
         let none = "there is no pool yet; make one with: margay pool create NAME CIDR";
-        Ok(Answer::rows("pools", &rows)?.notes(rows.is_empty().then(|| none.to_owned())))
+        Ok(CommandAnswer::rows("pools", &rows)?.notes(rows.is_empty().then(|| none.to_owned())))
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for PoolDelete {
-    fn need(&self) -> Need {
-        Need::Release
+impl OpenStoreCommand for PoolDelete {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Release
     }
 
     fn dry_run(&self) -> bool {
@@ -355,34 +355,34 @@ impl OnOpenStore for PoolDelete {
     }
 
     /// Deletes a pool that is not in use, or whose deletion the arguments allow.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
-            Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay pool list"),
+            Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay pool list"),
             Error::PoolInUse { gateway, .. } => {
                 let advice = advice_in_use(name, gateway.is_some());
-                Failure::from(error).hint(advice)
+                CommandFailure::from(error).hint(advice)
             }
             _ => error.into(),
         })?;
         match self.dry_run {
-            true => Answer::new(format!("Dry run: would delete pool {name}"), &json!({ "would_delete": name })),
-            false => Answer::new(format!("Successfully deleted pool {name}"), &json!({ "deleted": name })),
+            true => CommandAnswer::new(format!("Dry run: would delete pool {name}"), &json!({ "would_delete": name })),
+            false => CommandAnswer::new(format!("Successfully deleted pool {name}"), &json!({ "deleted": name })),
         }
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for AssignPrefix {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for AssignPrefix {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let Self { pool, node, .. } = self;
         let NodePrefix { prefix, handle, is_new } = operator.assign_node_prefix(pool, node, deadline).await?;
         let text = match is_new {
@@ -390,12 +390,15 @@ impl OnOpenStore for AssignPrefix {
             false => format!("Node {} has {prefix} of pool {pool} already ({handle})", printable(node)),
         };
         let prefix = prefix.to_string();
-        Answer::new(text, &json!({ "prefix": prefix, "pool": pool, "node": node, "handle": handle, "new": is_new }))
+        CommandAnswer::new(
+            text,
+            &json!({ "prefix": prefix, "pool": pool, "node": node, "handle": handle, "new": is_new }),
+        )
     }
 }
 
 /// The fate of a pool in use.
-pub(super) fn in_use(leave: &Bridged, name: &str) -> InUse {
+pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
     let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
     if given { InUse::DeleteBridged } else { InUse::Refuse }
 }
@@ -412,7 +415,7 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
 
 /// The pool that the arguments describe, and a note about the size of its blocks.
 fn new_pool(request: &PoolCreate) -> Result<(NewPool, Option<String>)> {
-    let cidr = request.cidr.ok_or_else(|| Failure::new("a pool needs a range"))?;
+    let cidr = request.cidr.ok_or_else(|| CommandFailure::new("a pool needs a range"))?;
     let mut new = NewPool::new(&request.name, cidr);
     let mut note = None;
     if let Some(length) = request.prefix_length {
@@ -478,10 +481,12 @@ fn block_size(cidr: IpNet, wanted: Option<u8>) -> Result<BlockSize> {
     let pool = cidr.prefix_len();
     match wanted {
         Some(bits) if !(largest..=smallest).contains(&bits) => {
-            Err(Failure::new(format!("--block-size {bits} is not between {largest} and {smallest}")))
+            Err(CommandFailure::new(format!("--block-size {bits} is not between {largest} and {smallest}")))
         }
-        Some(bits) if bits < pool => Err(Failure::new(format!("a block of /{bits} does not fit into pool {cidr}"))
-            .hint(format!("leave --block-size away, or give one between {pool} and {smallest}"))),
+        Some(bits) if bits < pool => {
+            Err(CommandFailure::new(format!("a block of /{bits} does not fit into pool {cidr}"))
+                .hint(format!("leave --block-size away, or give one between {pool} and {smallest}")))
+        }
         Some(bits) => Ok(BlockSize { bits, note: None }),
         None if pool > usual => {
             let note = format!("the block size is /{pool}, the whole pool, since the usual /{usual} does not fit in");
@@ -536,7 +541,10 @@ mod tests {
             gateway: Some("10.70.0.1".into()),
         };
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        Answer::rows("pools", std::slice::from_ref(&pool)).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
+        CommandAnswer::rows("pools", std::slice::from_ref(&pool))
+            .unwrap()
+            .print(Format::Table, &mut out, &mut err)
+            .unwrap();
         let expected = "\
 +------+--------------+--------+-----------+-------+---------+
 | NAME | CIDR         | BLOCKS | GATEWAY   | NODES | STATE   |
@@ -546,7 +554,7 @@ mod tests {
 ";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
         let mut out = Vec::new();
-        Answer::rows("pools", &[pool]).unwrap().print(Format::Json, &mut out, &mut err).unwrap();
+        CommandAnswer::rows("pools", &[pool]).unwrap().print(Format::Json, &mut out, &mut err).unwrap();
         let found: serde_json::Value = serde_json::from_slice(&out).unwrap();
         let expected = serde_json::json!({"pools": [{
             "name": "lab", "cidr": "10.70.0.0/24", "block_size": 26, "node_selector": "all()",

@@ -9,10 +9,10 @@ use ipam_core::quarantine::{QuarantineRow, Quarantined, quarantine_of, quarantin
 use ipam_operator::Operator;
 use kv::Deadline;
 
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
-use crate::output::{Column, Columns, Row, printable};
-use crate::store::Need;
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, Columns, TableRow, printable};
+use crate::store::StoreUse;
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -20,7 +20,7 @@ Examples:
   margay ipam quarantine release 10.65.0.5";
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum QuarantineVerb {
+pub(crate) enum QuarantineSubcommand {
     /// List the addresses that devices outside of the store have, with the time and the reason
     #[command(
         visible_alias = "ls",
@@ -48,16 +48,16 @@ pub(crate) struct QuarantineRelease {
 }
 
 /// The addresses in quarantine.
-pub(crate) struct List;
+pub(crate) struct ListQuarantine;
 
 #[async_trait(?Send)]
-impl OnOpenStore for List {
-    fn need(&self) -> Need {
-        Need::Read
+impl OpenStoreCommand for ListQuarantine {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Read
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
-        Answer::rows(
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+        CommandAnswer::rows(
             "quarantined",
             &quarantine_rows(quarantine_of(&operator.ipam().inventory(deadline).await?.reservations)),
         )
@@ -65,26 +65,29 @@ impl OnOpenStore for List {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for QuarantineRelease {
-    fn need(&self) -> Need {
-        Need::Release
+impl OpenStoreCommand for QuarantineRelease {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Release
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let ip = self.address;
         let taken = operator.release_quarantined(ip, deadline).await.map_err(|error| match error {
-            Error::Invalid(_) => Failure::from(error).hint("see what is with: margay ipam quarantine list"),
+            Error::Invalid(_) => CommandFailure::from(error).hint("see what is with: margay ipam quarantine list"),
             _ => error.into(),
         })?;
-        Answer::new(format!("Successfully released {ip} from quarantine"), &QuarantineRow { address: ip, why: taken })
+        CommandAnswer::new(
+            format!("Successfully released {ip} from quarantine"),
+            &QuarantineRow { address: ip, why: taken },
+        )
     }
 }
 
-impl Row for QuarantineRow {
+impl TableRow for QuarantineRow {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("ADDRESS"), |row| row.address.to_string()),

@@ -8,10 +8,10 @@ use ipam_operator::{Operator, QuotaRow};
 use kv::Deadline;
 use serde_json::json;
 
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
-use crate::output::{Column, Columns, Row, printable};
-use crate::store::Need;
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, Columns, TableRow, printable};
+use crate::store::StoreUse;
 
 pub(crate) const QUOTA: &str = "\
 Examples:
@@ -19,7 +19,7 @@ Examples:
   margay quota list";
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum QuotaVerb {
+pub(crate) enum QuotaSubcommand {
     /// Set how many addresses a namespace, a network or a node may have
     #[command(after_help = "\
 The name * stands for each one without a limit of its own. Addresses in use
@@ -49,7 +49,7 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct QuotaSet {
     #[command(flatten)]
-    pub(crate) of: Of,
+    pub(crate) of: QuotaSubjectArgs,
 
     /// How many addresses
     #[arg(value_name = "N")]
@@ -63,7 +63,7 @@ pub(crate) struct QuotaSet {
 #[derive(Debug, Args)]
 pub(crate) struct QuotaDelete {
     #[command(flatten)]
-    pub(crate) of: Of,
+    pub(crate) of: QuotaSubjectArgs,
 
     /// Check everything and delete nothing
     #[arg(long)]
@@ -73,7 +73,7 @@ pub(crate) struct QuotaDelete {
 /// The subject of a quota.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-pub(crate) struct Of {
+pub(crate) struct QuotaSubjectArgs {
     /// Of the pods of a namespace
     #[arg(long, value_name = "NAME", value_parser = name)]
     namespace: Option<String>,
@@ -85,7 +85,7 @@ pub(crate) struct Of {
     node: Option<String>,
 }
 
-impl Of {
+impl QuotaSubjectArgs {
     /// The subject.
     pub(crate) fn subject(&self) -> Subject {
         let named = [
@@ -106,7 +106,7 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-impl Row for QuotaRow {
+impl TableRow for QuotaRow {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("KIND"), |row| row.kind.to_owned()),
@@ -122,21 +122,21 @@ impl Row for QuotaRow {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for QuotaSet {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for QuotaSet {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let (of, limit) = (self.of.subject(), self.limit);
         let before = operator.set_quota(&of, limit, deadline).await?;
         let was = before.map(|before| format!(" (was {before})")).unwrap_or_default();
         let done = if self.dry_run { "Dry run: would set" } else { "Successfully set" };
-        Answer::new(
+        CommandAnswer::new(
             format!("{done} the quota of {of} to {limit}{was}"),
             &json!({ "kind": of.kind.as_str(), "name": of.name, "limit": limit, "before": before,
                 "dry_run": self.dry_run }),
@@ -145,23 +145,23 @@ impl OnOpenStore for QuotaSet {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for QuotaDelete {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for QuotaDelete {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let of = self.of.subject();
         let limit = operator.delete_quota(&of, deadline).await.map_err(|error| match error {
-            Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay quota list"),
+            Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay quota list"),
             _ => error.into(),
         })?;
         let done = if self.dry_run { "Dry run: would delete" } else { "Successfully deleted" };
-        Answer::new(
+        CommandAnswer::new(
             format!("{done} the quota of {of} ({limit})"),
             &json!({ "kind": of.kind.as_str(), "name": of.name, "limit": limit, "dry_run": self.dry_run }),
         )
@@ -169,15 +169,15 @@ impl OnOpenStore for QuotaDelete {
 }
 
 /// The quotas with their use.
-pub(crate) struct List;
+pub(crate) struct ListQuotas;
 
 #[async_trait(?Send)]
-impl OnOpenStore for List {
-    fn need(&self) -> Need {
-        Need::ReadAll
+impl OpenStoreCommand for ListQuotas {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
-        Answer::rows("quotas", &operator.quotas(deadline).await?)
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+        CommandAnswer::rows("quotas", &operator.quotas(deadline).await?)
     }
 }

@@ -17,11 +17,11 @@ use ipam_operator::inspect::{HandleRevision, Keep};
 use kv::{Deadline, Revision};
 use serde::Serialize;
 
-use super::check::{Inspected, LeakedHandle, Report, Row, guid, inspect, revision};
-use crate::command::{Answer, OnOpenStore, OnStore};
-use crate::error::{Failure, Result};
+use super::check::{CheckReport, LeakedHandle, ReportedAddress, StoreInspection, guid, inspect, revision};
+use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("what").required(true))]
@@ -57,16 +57,16 @@ struct ReleasedJson<'a> {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Release {
-    fn need(&self) -> Need {
-        Need::Release
+impl OpenStoreCommand for Release {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Release
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         if let Some(ip) = self.ip {
             return by_address(operator, ip, deadline).await;
         }
@@ -86,31 +86,31 @@ impl OnOpenStore for Release {
     }
 }
 
-async fn by_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+async fn by_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
     let done = operator.ipam().release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
     if done.released.is_empty() {
-        return Err(Failure::new(format!("IP address {ip} is not assigned")));
+        return Err(CommandFailure::new(format!("IP address {ip} is not assigned")));
     }
-    Answer::new(format!("Successfully released IP address {ip}"), &ReleasedJson { released: &done.released })
+    CommandAnswer::new(format!("Successfully released IP address {ip}"), &ReleasedJson { released: &done.released })
 }
 
-fn released_answer(released: &[IpAddr], whose: &str) -> Result<Answer> {
+fn released_answer(released: &[IpAddr], whose: &str) -> Result<CommandAnswer> {
     let lines: Vec<String> = released.iter().map(|ip| format!("Successfully released IP address {ip}")).collect();
-    let answer = Answer::new(lines.join("\n"), &ReleasedJson { released })?;
+    let answer = CommandAnswer::new(lines.join("\n"), &ReleasedJson { released })?;
     Ok(if released.is_empty() { answer.note(format!("{whose} was on record, but held no address")) } else { answer })
 }
 
-fn unknown(error: Error, kind: &str, name: &str) -> Failure {
+fn unknown(error: Error, kind: &str, name: &str) -> CommandFailure {
     match error {
-        Error::NotFound { .. } => Failure::new(format!("no IP address is assigned to {kind} {name}")),
+        Error::NotFound { .. } => CommandFailure::new(format!("no IP address is assigned to {kind} {name}")),
         other => other.into(),
     }
 }
 
 /// The longest time for the releases of one opening.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of addresses or handles that are released before the store is closed for a moment.
-const AT_ONCE: usize = 256;
+const MAX_RELEASES_PER_OPENING: usize = 256;
 
 #[derive(Default, Serialize)]
 struct FromReportJson {
@@ -123,13 +123,14 @@ struct FromReportJson {
 
 /// With `--from-report`: releases the addresses and handles on which all reports agree.
 #[async_trait(?Send)]
-impl OnStore for Release {
-    fn doing(&self) -> Option<&'static str> {
+impl StoreCommand for Release {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let reports: Vec<Report> = self.from_report.iter().map(|path| Report::read(path)).collect::<Result<_>>()?;
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let reports: Vec<CheckReport> =
+            self.from_report.iter().map(|path| CheckReport::read(path)).collect::<Result<_>>()?;
         let current = inspect(at, Keep::Findings).await?;
         require_same_cluster(&self.from_report, &reports, &current)?;
         if !self.force {
@@ -142,16 +143,18 @@ impl OnStore for Release {
             done.released_handles = handles.into_iter().map(|handle| handle.id).collect();
             return from_report_answer(&done);
         }
-        for some in addresses.chunks(AT_ONCE) {
-            let reclaim = async |operator: &Operator| Ok(operator.reclaim(some, Deadline::after(PATIENCE)).await?);
-            let reclaimed = at.on_ipam(Need::Release, reclaim).await?;
+        for some in addresses.chunks(MAX_RELEASES_PER_OPENING) {
+            let reclaim =
+                async |operator: &Operator| Ok(operator.reclaim(some, Deadline::after(RELEASE_TIMEOUT)).await?);
+            let reclaimed = at.with_operator(StoreUse::Release, reclaim).await?;
             done.released.extend(reclaimed.released);
             done.changed.extend(reclaimed.changed);
         }
-        for some in handles.chunks(AT_ONCE) {
-            let reclaim =
-                async |operator: &Operator| Ok(operator.reclaim_handles(some, Deadline::after(PATIENCE)).await?);
-            let gone = at.on_ipam(Need::Release, reclaim).await?;
+        for some in handles.chunks(MAX_RELEASES_PER_OPENING) {
+            let reclaim = async |operator: &Operator| {
+                Ok(operator.reclaim_handles(some, Deadline::after(RELEASE_TIMEOUT)).await?)
+            };
+            let gone = at.with_operator(StoreUse::Release, reclaim).await?;
             let kept = some.iter().map(|handle| &handle.id).filter(|id| !gone.contains(id)).cloned();
             done.changed_handles.extend(kept);
             done.released_handles.extend(gone);
@@ -161,11 +164,11 @@ impl OnStore for Release {
 }
 
 /// Refuses a report of another cluster.
-fn require_same_cluster(paths: &[PathBuf], reports: &[Report], current: &Inspected) -> Result<()> {
+fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &StoreInspection) -> Result<()> {
     let wanted = guid(current);
     for (path, report) in paths.iter().zip(reports) {
         if report.cluster_guid != wanted {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{} is about cluster {}, and this is {}",
                 path.display(),
                 printable(&report.cluster_guid),
@@ -178,22 +181,22 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[Report], current: &Inspect
 }
 
 /// Refuses reports that are all older than the last change of Calico's ClusterInformation.
-fn require_current(reports: &[Report], current: &Inspected) -> Result<()> {
+fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Result<()> {
     let wanted = revision(&current.inspection);
     if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {
         return Ok(());
     }
-    Err(Failure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
+    Err(CommandFailure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
         "make another report with: margay ipam check --report FILE; or release all the same with --force: what has \
          changed since is left alone in any case",
     ))
 }
 
 /// The unused addresses, with the handle and the number on which all reports agree.
-fn addresses(reports: &[Report]) -> Vec<ReleaseRequest> {
-    let leaked = |report: &Report| -> BTreeSet<(IpAddr, String, u64)> {
+fn addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
+    let leaked = |report: &CheckReport| -> BTreeSet<(IpAddr, String, u64)> {
         let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
-        let free = rows.filter(|(_, row): &(IpAddr, &Row)| !row.in_use && !row.cooling_down);
+        let free = rows.filter(|(_, row): &(IpAddr, &ReportedAddress)| !row.in_use && !row.cooling_down);
         // Without a number it would be unknown whether the address was assigned anew.
         free.filter_map(|(ip, row)| Some((ip, row.handle.clone(), row.sequence_number?))).collect()
     };
@@ -209,7 +212,7 @@ fn addresses(reports: &[Report]) -> Vec<ReleaseRequest> {
 }
 
 /// The handles that hold nothing in any report, and were not written between them.
-fn handles(reports: &[Report]) -> Vec<HandleRevision> {
+fn handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
     let Some((first, others)) = reports.split_first() else { return Vec::new() };
     let mut common = first.leaked_handles.clone();
     common.retain(|handle| others.iter().all(|report| report.leaked_handles.contains(handle)));
@@ -221,7 +224,7 @@ fn handles(reports: &[Report]) -> Vec<HandleRevision> {
     common.into_iter().filter_map(read).collect()
 }
 
-fn from_report_answer(done: &FromReportJson) -> Result<Answer> {
+fn from_report_answer(done: &FromReportJson) -> Result<CommandAnswer> {
     let verb = if done.dry_run { "Would release" } else { "Successfully released" };
     let mut lines: Vec<String> = done.released.iter().map(|ip| format!("{verb} IP address {ip}")).collect();
     lines.extend(done.released_handles.iter().map(|id| format!("{verb} handle {}", printable(id))));
@@ -230,6 +233,6 @@ fn from_report_answer(done: &FromReportJson) -> Result<Answer> {
     let left =
         done.changed_handles.iter().map(|id| format!("Left handle {} alone: it has changed since", printable(id)));
     lines.extend(left);
-    let answer = Answer::new(lines.join("\n"), done)?;
+    let answer = CommandAnswer::new(lines.join("\n"), done)?;
     Ok(if lines.is_empty() { answer.note("the reports agree on nothing that nobody uses") } else { answer })
 }

@@ -11,13 +11,13 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::pool::cidr_or_address;
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
-use crate::output::{Column, Columns, Row};
-use crate::store::Need;
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, Columns, TableRow};
+use crate::store::StoreUse;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum ReservationVerb {
+pub(crate) enum ReservationSubcommand {
     /// Reserve addresses, so that they are never handed out
     #[command(after_help = "\
 Examples:
@@ -69,16 +69,16 @@ struct ReservationRow {
     cidrs: Vec<String>,
 }
 
-impl Row for ReservationRow {
+impl TableRow for ReservationRow {
     fn columns() -> Columns<Self> {
         vec![(Column::Text("NAME"), |row| row.name.clone()), (Column::Text("CIDRS"), |row| row.cidrs.join("\n"))]
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for ReservationCreate {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for ReservationCreate {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
@@ -87,59 +87,67 @@ impl OnOpenStore for ReservationCreate {
 
     fn check(&self) -> Result<()> {
         let name = &self.name;
-        check_name(name).map_err(|reason| Failure::new(format!("'{name}' cannot be a reservation's name: {reason}")))
+        check_name(name)
+            .map_err(|reason| CommandFailure::new(format!("'{name}' cannot be a reservation's name: {reason}")))
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let Self { name, cidrs, .. } = self;
         operator.ipam().create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
-            Error::Exists { .. } => Failure::from(error)
+            Error::Exists { .. } => CommandFailure::from(error)
                 .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
             _ => error.into(),
         })?;
         let row = ReservationRow { name: name.clone(), cidrs: cidrs.iter().map(ToString::to_string).collect() };
-        Answer::new(format!("Successfully created reservation {name}: {}", row.cidrs.join(", ")), &row)
+        CommandAnswer::new(format!("Successfully created reservation {name}: {}", row.cidrs.join(", ")), &row)
     }
 }
 
 /// The reservations.
-pub(crate) struct List;
+pub(crate) struct ListReservations;
 
 #[async_trait(?Send)]
-impl OnOpenStore for List {
-    fn need(&self) -> Need {
-        Need::Read
+impl OpenStoreCommand for ListReservations {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Read
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let row = |reservation: &IpReservation| ReservationRow {
             name: reservation.name().to_owned(),
             cidrs: reservation.texts(),
         };
         let rows: Vec<_> = operator.ipam().inventory(deadline).await?.reservations.iter().map(row).collect();
-        Answer::rows("reservations", &rows)
+        CommandAnswer::rows("reservations", &rows)
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for ReservationDelete {
-    fn need(&self) -> Need {
-        Need::Release
+impl OpenStoreCommand for ReservationDelete {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Release
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let name = &self.name;
         operator.ipam().delete_reservation(name, deadline).await.map_err(|error| match error {
-            Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay reservation list"),
+            Error::NotFound { .. } => {
+                CommandFailure::from(error).hint("see which there are with: margay reservation list")
+            }
             _ => error.into(),
         })?;
         match self.dry_run {
-            true => Answer::new(format!("Dry run: would delete reservation {name}"), &json!({ "would_delete": name })),
-            false => Answer::new(format!("Successfully deleted reservation {name}"), &json!({ "deleted": name })),
+            true => CommandAnswer::new(
+                format!("Dry run: would delete reservation {name}"),
+                &json!({ "would_delete": name }),
+            ),
+            false => {
+                CommandAnswer::new(format!("Successfully deleted reservation {name}"), &json!({ "deleted": name }))
+            }
         }
     }
 }
@@ -153,7 +161,7 @@ mod tests {
     fn a_listing() {
         let row = ReservationRow { name: "infra".into(), cidrs: vec!["10.0.0.0/30".into(), "10.0.0.255".into()] };
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        Answer::rows("reservations", &[row]).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
+        CommandAnswer::rows("reservations", &[row]).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
         let expected = "\
 +-------+-------------+
 | NAME  | CIDRS       |

@@ -9,10 +9,10 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde_json::json;
 
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::{Column, render};
-use crate::store::Need;
+use crate::store::StoreUse;
 
 pub(crate) const CONFIGURE: &str = "\
 Examples:
@@ -86,16 +86,16 @@ pub(crate) struct Split {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Configure {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for Configure {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         operator.ipam().change_config(|config| changed(config, self), deadline).await.map_err(|error| match error {
             Error::Settings(error) => refused(error),
             other => other.into(),
@@ -105,12 +105,12 @@ impl OnOpenStore for Configure {
         let lines: Vec<String> = said.iter().map(|(name, value)| format!("{prefix} {name} to: {value}")).collect();
         let set: serde_json::Map<_, _> =
             said.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
-        Answer::new(lines.join("\n"), &json!({ "set": set, "dry_run": self.dry_run }))
+        CommandAnswer::new(lines.join("\n"), &json!({ "set": set, "dry_run": self.dry_run }))
     }
 }
 
 /// Shows all settings.
-pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<Answer> {
+pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
     let config = operator.ipam().config(deadline).await?;
     let persistence = persistence_text(config.address_persistence());
     let rows = [
@@ -128,7 +128,7 @@ pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<Answ
         "kubevirt_ip_persistence": persistence,
         "ip_cooldown_seconds": config.cooldown_seconds(),
     });
-    Answer::new(render(&[Column::Text("PROPERTY"), Column::Text("VALUE")], &rows), &json)
+    CommandAnswer::new(render(&[Column::Text("PROPERTY"), Column::Text("VALUE")], &rows), &json)
 }
 
 fn changed(mut config: IpamConfig, args: &Configure) -> IpamConfig {
@@ -174,29 +174,29 @@ fn persistence_text(persistence: AddressPersistence) -> &'static str {
     }
 }
 
-fn refused(error: ipam_core::model::ContradictorySettings) -> Failure {
-    Failure::new(error).hint("nothing was changed; see what is set with: margay ipam show --show-configuration")
+fn refused(error: ipam_core::model::ContradictorySettings) -> CommandFailure {
+    CommandFailure::new(error).hint("nothing was changed; see what is set with: margay ipam show --show-configuration")
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Split {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for Split {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         // The parser ensures that one of the two is given.
         let which = match (&self.name, self.cidr) {
             (Some(name), _) => Which::Name(name),
             (None, Some(cidr)) => Which::Cidr(cidr),
-            (None, None) => return Err(Failure::new("no name or CIDR provided")),
+            (None, None) => return Err(CommandFailure::new("no name or CIDR provided")),
         };
         let split = operator.split_pool(which, self.number, deadline).await.map_err(|error| match error {
-            Error::NotFound { .. } => Failure::from(error).hint("see which there are with: margay get ippool"),
+            Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay get ippool"),
             _ => error.into(),
         })?;
         let (first, made) = if self.dry_run {
@@ -212,6 +212,6 @@ impl OnOpenStore for Split {
         let parts: Vec<_> =
             split.parts.iter().map(|(name, cidr)| json!({ "name": name, "cidr": cidr.to_string() })).collect();
         let json = json!({ "pool": split.pool, "parts": parts, "dry_run": self.dry_run });
-        Answer::new(text.join("\n"), &json)
+        CommandAnswer::new(text.join("\n"), &json)
     }
 }

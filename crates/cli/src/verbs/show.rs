@@ -22,10 +22,10 @@ use serde::Serialize;
 
 use super::quarantine::{note, sentence};
 use super::settings;
-use crate::command::{Answer, OnOpenStore, OnStore, READING};
+use crate::command::{CommandAnswer, OpenStoreCommand, READ_ALL_TIMEOUT, StoreCommand};
 use crate::error::Result;
-use crate::output::{Column, Columns, Row, five_digits, part, printable, render, table};
-use crate::store::{Need, StoreAt};
+use crate::output::{Column, Columns, TableRow, format_five_digits, format_share, printable, render, table};
+use crate::store::{StoreAccess, StoreUse};
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
@@ -51,18 +51,18 @@ pub(crate) struct Show {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Show {
-    fn need(&self) -> Need {
-        if self.ip.is_some() { Need::Read } else { Need::ReadAll }
+impl OpenStoreCommand for Show {
+    fn store_use(&self) -> StoreUse {
+        if self.ip.is_some() { StoreUse::Read } else { StoreUse::ReadAll }
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         match self {
             Self { ip: Some(ip), .. } => show_address(operator, *ip, deadline).await,
             Self { show_borrowed: true, .. } => show_borrowed(operator, deadline).await,
             Self { show_configuration: true, .. } => settings::show(operator, deadline).await,
             Self { show_blocks, .. } => {
-                let detail = if *show_blocks { Detail::Blocks } else { Detail::Pools };
+                let detail = if *show_blocks { UsageDetail::Blocks } else { UsageDetail::Pools };
                 let answer = usage_answer(&operator.ipam().utilization(deadline).await?, detail)?;
                 let quarantined = quarantine_of(&operator.ipam().inventory(deadline).await?.reservations);
                 Ok(answer.notes(note(quarantined.len())))
@@ -73,7 +73,7 @@ impl OnOpenStore for Show {
 
 /// The detail of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Detail {
+enum UsageDetail {
     /// Pools only.
     Pools,
     /// Blocks too.
@@ -81,19 +81,19 @@ enum Detail {
 }
 
 /// The use of all pools as an answer. JSON always has the blocks, and has numbers as strings.
-fn usage_answer(utilization: &Utilization, detail: Detail) -> Result<Answer> {
-    let answer = Answer::new(usage_table(utilization, detail), utilization)?;
+fn usage_answer(utilization: &Utilization, detail: UsageDetail) -> Result<CommandAnswer> {
+    let answer = CommandAnswer::new(usage_table(utilization, detail), utilization)?;
     Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {
         (true, 0, _) => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
-        (_, 0, _) | (_, _, Detail::Blocks) => answer,
-        (_, orphans, Detail::Pools) => {
+        (_, 0, _) | (_, _, UsageDetail::Blocks) => answer,
+        (_, orphans, UsageDetail::Pools) => {
             let blocks = if orphans == 1 { "block lies" } else { "blocks lie" };
             answer.note(format!("{orphans} {blocks} in no pool; see with: margay ipam show --show-blocks"))
         }
     })
 }
 
-fn usage_table(utilization: &Utilization, detail: Detail) -> String {
+fn usage_table(utilization: &Utilization, detail: UsageDetail) -> String {
     let columns = [
         Column::Text("GROUPING"),
         Column::Text("CIDR"),
@@ -103,7 +103,7 @@ fn usage_table(utilization: &Utilization, detail: Detail) -> String {
         Column::Number("IPS FREE"),
     ];
     let blocks = |blocks: &[BlockUsage]| -> Vec<Vec<String>> {
-        let shown = if detail == Detail::Blocks { blocks } else { &[] };
+        let shown = if detail == UsageDetail::Blocks { blocks } else { &[] };
         shown.iter().map(|block| usage_row("Block", block.cidr, &block.usage)).collect()
     };
     let mut rows = Vec::new();
@@ -119,12 +119,12 @@ fn usage_table(utilization: &Utilization, detail: Detail) -> String {
 /// A row of the table. Rounding to five digits is for the eye; JSON is exact.
 fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
     let whole = usage.capacity.to_f64();
-    let parts = [usage.in_use, usage.reserved, usage.available].map(|count| part(count.to_f64(), whole));
-    [grouping.to_owned(), cidr.to_string(), five_digits(whole)].into_iter().chain(parts).collect()
+    let parts = [usage.in_use, usage.reserved, usage.available].map(|count| format_share(count.to_f64(), whole));
+    [grouping.to_owned(), cidr.to_string(), format_five_digits(whole)].into_iter().chain(parts).collect()
 }
 
 /// Reports the status of an address. Unlike Calico's command this finds it in disabled pools and outside all pools too.
-async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<Answer> {
+async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let prefix = pool.filter(|pool| pool.prefix_length().is_some()).map(|pool| pool.unit_of(ip));
@@ -141,11 +141,11 @@ async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Re
     AddressReport { ip, prefix, pool, reserved_by, quarantined, status }.answer()
 }
 
-fn status_of(holding: Holding) -> Status {
+fn status_of(holding: Holding) -> AddressStatus {
     match holding {
-        Holding::Free => Status::Free,
-        Holding::InCooldown(entry) => Status::CoolingDown { released_at: entry.released_at().map(rfc3339) },
-        Holding::Held(entry) => Status::Held(Holder {
+        Holding::Free => AddressStatus::Free,
+        Holding::InCooldown(entry) => AddressStatus::CoolingDown { released_at: entry.released_at().map(rfc3339) },
+        Holding::Held(entry) => AddressStatus::Held(Holder {
             handle: entry.handle().map(str::to_owned),
             attributes: entry.attributes().clone(),
             alternate_attributes: entry.alternate_attributes().clone(),
@@ -167,12 +167,12 @@ struct AddressReport {
     /// Why it is in quarantine, if it is.
     quarantined: Option<Quarantined>,
     /// The status.
-    status: Status,
+    status: AddressStatus,
 }
 
 /// The status of an address.
 #[derive(Clone, Debug)]
-enum Status {
+enum AddressStatus {
     /// The address is not assigned.
     Free,
     /// The address was released and is in cooldown.
@@ -198,12 +198,12 @@ struct Holder {
 
 impl AddressReport {
     /// The report as an answer in calicoctl's words, with notes about facts that calicoctl does not report.
-    fn answer(&self) -> Result<Answer> {
-        let mut answer = Answer::new(self.text(), &self.json())?;
+    fn answer(&self) -> Result<CommandAnswer> {
+        let mut answer = CommandAnswer::new(self.text(), &self.json())?;
         if self.pool.is_none() {
             answer = answer.note(format!("{} is in no pool", self.ip));
         }
-        if let Status::Held(Holder { handle: None, attributes, .. }) = &self.status
+        if let AddressStatus::Held(Holder { handle: None, attributes, .. }) = &self.status
             && let (Some(name), Some(until)) = (attributes.get(STICKY), attributes.get(STICKY_UNTIL))
         {
             answer = answer.note(format!(
@@ -229,20 +229,20 @@ impl AddressReport {
             None => ("IP", self.ip.to_string()),
         };
         match &self.status {
-            Status::Free => format!("{name} is not assigned"),
-            Status::CoolingDown { released_at } => format!(
+            AddressStatus::Free => format!("{name} is not assigned"),
+            AddressStatus::CoolingDown { released_at } => format!(
                 "{name} is not assigned: it was released at {} and is in cooldown",
                 released_at.as_deref().unwrap_or("an unknown time")
             ),
-            Status::Held(holder) => format!("{kind} {name} is in use\n{}", holder.text()),
+            AddressStatus::Held(holder) => format!("{kind} {name} is in use\n{}", holder.text()),
         }
     }
 
     fn json(&self) -> AddressJson<'_> {
         let (holder, cooling_down_since) = match &self.status {
-            Status::Free => (None, None),
-            Status::CoolingDown { released_at } => (None, released_at.as_deref()),
-            Status::Held(holder) => (Some(holder), None),
+            AddressStatus::Free => (None, None),
+            AddressStatus::CoolingDown { released_at } => (None, released_at.as_deref()),
+            AddressStatus::Held(holder) => (Some(holder), None),
         };
         AddressJson {
             ip: self.ip,
@@ -298,11 +298,11 @@ fn append_attributes(text: &mut String, attributes: &BTreeMap<String, String>) {
 }
 
 /// Shows the addresses that nodes have from the blocks of other nodes.
-async fn show_borrowed(operator: &Operator, deadline: Deadline) -> Result<Answer> {
+async fn show_borrowed(operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
     borrowed_answer(&operator.ipam().borrowed(deadline).await?)
 }
 
-impl Row for BorrowedAddress {
+impl TableRow for BorrowedAddress {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("IP"), |row| row.ip.to_string()),
@@ -315,8 +315,8 @@ impl Row for BorrowedAddress {
     }
 }
 
-fn borrowed_answer(borrowed: &Borrowed) -> Result<Answer> {
-    let answer = Answer::new(table(&borrowed.addresses), borrowed)?;
+fn borrowed_answer(borrowed: &Borrowed) -> Result<CommandAnswer> {
+    let answer = CommandAnswer::new(table(&borrowed.addresses), borrowed)?;
     Ok(match borrowed.without_node {
         0 => answer,
         count => answer.note(format!(
@@ -332,17 +332,19 @@ const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 pub(crate) struct ShowForecast;
 
 #[async_trait(?Send)]
-impl OnStore for ShowForecast {
-    fn doing(&self) -> Option<&'static str> {
+impl StoreCommand for ShowForecast {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let census = at
-            .on_ipam(Need::ReadAll, async |operator| Ok(operator.ipam().census(Deadline::after(READING)).await?))
+            .with_operator(StoreUse::ReadAll, async |operator| {
+                Ok(operator.ipam().census(Deadline::after(READ_ALL_TIMEOUT)).await?)
+            })
             .await?;
         let forecast = forecast_census(at, &census).await?;
-        let answer = Answer::new(table(&forecast.pools), &forecast)?;
+        let answer = CommandAnswer::new(table(&forecast.pools), &forecast)?;
         if forecast.pools.is_empty() {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
@@ -355,16 +357,19 @@ impl OnStore for ShowForecast {
 }
 
 /// The forecast of the pools of a census. It watches the past, for which an embedded store must stay open.
-pub(super) async fn forecast_census(at: StoreAt<'_>, census: &Census) -> Result<Forecast> {
-    at.on_ipam(Need::Read, async |operator| Ok(operator.forecast(census, Deadline::after(READING)).await?)).await
+pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> Result<Forecast> {
+    at.with_operator(StoreUse::Read, async |operator| {
+        Ok(operator.forecast(census, Deadline::after(READ_ALL_TIMEOUT)).await?)
+    })
+    .await
 }
 
-impl Row for PoolForecast {
+impl TableRow for PoolForecast {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("POOL"), |pool| pool.name.clone()),
             (Column::Text("CIDR"), |pool| pool.cidr.to_string()),
-            (Column::Number("IPS FREE"), |pool| five_digits(pool.free.to_f64())),
+            (Column::Number("IPS FREE"), |pool| format_five_digits(pool.free.to_f64())),
             (Column::Number("MORE PER DAY"), |pool| forecast_words(pool.ahead).0),
             (Column::Text("FULL IN"), |pool| forecast_words(pool.ahead).1),
         ]
@@ -430,7 +435,7 @@ mod tests {
         }
     }
 
-    fn printed(report: &Utilization, detail: Detail, format: Format) -> (String, String) {
+    fn printed(report: &Utilization, detail: UsageDetail, format: Format) -> (String, String) {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         usage_answer(report, detail).unwrap().print(format, &mut out, &mut err).unwrap();
         (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
@@ -447,12 +452,12 @@ mod tests {
 +----------+--------------+------------+------------+--------------+-------------------+
 ";
         let note = "note: 1 block lies in no pool; see with: margay ipam show --show-blocks\n";
-        assert_eq!(printed(&utilization(), Detail::Pools, Format::Table), (expected.to_owned(), note.to_owned()));
+        assert_eq!(printed(&utilization(), UsageDetail::Pools, Format::Table), (expected.to_owned(), note.to_owned()));
     }
 
     #[test]
     fn blocks_follow_their_pool_and_orphans_come_last() {
-        let (table, _) = printed(&utilization(), Detail::Blocks, Format::Table);
+        let (table, _) = printed(&utilization(), UsageDetail::Blocks, Format::Table);
         let first: Vec<&str> =
             table.lines().filter_map(|line| line.strip_prefix("| ")?.split('|').next().map(str::trim)).collect();
         assert_eq!(first, ["GROUPING", "IP Pool", "Block", "IP Pool", "Block"]);
@@ -461,7 +466,7 @@ mod tests {
 
     #[test]
     fn json_is_exact_and_has_the_blocks() {
-        let (text, _) = printed(&utilization(), Detail::Pools, Format::Json);
+        let (text, _) = printed(&utilization(), UsageDetail::Pools, Format::Json);
         let found: Value = serde_json::from_str(&text).unwrap();
         let expected = json!({
             "pools": [
@@ -488,30 +493,30 @@ mod tests {
 
     #[test]
     fn an_empty_store_says_what_to_do() {
-        let (table, notes) = printed(&Utilization::default(), Detail::Pools, Format::Table);
+        let (table, notes) = printed(&Utilization::default(), UsageDetail::Pools, Format::Table);
         assert!(table.contains("GROUPING"));
         assert_eq!(notes, "note: there is no pool yet; make one with: margay pool create NAME CIDR\n");
-        let (text, _) = printed(&Utilization::default(), Detail::Pools, Format::Json);
+        let (text, _) = printed(&Utilization::default(), UsageDetail::Pools, Format::Json);
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({"pools": [], "orphaned": []}));
     }
 
-    fn report(status: Status) -> AddressReport {
+    fn report(status: AddressStatus) -> AddressReport {
         let ip = "10.65.0.5".parse().unwrap();
         AddressReport { ip, prefix: None, pool: Some("main".into()), reserved_by: vec![], quarantined: None, status }
     }
 
     #[test]
     fn texts_are_calicoctls() {
-        assert_eq!(report(Status::Free).text(), "10.65.0.5 is not assigned");
+        assert_eq!(report(AddressStatus::Free).text(), "10.65.0.5 is not assigned");
         let attributes: BTreeMap<_, _> =
             [("pod", "web"), ("node", "node1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         let holder = Holder { handle: Some("net1.c1".into()), attributes, ..Holder::default() };
         assert_eq!(
-            report(Status::Held(holder)).text(),
+            report(AddressStatus::Held(holder)).text(),
             "IP 10.65.0.5 is in use\nHandle ID: net1.c1\nActive Owner Attributes:\n  node: node1\n  pod: web\n"
         );
         assert_eq!(
-            report(Status::Held(Holder::default())).text(),
+            report(AddressStatus::Held(Holder::default())).text(),
             "IP 10.65.0.5 is in use\nHandle ID: <none>\nNo Active Owner attributes defined\n"
         );
     }
@@ -519,13 +524,13 @@ mod tests {
     #[test]
     fn json_has_the_holder_beside_the_address() {
         let base = json!({"ip": "10.65.0.5", "in_use": false, "pool": "main", "reserved_by": []});
-        assert_eq!(to_value(report(Status::Free).json()).unwrap(), base);
-        let held = report(Status::Held(Holder { handle: Some("h".into()), ..Holder::default() }));
+        assert_eq!(to_value(report(AddressStatus::Free).json()).unwrap(), base);
+        let held = report(AddressStatus::Held(Holder { handle: Some("h".into()), ..Holder::default() }));
         let held = to_value(held.json()).unwrap();
         assert_eq!(held["in_use"], true);
         assert_eq!((&held["handle"], &held["attributes"]), (&json!("h"), &json!({})));
         let at = "2026-11-21T10:00:00Z";
-        let cooling = to_value(report(Status::CoolingDown { released_at: Some(at.into()) }).json()).unwrap();
+        let cooling = to_value(report(AddressStatus::CoolingDown { released_at: Some(at.into()) }).json()).unwrap();
         assert_eq!((&cooling["in_use"], &cooling["cooling_down_since"]), (&json!(false), &json!(at)));
     }
 

@@ -10,10 +10,10 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::command::{Answer, OnOpenStore};
+use crate::command::{CommandAnswer, OpenStoreCommand};
 use crate::error::Result;
-use crate::output::{Column, Columns, Row, printable, table};
-use crate::store::Need;
+use crate::output::{Column, Columns, TableRow, printable, table};
+use crate::store::StoreUse;
 
 pub(crate) const PIN_HELP: &str = "\
 Examples:
@@ -70,7 +70,7 @@ pub(crate) struct Unpin {
 
 /// The arguments of `ipam list`.
 #[derive(Debug, Args)]
-pub(crate) struct ListKept {
+pub(crate) struct ListStickyAddresses {
     /// Only those that no other workload ever gets
     #[arg(long)]
     pub(crate) pinned: bool,
@@ -78,7 +78,7 @@ pub(crate) struct ListKept {
 
 /// An address as a row.
 #[derive(Debug, Serialize)]
-struct KeptRow<'a> {
+struct StickyAddressRow<'a> {
     ip: IpAddr,
     workload: &'a str,
     pinned: bool,
@@ -90,7 +90,7 @@ struct KeptRow<'a> {
     node: Option<&'a str>,
 }
 
-impl<'a> From<&'a KeptAddress> for KeptRow<'a> {
+impl<'a> From<&'a KeptAddress> for StickyAddressRow<'a> {
     fn from(kept: &'a KeptAddress) -> Self {
         Self {
             ip: kept.address,
@@ -105,7 +105,7 @@ impl<'a> From<&'a KeptAddress> for KeptRow<'a> {
     }
 }
 
-impl Row for KeptRow<'_> {
+impl TableRow for StickyAddressRow<'_> {
     fn columns() -> Columns<Self> {
         vec![
             (Column::Text("ADDRESS"), |row| row.ip.to_string()),
@@ -123,19 +123,19 @@ impl Row for KeptRow<'_> {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Pin {
-    fn need(&self) -> Need {
-        Need::Write
+impl OpenStoreCommand for Pin {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Write
     }
 
     fn dry_run(&self) -> bool {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let kept = operator.pin(self.ip, &self.name, self.network.as_deref(), deadline).await?;
         let (ip, name) = (kept.address, printable(&kept.workload));
-        let answer = Answer::new(format!("Successfully pinned {ip} to {name}"), &KeptRow::from(&kept))?;
+        let answer = CommandAnswer::new(format!("Successfully pinned {ip} to {name}"), &StickyAddressRow::from(&kept))?;
         Ok(answer.notes(
             kept.handle.as_deref().map(|handle| {
                 format!("{ip} is in use by {}; it waits for {name} after its release", printable(handle))
@@ -145,9 +145,9 @@ impl OnOpenStore for Pin {
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Unpin {
-    fn need(&self) -> Need {
-        Need::Release
+impl OpenStoreCommand for Unpin {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Release
     }
 
     fn dry_run(&self) -> bool {
@@ -155,23 +155,23 @@ impl OnOpenStore for Unpin {
     }
 
     /// The answer is what was recorded.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let kept = operator.unpin(self.ip, deadline).await?;
         let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));
-        Answer::new(text, &KeptRow::from(&kept))
+        CommandAnswer::new(text, &StickyAddressRow::from(&kept))
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for ListKept {
-    fn need(&self) -> Need {
-        Need::ReadAll
+impl OpenStoreCommand for ListStickyAddresses {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let mut kept = operator.kept_addresses(deadline).await?;
         kept.retain(|one| one.is_pinned || !self.pinned);
-        let rows: Vec<KeptRow<'_>> = kept.iter().map(KeptRow::from).collect();
-        Answer::new(table(&rows), &json!({ "addresses": rows }))
+        let rows: Vec<StickyAddressRow<'_>> = kept.iter().map(StickyAddressRow::from).collect();
+        CommandAnswer::new(table(&rows), &json!({ "addresses": rows }))
     }
 }

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use kv::Deadline;
 
 use crate::error::Result;
-use crate::store::StoreAt;
+use crate::store::StoreAccess;
 
 /// The longest time to read the pools of another store.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +31,10 @@ struct AssignedRange {
 
 /// The findings, and notes about stores that could not be read. Only stores on this machine are opened; of a cluster
 /// only the configuration is read, unless it is the checked store.
-pub(super) async fn find_overlapping_networks(at: StoreAt<'_>, inspection: &Inspection) -> (Vec<Finding>, Vec<String>) {
+pub(super) async fn find_overlapping_networks(
+    at: StoreAccess<'_>,
+    inspection: &Inspection,
+) -> (Vec<Finding>, Vec<String>) {
     let (networks, mut notes) = datastore::networks(at.location.drivers(), at.conf_dir);
     let of_store = |store: &str, pools: &[(String, IpNet)]| -> Vec<AssignedRange> {
         let place = |(name, net): &(String, IpNet)| AssignedRange {
@@ -68,10 +71,10 @@ fn configured_ranges<'n>(network: &'n Network, store: &'n str) -> impl Iterator<
 }
 
 /// The pools of a store; empty if there is no store.
-async fn read_pools(at: StoreAt<'_>) -> Result<Vec<(String, IpNet)>> {
-    let Some(open) = at.open_if_there().await? else { return Ok(Vec::new()) };
+async fn read_pools(at: StoreAccess<'_>) -> Result<Vec<(String, IpNet)>> {
+    let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();
-    at.on_ipam_of(open, store, async |operator| {
+    at.with_operator_on(open, store, async |operator| {
         let pools = operator.ipam().inventory(Deadline::after(READ_TIMEOUT)).await?.pools;
         Ok(pools.iter().map(|pool| (pool.name().to_owned(), pool.cidr())).collect())
     })

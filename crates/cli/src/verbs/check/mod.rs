@@ -24,12 +24,12 @@ use kv::Deadline;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-pub(super) use self::report::{LeakedHandle, Report, Row, guid, revision};
-use crate::command::{Answer, Format, OnStore};
-use crate::error::{Failure, Result};
+pub(super) use self::report::{CheckReport, LeakedHandle, ReportedAddress, guid, revision};
+use crate::command::{CommandAnswer, Format, StoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::{Column, printable, render};
-use crate::store::{Need, StoreAt};
-use crate::transfer::{Snapshot, Stop, aside, at_one_revision};
+use crate::store::{StoreAccess, StoreUse};
+use crate::transfer::{Snapshot, TransferStop, retry_at_one_revision, run_blocking};
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -111,12 +111,12 @@ pub(crate) struct Check {
 
 /// Checks, mends if that is requested, and reports the remaining findings.
 #[async_trait(?Send)]
-impl OnStore for Check {
-    fn doing(&self) -> Option<&'static str> {
+impl StoreCommand for Check {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let wants_addresses = self.show_all_ips || self.show_problem_ips || self.report.is_some();
         let keep = if wants_addresses { Keep::Addresses } else { Keep::Findings };
         let mut inspected = inspect(at, keep).await?;
@@ -141,7 +141,7 @@ impl OnStore for Check {
         }
         inspection.findings.sort_unstable();
         if let Some(file) = &self.report {
-            report::write(file, &Report::new(&inspected))?;
+            report::write(file, &CheckReport::new(&inspected))?;
         }
         let answer = render_answer(self, at.location, &inspected.inspection, &repairs)?.notes(notes);
         Ok(match inspected.inspection.problems() {
@@ -152,8 +152,8 @@ impl OnStore for Check {
 }
 
 /// The meaning of an exit code of 1, and the next step.
-fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> Failure {
-    let failure = Failure::new(match problems {
+fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
+    let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),
         _ => format!("{problems} problems were found"),
     });
@@ -169,7 +169,7 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> F
 }
 
 /// The inspection of a store.
-pub(super) struct Inspected {
+pub(super) struct StoreInspection {
     /// The findings.
     pub(super) inspection: Inspection,
     /// The id of the store.
@@ -177,17 +177,17 @@ pub(super) struct Inspected {
 }
 
 /// Reads and inspects a store.
-pub(super) async fn inspect(at: StoreAt<'_>, keep: Keep) -> Result<Inspected> {
-    at_one_revision(at, async || inspect_once(at, keep).await).await
+pub(super) async fn inspect(at: StoreAccess<'_>, keep: Keep) -> Result<StoreInspection> {
+    retry_at_one_revision(at, async || inspect_once(at, keep).await).await
 }
 
-async fn inspect_once(at: StoreAt<'_>, keep: Keep) -> Result<Inspected, Stop> {
+async fn inspect_once(at: StoreAccess<'_>, keep: Keep) -> Result<StoreInspection, TransferStop> {
     let mut snapshot = Snapshot::of(at, Inspector::ranges());
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
     while let Some(kvs) = read {
         // One part is checked while the next one is read.
-        let inspect = aside(move || {
+        let inspect = run_blocking(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)
         });
@@ -195,18 +195,18 @@ async fn inspect_once(at: StoreAt<'_>, keep: Keep) -> Result<Inspected, Stop> {
         (inspector, read) = (inspected?, next?);
     }
     let store = snapshot.identity().map(|store| store.id.clone()).unwrap_or_default();
-    Ok(Inspected { inspection: inspector.finish(snapshot.revision()), store })
+    Ok(StoreInspection { inspection: inspector.finish(snapshot.revision()), store })
 }
 
 /// The longest time for one repair.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of commits before the store is closed for a moment, so that containers can start.
-const COMMITS_AT_ONCE: usize = 16;
+const MAX_COMMITS_PER_OPENING: usize = 16;
 /// The most rounds of repairs: a repair can uncover another finding.
-const ROUNDS: usize = 4;
+const MAX_REPAIR_ROUNDS: usize = 4;
 /// The age of a finding in a cluster before it is mended. Calico changes one key after the other, and has long finished
 /// such a change by then; keys that were written meanwhile are left alone.
-const SETTLED: Duration = Duration::from_secs(3);
+const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
 /// The repair of a finding, planned or done.
 #[derive(Clone, Debug, Serialize)]
@@ -220,7 +220,7 @@ struct Repair {
     /// The repair.
     mend: &'static str,
     /// The outcome.
-    outcome: Outcome,
+    outcome: RepairOutcome,
     /// The error if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -229,7 +229,7 @@ struct Repair {
 /// The outcome of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Outcome {
+enum RepairOutcome {
     /// It was not tried.
     Planned,
     /// The finding is mended.
@@ -240,7 +240,7 @@ enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl RepairOutcome {
     /// The outcome in a table.
     fn as_str(self) -> &'static str {
         match self {
@@ -253,7 +253,7 @@ impl Outcome {
 }
 
 impl Repair {
-    fn new(finding: &Finding, outcome: Outcome, error: Option<&Error>) -> Self {
+    fn new(finding: &Finding, outcome: RepairOutcome, error: Option<&Error>) -> Self {
         Self {
             code: finding.code,
             subject: finding.subject.to_string(),
@@ -273,31 +273,31 @@ fn chosen<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item 
 
 /// The plan.
 fn plan_repairs(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
-    chosen(inspection, codes).map(|finding| Repair::new(finding, Outcome::Planned, None)).collect()
+    chosen(inspection, codes).map(|finding| Repair::new(finding, RepairOutcome::Planned, None)).collect()
 }
 
 /// Mends and checks again, as long as there is something to mend. Returns the repairs and the last inspection.
 async fn apply_repairs(
-    at: StoreAt<'_>,
-    mut inspected: Inspected,
+    at: StoreAccess<'_>,
+    mut inspected: StoreInspection,
     codes: &[Code],
     keep: Keep,
-) -> Result<(Vec<Repair>, Inspected)> {
+) -> Result<(Vec<Repair>, StoreInspection)> {
     let mut repairs: Vec<Repair> = Vec::new();
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_REPAIR_ROUNDS {
         let due: Vec<Finding> = chosen(&inspected.inspection, codes).cloned().collect();
         if due.is_empty() {
             break;
         }
         if at.location.is_shared() {
-            tokio::time::sleep(SETTLED).await;
+            tokio::time::sleep(MIN_FINDING_AGE).await;
         }
         let mut some = Vec::new();
-        for batch in due.chunks(COMMITS_AT_ONCE) {
+        for batch in due.chunks(MAX_COMMITS_PER_OPENING) {
             some.extend(mend(at, &inspected.inspection, batch).await?);
         }
         settle(&mut some);
-        let came_further = some.iter().any(|repair| repair.outcome == Outcome::Mended);
+        let came_further = some.iter().any(|repair| repair.outcome == RepairOutcome::Mended);
         repairs.extend(some);
         inspected = inspect(at, keep).await?;
         if !came_further {
@@ -310,24 +310,24 @@ async fn apply_repairs(
 /// Marks gone findings as mended if a repair of the same subject succeeded: one repair often mends several.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
-        repairs.iter().filter(|one| one.outcome == Outcome::Mended).map(|one| one.subject.clone()).collect();
-    for repair in repairs.iter_mut().filter(|one| one.outcome == Outcome::Changed) {
+        repairs.iter().filter(|one| one.outcome == RepairOutcome::Mended).map(|one| one.subject.clone()).collect();
+    for repair in repairs.iter_mut().filter(|one| one.outcome == RepairOutcome::Changed) {
         if mended.contains(&repair.subject) {
-            repair.outcome = Outcome::Mended;
+            repair.outcome = RepairOutcome::Mended;
         }
     }
 }
 
 /// Mends some findings in one opening of the store.
-async fn mend(at: StoreAt<'_>, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
-    at.on_ipam(Need::Release, async |operator| {
+async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
+    at.with_operator(StoreUse::Release, async |operator| {
         let mut done = Vec::new();
         for finding in findings {
-            done.push(match operator.mend(finding, inspection.revision, Deadline::after(PATIENCE)).await {
-                Ok(Mended::Done) => Repair::new(finding, Outcome::Mended, None),
-                Ok(Mended::Changed) => Repair::new(finding, Outcome::Changed, None),
+            done.push(match operator.mend(finding, inspection.revision, Deadline::after(REPAIR_TIMEOUT)).await {
+                Ok(Mended::Done) => Repair::new(finding, RepairOutcome::Mended, None),
+                Ok(Mended::Changed) => Repair::new(finding, RepairOutcome::Changed, None),
                 Err(Error::Store(error)) => return Err(at.explain(error)),
-                Err(error) => Repair::new(finding, Outcome::Failed, Some(&error)),
+                Err(error) => Repair::new(finding, RepairOutcome::Failed, Some(&error)),
             });
         }
         Ok(done)
@@ -336,7 +336,7 @@ async fn mend(at: StoreAt<'_>, inspection: &Inspection, findings: &[Finding]) ->
 }
 
 /// The most findings of one code in a table; JSON has them all.
-const MAX_SHOWN: usize = 50;
+const MAX_SHOWN_FINDINGS: usize = 50;
 
 #[derive(Serialize)]
 struct CheckJson<'a> {
@@ -347,7 +347,7 @@ struct CheckJson<'a> {
     findings: Vec<FindingJson<'a>>,
     repairs: &'a [Repair],
     #[serde(skip_serializing_if = "Option::is_none")]
-    addresses: Option<Vec<AddressJson<'a>>>,
+    addresses: Option<Vec<AllocatedAddressJson<'a>>>,
 }
 
 #[derive(Serialize)]
@@ -361,7 +361,7 @@ struct FindingJson<'a> {
 }
 
 #[derive(Serialize)]
-struct AddressJson<'a> {
+struct AllocatedAddressJson<'a> {
     ip: IpAddr,
     state: &'static str,
     handle: Option<&'a str>,
@@ -378,7 +378,12 @@ impl<'a> FindingJson<'a> {
 }
 
 /// The parts of a check's output.
-fn render_answer(args: &Check, location: &Location, inspection: &Inspection, repairs: &[Repair]) -> Result<Answer> {
+fn render_answer(
+    args: &Check,
+    location: &Location,
+    inspection: &Inspection,
+    repairs: &[Repair],
+) -> Result<CommandAnswer> {
     let shown: Option<Vec<&AllocatedAddress>> = match (args.show_all_ips, args.show_problem_ips) {
         (true, _) => Some(inspection.allocations.iter().collect()),
         (false, true) => Some(inspection.allocations.iter().filter(|address| address.node_gone).collect()),
@@ -404,7 +409,7 @@ fn render_answer(args: &Check, location: &Location, inspection: &Inspection, rep
         repairs,
         addresses: shown.map(|shown| shown.into_iter().map(address_json).collect()),
     };
-    Answer::new(text, &json)
+    CommandAnswer::new(text, &json)
 }
 
 fn write_sections(text: &mut String, inspection: &Inspection) {
@@ -435,7 +440,7 @@ fn write_findings(text: &mut String, findings: &[Finding]) {
     for finding in findings {
         let count = of_code.entry(finding.code).or_default();
         *count += 1;
-        if *count <= MAX_SHOWN {
+        if *count <= MAX_SHOWN_FINDINGS {
             rows.push(vec![
                 finding.code.to_string(),
                 printable(&finding.subject.to_string()),
@@ -448,8 +453,8 @@ fn write_findings(text: &mut String, findings: &[Finding]) {
         }
     }
     _ = write!(text, "\n{}", render(&columns, &rows));
-    for (code, count) in of_code.into_iter().filter(|(_, count)| *count > MAX_SHOWN) {
-        _ = writeln!(text, "... and {} more of {code}; -o json has them all", count - MAX_SHOWN);
+    for (code, count) in of_code.into_iter().filter(|(_, count)| *count > MAX_SHOWN_FINDINGS) {
+        _ = writeln!(text, "... and {} more of {code}; -o json has them all", count - MAX_SHOWN_FINDINGS);
     }
 }
 
@@ -466,10 +471,10 @@ fn report_repairs(text: &mut String, repairs: &[Repair]) {
         };
         vec![repair.code.to_string(), printable(&repair.subject), repair.mend.to_owned(), outcome]
     };
-    let rows: Vec<_> = repairs.iter().take(MAX_SHOWN).map(row).collect();
+    let rows: Vec<_> = repairs.iter().take(MAX_SHOWN_FINDINGS).map(row).collect();
     text.push_str(&render(&columns, &rows));
-    if repairs.len() > MAX_SHOWN {
-        _ = writeln!(text, "... and {} more; -o json has them all", repairs.len() - MAX_SHOWN);
+    if repairs.len() > MAX_SHOWN_FINDINGS {
+        _ = writeln!(text, "... and {} more; -o json has them all", repairs.len() - MAX_SHOWN_FINDINGS);
     }
 }
 
@@ -486,9 +491,15 @@ fn address_line(address: &AllocatedAddress) -> String {
     ))
 }
 
-fn address_json(address: &AllocatedAddress) -> AddressJson<'_> {
+fn address_json(address: &AllocatedAddress) -> AllocatedAddressJson<'_> {
     let AllocatedAddress { ip, handle, attributes, borrowed, .. } = address;
-    AddressJson { ip: *ip, state: address_state(address), handle: handle.as_deref(), attributes, borrowed: *borrowed }
+    AllocatedAddressJson {
+        ip: *ip,
+        state: address_state(address),
+        handle: handle.as_deref(),
+        attributes,
+        borrowed: *borrowed,
+    }
 }
 
 fn address_state(address: &AllocatedAddress) -> &'static str {

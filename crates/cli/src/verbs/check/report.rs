@@ -10,14 +10,14 @@ use ipam_core::attachment::{namespace_of, node_of, pod_of};
 use ipam_operator::inspect::{AllocatedAddress, Cluster, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::Inspected;
-use crate::error::{Failure, Result};
-use crate::output::whole_file;
+use super::StoreInspection;
+use crate::error::{CommandFailure, Result};
+use crate::output::write_whole_file;
 
 /// A report. The names are calicoctl's.
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Report {
+#[serde(rename_all = "camelCase", default, expecting = "struct Report")]
+pub(crate) struct CheckReport {
     version: String,
     /// The id of the cluster.
     #[serde(rename = "clusterGUID")]
@@ -28,7 +28,7 @@ pub(crate) struct Report {
     cluster_type: String,
     /// The assigned addresses.
     #[serde(deserialize_with = "or_nothing")]
-    pub(crate) allocations: BTreeMap<IpAddr, Vec<Row>>,
+    pub(crate) allocations: BTreeMap<IpAddr, Vec<ReportedAddress>>,
     /// The handles that hold nothing.
     #[serde(deserialize_with = "or_nothing")]
     pub(crate) leaked_handles: Vec<LeakedHandle>,
@@ -41,8 +41,8 @@ fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserial
 
 /// An assigned address, or one in cooldown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Row {
+#[serde(rename_all = "camelCase", default, expecting = "struct Row")]
+pub(crate) struct ReportedAddress {
     /// The address.
     pub(crate) ip: String,
     /// The handle under which it is held; empty if there is none.
@@ -77,13 +77,13 @@ pub(crate) struct LeakedHandle {
     pub(crate) revision: String,
 }
 
-impl Report {
+impl CheckReport {
     /// The report of an inspection that has kept the addresses.
-    pub(super) fn new(inspected: &Inspected) -> Self {
+    pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
-        let mut allocations: BTreeMap<IpAddr, Vec<Row>> = BTreeMap::new();
+        let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();
         for address in &inspection.allocations {
-            allocations.entry(address.ip).or_default().push(Row::new(address));
+            allocations.entry(address.ip).or_default().push(ReportedAddress::new(address));
         }
         let cluster = inspection.cluster.clone().unwrap_or_default();
         let handles = inspection.leaked_handles.iter().map(|handle| LeakedHandle {
@@ -106,16 +106,16 @@ impl Report {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)
-            .map_err(|error| Failure::new(format!("cannot read {}: {error}", path.display())).hint(hint))?;
+            .map_err(|error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint))?;
         serde_json::from_slice(&text).map_err(|error| {
             let fault = text_fault(&text).map_or_else(|| error.to_string(), |fault| fault.to_string());
-            Failure::new(format!("{} is no report: {fault}", path.display())).hint(hint)
+            CommandFailure::new(format!("{} is no report: {fault}", path.display())).hint(hint)
         })
     }
 }
 
 /// The identity of the cluster: Calico's id of it, or else the id of the store.
-pub(crate) fn guid(inspected: &Inspected) -> &str {
+pub(crate) fn guid(inspected: &StoreInspection) -> &str {
     let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
     known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)
 }
@@ -125,7 +125,7 @@ pub(crate) fn revision(inspection: &Inspection) -> String {
     inspection.cluster.as_ref().map(|Cluster { revision, .. }| revision.to_string()).unwrap_or_default()
 }
 
-impl Row {
+impl ReportedAddress {
     fn new(address: &AllocatedAddress) -> Self {
         let text = |name: &str| address.attributes.get(name).cloned().unwrap_or_default();
         let named =
@@ -148,7 +148,7 @@ impl Row {
 }
 
 /// Writes a report in one step: an existing file is replaced when the new one is whole.
-pub(super) fn write(path: &Path, report: &Report) -> Result<()> {
-    let text = serde_json::to_string_pretty(report).map_err(|error| Failure::new(format!("JSON: {error}")))?;
-    whole_file(path, &text)
+pub(super) fn write(path: &Path, report: &CheckReport) -> Result<()> {
+    let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
+    write_whole_file(path, &text)
 }

@@ -14,15 +14,15 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Change, Delete, PATIENCE, depth};
-use crate::command::{Answer, OnOpenStore};
-use crate::error::{Failure, Result};
+use super::{DOCUMENTS_TIMEOUT, Delete, WriteArgs, depth};
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 use crate::verbs::pool;
 
 /// Documents to write.
-pub(super) struct Writing {
+pub(super) struct WriteDocuments {
     mode: WriteMode,
     manifests: Vec<Manifest>,
     /// True if existing documents are skipped.
@@ -32,9 +32,9 @@ pub(super) struct Writing {
     is_of_one_machine: bool,
 }
 
-impl Writing {
+impl WriteDocuments {
     /// Reads the documents from their files.
-    pub(super) fn of(mode: WriteMode, change: &Change, at: StoreAt<'_>) -> Result<Self> {
+    pub(super) fn of(mode: WriteMode, change: &WriteArgs, at: StoreAccess<'_>) -> Result<Self> {
         Ok(Self {
             mode,
             manifests: read_documents(&change.source.filename, depth(change.source.recursive))?,
@@ -49,23 +49,23 @@ impl Writing {
         Self { skips_existing, ..self }
     }
 
-    fn verb(&self) -> Verb {
+    fn verb(&self) -> VerbForms {
         match self.mode {
-            WriteMode::Create => Verb { base: "create", past: "created" },
-            WriteMode::Apply => Verb { base: "apply", past: "applied" },
-            WriteMode::Replace => Verb { base: "replace", past: "replaced" },
+            WriteMode::Create => VerbForms { base: "create", past: "created" },
+            WriteMode::Apply => VerbForms { base: "apply", past: "applied" },
+            WriteMode::Replace => VerbForms { base: "replace", past: "replaced" },
         }
     }
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Writing {
+impl OpenStoreCommand for WriteDocuments {
     /// As with `pool create`, a store is only made for a pool that can be made.
-    fn need(&self) -> Need {
+    fn store_use(&self) -> StoreUse {
         let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
         match self.mode != WriteMode::Replace && self.manifests.iter().any(makes) {
-            true => Need::Make,
-            false => Need::Write,
+            true => StoreUse::Make,
+            false => StoreUse::Write,
         }
     }
 
@@ -73,8 +73,8 @@ impl OnOpenStore for Writing {
         self.dry_run
     }
 
-    fn patience(&self) -> Duration {
-        PATIENCE
+    fn timeout_after_open(&self) -> Duration {
+        DOCUMENTS_TIMEOUT
     }
 
     fn changes_pools(&self) -> bool {
@@ -82,8 +82,8 @@ impl OnOpenStore for Writing {
     }
 
     /// Writes documents in their order. After a document that fails the next ones are still written, as in calicoctl.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
-        let mut tally = Tally::new(self.verb(), &self.manifests, self.dry_run);
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+        let mut tally = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
         let mut first_node = false;
         for manifest in &self.manifests {
             match operator.write_document(manifest, self.mode, deadline).await {
@@ -101,23 +101,23 @@ impl OnOpenStore for Writing {
 }
 
 /// Documents to delete.
-pub(super) struct Deleting<'a> {
+pub(super) struct DeleteDocuments<'a> {
     pub(super) args: &'a Delete,
     pub(super) manifests: Vec<Manifest>,
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Deleting<'_> {
-    fn need(&self) -> Need {
-        Need::Release
+impl OpenStoreCommand for DeleteDocuments<'_> {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Release
     }
 
     fn dry_run(&self) -> bool {
         self.args.dry_run
     }
 
-    fn patience(&self) -> Duration {
-        PATIENCE
+    fn timeout_after_open(&self) -> Duration {
+        DOCUMENTS_TIMEOUT
     }
 
     fn changes_pools(&self) -> bool {
@@ -125,10 +125,10 @@ impl OnOpenStore for Deleting<'_> {
     }
 
     /// Deletes documents in their order.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let Self { args, manifests } = self;
-        let verb = Verb { base: "delete", past: "deleted" };
-        let mut tally = Tally::new(verb, manifests, args.dry_run);
+        let verb = VerbForms { base: "delete", past: "deleted" };
+        let mut tally = WriteReport::new(verb, manifests, args.dry_run);
         for manifest in manifests {
             let in_use = pool::in_use(&args.bridged, manifest.name());
             match operator.delete_document(manifest, in_use, deadline).await {
@@ -170,18 +170,17 @@ const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 /// Reads all documents of these files and folders, in their order; the files of a folder by name. It is an error if
 /// there is none.
-pub(super) fn read_documents(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
+pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Vec<Manifest>> {
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
-        return Err(
-            Failure::new("No resources specified").hint("name a file with a document in it, of kind IPPool, say")
-        );
+        return Err(CommandFailure::new("No resources specified")
+            .hint("name a file with a document in it, of kind IPPool, say"));
     }
     Ok(manifests)
 }
 
 /// The same, but it is no error if there is none.
-pub(super) fn read_any_documents(paths: &[PathBuf], depth: Depth) -> Result<Vec<Manifest>> {
+pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
@@ -200,7 +199,7 @@ pub(super) fn read_any_documents(paths: &[PathBuf], depth: Depth) -> Result<Vec<
 
 /// The depth to which a folder is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Depth {
+pub(super) enum FolderDepth {
     /// The folder's own files.
     Files,
     /// All files below it.
@@ -217,7 +216,7 @@ fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
 }
 
 /// The file itself, or the files of a folder that can have documents.
-fn list_files(path: &Path, depth: Depth) -> io::Result<Vec<PathBuf>> {
+fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -226,7 +225,7 @@ fn list_files(path: &Path, depth: Depth) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         if entry.is_dir() {
-            if depth == Depth::All {
+            if depth == FolderDepth::All {
                 found.extend(list_files(&entry, depth)?);
             }
         } else if entry.extension().is_some_and(|ending| ending == "yaml" || ending == "yml" || ending == "json") {
@@ -247,12 +246,12 @@ pub(crate) fn values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> 
         Ok(value) => Ok(vec![value]),
         Err(_) => serde_saphyr::from_slice_multiple_with_options::<Value>(text, options).map_err(|error| {
             if let Some(fault) = text_fault(text) {
-                return Failure::new(format!("cannot understand {name}: {fault}")).hint(hint);
+                return CommandFailure::new(format!("cannot understand {name}: {fault}")).hint(hint);
             }
             let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
             let reason = error.without_snippet().to_string();
             let reason = printable(reason.lines().next().unwrap_or_default());
-            Failure::new(format!("cannot understand {name}{line}: {reason}")).hint(hint)
+            CommandFailure::new(format!("cannot understand {name}{line}: {reason}")).hint(hint)
         }),
     }
 }
@@ -261,7 +260,7 @@ fn parse_documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for value in values(name, text, "a document is YAML or JSON, as `margay get ippool -o yaml` prints it")? {
         let read = Manifest::read(value).map_err(|error| {
-            Failure::new(format!("{name}: {}", printable(&error.to_string())))
+            CommandFailure::new(format!("{name}: {}", printable(&error.to_string())))
                 .hint("a document has the form that `margay get ippool -o yaml` prints")
         })?;
         manifests.extend(read);
@@ -269,13 +268,14 @@ fn parse_documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
     Ok(manifests)
 }
 
-fn cannot_read(name: &str, error: &io::Error) -> Failure {
-    Failure::new(format!("cannot read {name}: {error}")).hint("give a file of documents, a folder of such files, or -")
+fn cannot_read(name: &str, error: &io::Error) -> CommandFailure {
+    CommandFailure::new(format!("cannot read {name}: {error}"))
+        .hint("give a file of documents, a folder of such files, or -")
 }
 
 /// The verb on the documents.
 #[derive(Clone, Copy, Debug)]
-struct Verb {
+struct VerbForms {
     /// The form of the verb in "failed to create".
     base: &'static str,
     /// The form of the verb in "created".
@@ -284,7 +284,7 @@ struct Verb {
 
 /// A document that was done or failed.
 #[derive(Debug, Serialize)]
-struct Entry {
+struct DocumentEntry {
     kind: &'static str,
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -293,18 +293,18 @@ struct Entry {
 
 /// The outcome for each document.
 #[derive(Debug)]
-struct Tally {
-    verb: Verb,
+struct WriteReport {
+    verb: VerbForms,
     /// The kind of all documents, if they have the same.
     kind: Option<&'static str>,
     dry_run: bool,
-    done: Vec<Entry>,
-    failed: Vec<Entry>,
+    done: Vec<DocumentEntry>,
+    failed: Vec<DocumentEntry>,
     advice: Option<String>,
 }
 
-impl Tally {
-    fn new(verb: Verb, manifests: &[Manifest], dry_run: bool) -> Self {
+impl WriteReport {
+    fn new(verb: VerbForms, manifests: &[Manifest], dry_run: bool) -> Self {
         let kind = manifests.first().map(Manifest::kind);
         let kind = kind.filter(|kind| manifests.iter().all(|other| other.kind() == *kind));
         let kind = kind.map(|kind| kind.as_str());
@@ -323,7 +323,7 @@ impl Tally {
     }
 
     /// The answer. Errors make it a failure if no document was done, otherwise an incomplete answer.
-    fn answer(self) -> Result<Answer> {
+    fn answer(self) -> Result<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
         let past = self.verb.past;
@@ -336,12 +336,12 @@ impl Tally {
         let json = json!({ past: self.done, "failed": self.failed, "dry_run": self.dry_run });
         match self.failure() {
             Some(failure) if self.done.is_empty() => Err(failure),
-            Some(failure) => Ok(Answer::new(text, &json)?.incomplete(failure)),
-            None => Answer::new(text, &json),
+            Some(failure) => Ok(CommandAnswer::new(text, &json)?.incomplete(failure)),
+            None => CommandAnswer::new(text, &json),
         }
     }
 
-    fn failure(&self) -> Option<Failure> {
+    fn failure(&self) -> Option<CommandFailure> {
         let errors: Vec<&str> = self.failed.iter().filter_map(|entry| entry.error.as_deref()).collect();
         if errors.is_empty() {
             return None;
@@ -353,7 +353,7 @@ impl Tally {
             (true, None, _) => format!("failed to {base} any resources"),
             (false, ..) => "hit error".to_owned(),
         };
-        let failure = Failure::new(format!("{what}: [{errors}]"));
+        let failure = CommandFailure::new(format!("{what}: [{errors}]"));
         Some(match &self.advice {
             Some(advice) => failure.hint(advice),
             None => failure,
@@ -361,8 +361,8 @@ impl Tally {
     }
 }
 
-fn entry(manifest: &Manifest, error: Option<String>) -> Entry {
-    Entry { kind: manifest.kind().as_str(), name: manifest.name().to_owned(), error }
+fn entry(manifest: &Manifest, error: Option<String>) -> DocumentEntry {
+    DocumentEntry { kind: manifest.kind().as_str(), name: manifest.name().to_owned(), error }
 }
 
 #[cfg(test)]
@@ -372,7 +372,7 @@ mod tests {
     use super::*;
     use crate::command::Format;
 
-    const CREATE: Verb = Verb { base: "create", past: "created" };
+    const CREATE: VerbForms = VerbForms { base: "create", past: "created" };
 
     fn pool(name: &str) -> Manifest {
         Manifest::named(DocumentKind::Pool, name)
@@ -380,7 +380,7 @@ mod tests {
 
     /// The output on stdout and stderr: the first documents, `done` in number, are done, and the others fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
-        let mut tally = Tally::new(CREATE, manifests, dry_run);
+        let mut tally = WriteReport::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {
             let error = Error::from(DocumentError::Exists(manifest.kind(), manifest.name().to_owned()));
             if at < done { tally.done(manifest) } else { tally.failed(manifest, &error, Some("do".into())) }

@@ -5,14 +5,14 @@ use ipam_operator::documents::{DocumentKind, Shown};
 use kv::Deadline;
 use serde_json::{Map, Value, json};
 
-use super::Asked;
-use crate::command::Answer;
-use crate::error::{Failure, Result};
-use crate::output::{Ordered, aligned, printable};
+use super::NamespaceScope;
+use crate::command::CommandAnswer;
+use crate::error::{CommandFailure, Result};
+use crate::output::{SortedJson, aligned, printable};
 
 /// The part of a document that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum DocumentForm {
     /// The document as it is stored.
     Stored,
     /// The document without the metadata that only this store has.
@@ -20,15 +20,15 @@ pub(super) enum Form {
 }
 
 /// The metadata that only this store has.
-const LOCAL: [&str; 6] =
+const LOCAL_METADATA: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "generation", "namespace"];
 
-impl Form {
+impl DocumentForm {
     fn of(self, mut document: Map<String, Value>) -> Map<String, Value> {
         if self == Self::Export
             && let Some(metadata) = document.get_mut("metadata").and_then(Value::as_object_mut)
         {
-            metadata.retain(|name, _| !LOCAL.contains(&name.as_str()));
+            metadata.retain(|name, _| !LOCAL_METADATA.contains(&name.as_str()));
         }
         document
     }
@@ -38,10 +38,10 @@ impl Form {
 pub(super) async fn all(
     operator: &Operator,
     kind: DocumentKind,
-    asked: &Asked<'_>,
+    scope: &NamespaceScope<'_>,
     deadline: Deadline,
-) -> Result<Answer> {
-    let documents = operator.documents(kind, &asked.listed(), deadline).await?;
+) -> Result<CommandAnswer> {
+    let documents = operator.documents(kind, &scope.listed(), deadline).await?;
     let rows: Vec<_> = documents.items.into_iter().map(|shown| shown.document).collect();
     let list = json!({
         "kind": format!("{kind}List"),
@@ -49,22 +49,22 @@ pub(super) async fn all(
         "metadata": {"resourceVersion": documents.revision.to_string()},
         "items": rows,
     });
-    answer(&[Table { kind, rows }], asked, &list)
+    answer(&[DocumentTable { kind, rows }], scope, &list)
 }
 
 /// Shows the documents of these full names, each by itself. A name without a document is an error after the others.
 pub(super) async fn named(
     operator: &Operator,
     names: &[(DocumentKind, String)],
-    form: Form,
-    asked: &Asked<'_>,
+    form: DocumentForm,
+    scope: &NamespaceScope<'_>,
     deadline: Deadline,
-) -> Result<Answer> {
+) -> Result<CommandAnswer> {
     let found = operator.documents_named(names, deadline).await?;
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for ((kind, _), shown) in names.iter().zip(found) {
         match shown {
-            Ok(Shown { document, .. }) => tables.push(Table { kind: *kind, rows: vec![form.of(document)] }),
+            Ok(Shown { document, .. }) => tables.push(DocumentTable { kind: *kind, rows: vec![form.of(document)] }),
             Err(error) => missing.push(printable(&error.to_string())),
         }
     }
@@ -73,18 +73,18 @@ pub(super) async fn named(
     let value = if values.len() == 1 { values.remove(0) } else { Value::Array(values) };
     let failure = (!missing.is_empty()).then(|| {
         let kind = names.first().map_or("ippool", |(kind, _)| short(*kind));
-        Failure::new(missing.join("\n")).hint(format!("see which there are with: margay get {kind}"))
+        CommandFailure::new(missing.join("\n")).hint(format!("see which there are with: margay get {kind}"))
     });
     match failure {
         Some(failure) if tables.is_empty() => Err(failure),
-        Some(failure) => Ok(answer(&tables, asked, &value)?.incomplete(failure)),
-        None => answer(&tables, asked, &value),
+        Some(failure) => Ok(answer(&tables, scope, &value)?.incomplete(failure)),
+        None => answer(&tables, scope, &value),
     }
 }
 
-fn answer(tables: &[Table], asked: &Asked<'_>, value: &Value) -> Result<Answer> {
-    let text = |width| -> String { tables.iter().map(|table| table.text(width, asked)).collect() };
-    Ok(Answer::new("", &Ordered(value))?.laid_out(text(Width::Usual), text(Width::Wide)))
+fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -> Result<CommandAnswer> {
+    let text = |width| -> String { tables.iter().map(|table| table.text(width, scope)).collect() };
+    Ok(CommandAnswer::new("", &SortedJson(value))?.with_layout(text(TableWidth::Usual), text(TableWidth::Wide)))
 }
 
 /// The word behind `margay get` that shows all documents of a kind.
@@ -100,30 +100,30 @@ pub(super) fn short(kind: DocumentKind) -> &'static str {
 }
 
 /// The AS number that is shown for a node without one.
-const USUAL_AS: &str = "64512";
+const DEFAULT_AS_NUMBER: &str = "64512";
 
 /// The longest list of networks in a cell.
-const LONGEST_CELL: usize = 80;
+const MAX_CELL_CHARS: usize = 80;
 
 /// Documents of a kind.
-struct Table {
+struct DocumentTable {
     kind: DocumentKind,
     rows: Vec<Map<String, Value>>,
 }
 
 /// The columns of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Width {
+enum TableWidth {
     /// The columns of `-o ps`.
     Usual,
     /// The columns of `-o wide`.
     Wide,
 }
 
-impl Table {
+impl DocumentTable {
     /// The table as text. It has a column for namespaces if the command has an option for them.
-    fn text(&self, width: Width, asked: &Asked<'_>) -> String {
-        let namespace = (self.kind.is_namespaced() && asked.is_explicit()).then_some("NAMESPACE");
+    fn text(&self, width: TableWidth, scope: &NamespaceScope<'_>) -> String {
+        let namespace = (self.kind.is_namespaced() && scope.is_explicit()).then_some("NAMESPACE");
         let columns: Vec<&str> = namespace.into_iter().chain(columns(self.kind, width).iter().copied()).collect();
         let headings = columns.iter().map(|column| (*column).to_owned()).collect();
         let row =
@@ -133,10 +133,10 @@ impl Table {
     }
 }
 
-fn columns(kind: DocumentKind, width: Width) -> &'static [&'static str] {
+fn columns(kind: DocumentKind, width: TableWidth) -> &'static [&'static str] {
     match (kind, width) {
-        (DocumentKind::Pool, Width::Usual) => &["NAME", "CIDR", "SELECTOR"],
-        (DocumentKind::Pool, Width::Wide) => &[
+        (DocumentKind::Pool, TableWidth::Usual) => &["NAME", "CIDR", "SELECTOR"],
+        (DocumentKind::Pool, TableWidth::Wide) => &[
             "NAME",
             "CIDR",
             "NAT",
@@ -147,14 +147,16 @@ fn columns(kind: DocumentKind, width: Width) -> &'static [&'static str] {
             "SELECTOR",
             "ASSIGNMENTMODE",
         ],
-        (DocumentKind::Reservation | DocumentKind::Node | DocumentKind::Profile, Width::Usual) => &["NAME"],
-        (DocumentKind::Reservation, Width::Wide) => &["NAME", "CIDRS"],
-        (DocumentKind::Node, Width::Wide) => &["NAME", "ASN", "IPV4", "IPV6"],
-        (DocumentKind::Profile, Width::Wide) => &["NAME", "LABELS"],
-        (DocumentKind::Settings, Width::Usual) => &["NAME", "STRICTAFFINITY", "AUTOALLOCATEBLOCKS"],
-        (DocumentKind::Settings, Width::Wide) => &["NAME", "STRICTAFFINITY", "AUTOALLOCATEBLOCKS", "MAXBLOCKSPERHOST"],
-        (DocumentKind::WorkloadEndpoint, Width::Usual) => &["WORKLOAD", "NODE", "NETWORKS", "INTERFACE"],
-        (DocumentKind::WorkloadEndpoint, Width::Wide) => {
+        (DocumentKind::Reservation | DocumentKind::Node | DocumentKind::Profile, TableWidth::Usual) => &["NAME"],
+        (DocumentKind::Reservation, TableWidth::Wide) => &["NAME", "CIDRS"],
+        (DocumentKind::Node, TableWidth::Wide) => &["NAME", "ASN", "IPV4", "IPV6"],
+        (DocumentKind::Profile, TableWidth::Wide) => &["NAME", "LABELS"],
+        (DocumentKind::Settings, TableWidth::Usual) => &["NAME", "STRICTAFFINITY", "AUTOALLOCATEBLOCKS"],
+        (DocumentKind::Settings, TableWidth::Wide) => {
+            &["NAME", "STRICTAFFINITY", "AUTOALLOCATEBLOCKS", "MAXBLOCKSPERHOST"]
+        }
+        (DocumentKind::WorkloadEndpoint, TableWidth::Usual) => &["WORKLOAD", "NODE", "NETWORKS", "INTERFACE"],
+        (DocumentKind::WorkloadEndpoint, TableWidth::Wide) => {
             &["NAME", "WORKLOAD", "NODE", "NETWORKS", "INTERFACE", "PROFILES", "NATS"]
         }
     }
@@ -179,7 +181,7 @@ fn cell(document: &Map<String, Value>, column: &str) -> String {
         "ASSIGNMENTMODE" => text(spec("assignmentMode")),
         "CIDRS" => shortened(joined(spec("reservedCIDRs"), text)),
         "ASN" if !spec("bgp").is_object() => String::new(),
-        "ASN" => Some(bgp("asNumber")).filter(|number| !number.is_empty()).unwrap_or(format!("({USUAL_AS})")),
+        "ASN" => Some(bgp("asNumber")).filter(|number| !number.is_empty()).unwrap_or(format!("({DEFAULT_AS_NUMBER})")),
         "IPV4" => bgp("ipv4Address"),
         "IPV6" => bgp("ipv6Address"),
         "STRICTAFFINITY" => switch("strictAffinity"),
@@ -221,10 +223,10 @@ fn pairs(value: &Value) -> String {
 
 /// A list, cut where it gets too long for a table.
 fn shortened(list: String) -> String {
-    if list.len() <= LONGEST_CELL {
+    if list.len() <= MAX_CELL_CHARS {
         return list;
     }
-    let cut: String = list.chars().take(LONGEST_CELL - 3).collect();
+    let cut: String = list.chars().take(MAX_CELL_CHARS - 3).collect();
     format!("{cut}...")
 }
 
@@ -234,9 +236,9 @@ mod tests {
 
     use super::*;
 
-    fn printed(kind: DocumentKind, document: Value, width: Width) -> String {
+    fn printed(kind: DocumentKind, document: Value, width: TableWidth) -> String {
         let Value::Object(document) = document else { panic!("{document}") };
-        Table { kind, rows: vec![document] }.text(width, &Asked::Default)
+        DocumentTable { kind, rows: vec![document] }.text(width, &NamespaceScope::Default)
     }
 
     #[test]
@@ -244,34 +246,34 @@ mod tests {
         let pool = json!({"metadata": {"name": "main"}, "spec": {"cidr": "10.65.0.0/16", "nodeSelector": "all()",
             "ipipMode": "Never", "vxlanMode": "Always", "natOutgoing": true, "assignmentMode": "Automatic"}});
         assert_eq!(
-            printed(DocumentKind::Pool, pool.clone(), Width::Usual),
+            printed(DocumentKind::Pool, pool.clone(), TableWidth::Usual),
             "NAME   CIDR           SELECTOR   \nmain   10.65.0.0/16   all()      \n\n"
         );
         assert_eq!(
-            printed(DocumentKind::Pool, pool, Width::Wide),
+            printed(DocumentKind::Pool, pool, TableWidth::Wide),
             "\
 NAME   CIDR           NAT    IPIPMODE   VXLANMODE   DISABLED   DISABLEBGPEXPORT   SELECTOR   ASSIGNMENTMODE   \n\
 main   10.65.0.0/16   true   Never      Always      false      false              all()      Automatic        \n\n"
         );
         let node = json!({"metadata": {"name": "n1"}, "spec": {"bgp": {"ipv4Address": "10.0.0.1/24"}}});
         assert_eq!(
-            printed(DocumentKind::Node, node, Width::Wide),
+            printed(DocumentKind::Node, node, TableWidth::Wide),
             "NAME   ASN       IPV4          IPV6   \nn1     (64512)   10.0.0.1/24          \n\n"
         );
         let bare = json!({"metadata": {"name": "n\u{1b}"}, "spec": {}});
         assert_eq!(
-            printed(DocumentKind::Node, bare, Width::Wide),
+            printed(DocumentKind::Node, bare, TableWidth::Wide),
             "NAME      ASN   IPV4   IPV6   \nn\\u{1b}                       \n\n"
         );
         let networks: Vec<String> = (0..9).map(|n| format!("10.0.{n}.0/24")).collect();
         let reservation = json!({"metadata": {"name": "r"}, "spec": {"reservedCIDRs": networks}});
-        let text = printed(DocumentKind::Reservation, reservation, Width::Wide);
+        let text = printed(DocumentKind::Reservation, reservation, TableWidth::Wide);
         let cell = text.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
         assert!(cell.len() == 80 && cell.ends_with("..."), "{text}");
         let settings =
             json!({"metadata": {"name": "default"}, "spec": {"strictAffinity": true, "maxBlocksPerHost": 4}});
         assert_eq!(
-            printed(DocumentKind::Settings, settings, Width::Wide),
+            printed(DocumentKind::Settings, settings, TableWidth::Wide),
             "\
 NAME      STRICTAFFINITY   AUTOALLOCATEBLOCKS   MAXBLOCKSPERHOST   \n\
 default   true             false                4                  \n\n"

@@ -16,13 +16,13 @@ use ipam_operator::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namesp
 use kv::Deadline;
 
 pub(crate) use self::change::values;
-use self::change::{Deleting, Depth, Writing};
-use self::get::Form;
-use super::pool::Bridged;
-use crate::command::{Answer, OnOpenStore, OnStore};
-use crate::error::{Failure, Result};
+use self::change::{DeleteDocuments, FolderDepth, WriteDocuments};
+use self::get::DocumentForm;
+use super::pool::BridgedPoolArgs;
+use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 
 const GET: &str = "\
 KIND is ippool, ipreservation, node, ipamconfig, workloadendpoint (wep) or
@@ -70,7 +70,7 @@ Examples:
 
 /// Documents of Calico's form, read and written as calicoctl does.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Documents {
+pub(crate) enum DocumentsSubcommand {
     /// Show pools, reservations, nodes, endpoints and more
     #[command(after_help = GET)]
     Get(Get),
@@ -92,7 +92,7 @@ pub(crate) enum Documents {
 #[derive(Debug, Args)]
 pub(crate) struct Get {
     #[command(flatten)]
-    which: Selection,
+    which: DocumentSelection,
 
     /// Of documents that are named, leave out what only this store knows: the uid, the version and the time of creation
     #[arg(long)]
@@ -116,7 +116,7 @@ pub(crate) struct Get {
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     #[command(flatten)]
-    change: Change,
+    change: WriteArgs,
 
     /// Pass over what is there already, and count it as made
     #[arg(long)]
@@ -126,20 +126,20 @@ pub(crate) struct Create {
 #[derive(Debug, Args)]
 pub(crate) struct Apply {
     #[command(flatten)]
-    change: Change,
+    change: WriteArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Replace {
     #[command(flatten)]
-    change: Change,
+    change: WriteArgs,
 }
 
 /// The arguments of `apply` and `replace`.
 #[derive(Debug, Args)]
-pub(crate) struct Change {
+pub(crate) struct WriteArgs {
     #[command(flatten)]
-    pub(crate) source: Source,
+    pub(crate) source: DocumentFiles,
 
     /// Check everything and write nothing
     #[arg(long)]
@@ -150,7 +150,7 @@ pub(crate) struct Change {
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
     #[command(flatten)]
-    pub(crate) which: Selection,
+    pub(crate) which: DocumentSelection,
 
     /// The namespace of the endpoints [default: default]
     #[arg(short, long)]
@@ -165,12 +165,12 @@ pub(crate) struct Delete {
     pub(crate) dry_run: bool,
 
     #[command(flatten)]
-    pub(crate) bridged: Bridged,
+    pub(crate) bridged: BridgedPoolArgs,
 }
 
 /// Where documents are read.
 #[derive(Debug, Args)]
-pub(crate) struct Source {
+pub(crate) struct DocumentFiles {
     /// A file of documents in YAML or JSON, - for standard input, or a folder of .yaml, .yml and .json files
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
@@ -182,7 +182,7 @@ pub(crate) struct Source {
 
 /// A kind and names, or a file that has them.
 #[derive(Debug, Args)]
-pub(crate) struct Selection {
+pub(crate) struct DocumentSelection {
     /// The kind, such as ippool or workloadendpoint
     #[arg(value_parser = kind, required_unless_present = "filename")]
     kind: Option<DocumentKind>,
@@ -215,114 +215,114 @@ fn kind(text: &str) -> Result<DocumentKind, String> {
 }
 
 /// The longest time for a command once the store is open: a pool's deletion is a commit for each block.
-const PATIENCE: Duration = Duration::from_secs(600);
+const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[async_trait(?Send)]
-impl OnStore for Get {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let (which, asked) = (&self.which, Asked::by_get(self)?);
+impl StoreCommand for Get {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let (which, scope) = (&self.which, NamespaceScope::by_get(self)?);
         let what = match which.kind {
-            Some(kind) if which.name.is_empty() => Wanted::All(kind),
+            Some(kind) if which.name.is_empty() => ShownDocuments::All(kind),
             kind => {
                 let manifests = match kind {
                     None if self.skip_empty => {
-                        placed(change::read_any_documents(&which.filename, depth(which.recursive))?, &asked)?
+                        placed(change::read_any_documents(&which.filename, depth(which.recursive))?, &scope)?
                     }
-                    _ => selected(which, &asked)?,
+                    _ => selected(which, &scope)?,
                 };
                 // calicoctl exports only documents that are named, not those of a file.
-                let form = if self.export && kind.is_some() { Form::Export } else { Form::Stored };
+                let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
                 let name = |one: &Manifest| (one.kind(), one.name().to_owned());
-                Wanted::Named(manifests.iter().map(name).collect(), form)
+                ShownDocuments::Named(manifests.iter().map(name).collect(), form)
             }
         };
-        at.carry_out(&Reading { what, asked }).await
+        at.carry_out(&ShowDocuments { what, scope }).await
     }
 }
 
 /// The documents to show.
-struct Reading<'a> {
-    what: Wanted,
-    asked: Asked<'a>,
+struct ShowDocuments<'a> {
+    what: ShownDocuments,
+    scope: NamespaceScope<'a>,
 }
 
-enum Wanted {
+enum ShownDocuments {
     All(DocumentKind),
-    Named(Vec<(DocumentKind, String)>, Form),
+    Named(Vec<(DocumentKind, String)>, DocumentForm),
 }
 
 #[async_trait(?Send)]
-impl OnOpenStore for Reading<'_> {
-    fn need(&self) -> Need {
-        Need::Read
+impl OpenStoreCommand for ShowDocuments<'_> {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Read
     }
 
-    fn patience(&self) -> Duration {
-        PATIENCE
+    fn timeout_after_open(&self) -> Duration {
+        DOCUMENTS_TIMEOUT
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         match &self.what {
-            Wanted::All(kind) => get::all(operator, *kind, &self.asked, deadline).await,
-            Wanted::Named(names, form) => get::named(operator, names, *form, &self.asked, deadline).await,
+            ShownDocuments::All(kind) => get::all(operator, *kind, &self.scope, deadline).await,
+            ShownDocuments::Named(names, form) => get::named(operator, names, *form, &self.scope, deadline).await,
         }
     }
 }
 
 #[async_trait(?Send)]
-impl OnStore for Create {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let writing = Writing::of(WriteMode::Create, &self.change, at)?;
+impl StoreCommand for Create {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let writing = WriteDocuments::of(WriteMode::Create, &self.change, at)?;
         at.carry_out(&writing.skipping(self.skip_exists)).await
     }
 }
 
 #[async_trait(?Send)]
-impl OnStore for Apply {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        at.carry_out(&Writing::of(WriteMode::Apply, &self.change, at)?).await
+impl StoreCommand for Apply {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        at.carry_out(&WriteDocuments::of(WriteMode::Apply, &self.change, at)?).await
     }
 }
 
 #[async_trait(?Send)]
-impl OnStore for Replace {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        at.carry_out(&Writing::of(WriteMode::Replace, &self.change, at)?).await
+impl StoreCommand for Replace {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        at.carry_out(&WriteDocuments::of(WriteMode::Replace, &self.change, at)?).await
     }
 }
 
 #[async_trait(?Send)]
-impl OnStore for Delete {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+impl StoreCommand for Delete {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         if self.which.kind.is_some() && self.which.name.is_empty() {
-            return Err(Failure::new("resource name must be specified")
+            return Err(CommandFailure::new("resource name must be specified")
                 .hint("name what is to be deleted, such as: margay delete ippool main"));
         }
-        let manifests = selected(&self.which, &Asked::by_delete(self))?;
-        at.carry_out(&Deleting { args: self, manifests }).await
+        let manifests = selected(&self.which, &NamespaceScope::by_delete(self))?;
+        at.carry_out(&DeleteDocuments { args: self, manifests }).await
     }
 }
 
 /// The named documents, by kind and name or in files.
-fn selected(which: &Selection, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
+fn selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
     match which.kind {
-        Some(kind) => which.name.iter().map(|name| asked.named(kind, name)).collect(),
-        None => placed(change::read_documents(&which.filename, depth(which.recursive))?, asked),
+        Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
+        None => placed(change::read_documents(&which.filename, depth(which.recursive))?, scope),
     }
 }
 
 /// The documents that files name, in the requested namespace.
-fn placed(manifests: Vec<Manifest>, asked: &Asked<'_>) -> Result<Vec<Manifest>> {
-    manifests.into_iter().map(|manifest| asked.of_file(manifest)).collect()
+fn placed(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+    manifests.into_iter().map(|manifest| scope.of_file(manifest)).collect()
 }
 
-fn depth(recursive: bool) -> Depth {
-    if recursive { Depth::All } else { Depth::Files }
+fn depth(recursive: bool) -> FolderDepth {
+    if recursive { FolderDepth::All } else { FolderDepth::Files }
 }
 
 /// The meaning of `--namespace` and `--all-namespaces`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked<'a> {
+enum NamespaceScope<'a> {
     /// Neither is given.
     Default,
     /// One namespace.
@@ -331,7 +331,7 @@ enum Asked<'a> {
     All,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> NamespaceScope<'a> {
     /// The meaning of the options of `get`.
     ///
     /// # Errors
@@ -340,7 +340,7 @@ impl<'a> Asked<'a> {
         let is_namespaced = get.which.kind.is_some_and(DocumentKind::is_namespaced);
         match &get.namespace {
             Some(_) if get.all_namespaces && is_namespaced => {
-                Err(Failure::new("cannot use both --namespace and --all-namespaces flags at the same time")
+                Err(CommandFailure::new("cannot use both --namespace and --all-namespaces flags at the same time")
                     .hint("give one of them"))
             }
             _ if get.all_namespaces => Ok(Self::All),
@@ -391,14 +391,14 @@ impl<'a> Asked<'a> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {
-                Failure::new(printable(&error.to_string())).hint("leave --namespace away: the document has one")
+                CommandFailure::new(printable(&error.to_string())).hint("leave --namespace away: the document has one")
             }),
             Self::All | Self::Default => Ok(manifest),
         }
     }
 }
 
-fn single() -> Failure {
-    Failure::new("cannot use --all-namespace flag for getting a single resource")
+fn single() -> CommandFailure {
+    CommandFailure::new("cannot use --all-namespace flag for getting a single resource")
         .hint("say in which namespace it is: -n NAMESPACE")
 }

@@ -6,10 +6,13 @@ use ipam_operator::moving::{Mark, MoveKind, State, Tally};
 use kv::Revision;
 use serde::Serialize;
 
-use crate::command::{Answer, Call, Standalone, runtime};
-use crate::error::{Failure, Result};
-use crate::store::{Need, StoreAt};
-use crate::transfer::{Differences, Filling, Filter, Identity, Source, Stop, Target, Work, at_one_revision, identity};
+use crate::command::{CommandAnswer, Invocation, StandaloneCommand, runtime};
+use crate::error::{CommandFailure, Result};
+use crate::store::{StoreAccess, StoreUse};
+use crate::transfer::{
+    Differences, FillMode, KeyFilter, Source, StoreIdentity, Target, TargetFiller, TransferStop, read_identity,
+    retry_at_one_revision,
+};
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -49,7 +52,7 @@ pub(crate) struct Migrate {
 }
 
 #[derive(Serialize)]
-struct Json {
+struct MigrationJson {
     from: String,
     to: String,
     dry_run: bool,
@@ -64,37 +67,37 @@ struct Json {
 }
 
 #[derive(Serialize)]
-struct Removed {
+struct RemovedJson {
     store: String,
     dry_run: bool,
     removed: u64,
 }
 
 /// The stores of a migration.
-struct Stores<'l> {
-    from: StoreAt<'l>,
-    to: StoreAt<'l>,
-    source: Identity,
+struct MigrationStores<'l> {
+    from: StoreAccess<'l>,
+    to: StoreAccess<'l>,
+    source: StoreIdentity,
 }
 
-impl Standalone for Migrate {
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
-        if call.options.store.is_some() {
-            return Err(Failure::new("migrate takes both stores as arguments")
+impl StandaloneCommand for Migrate {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+        if invocation.options.store.is_some() {
+            return Err(CommandFailure::new("migrate takes both stores as arguments")
                 .hint("leave --store out: margay migrate FROM TO"));
         }
-        let (from, to) = (call.locate(Some(&self.from))?.location, call.locate(Some(&self.to))?.location);
-        let answer = runtime()?.block_on(migrate(call.at(&from), call.at(&to), self))?;
-        call.print(answer)?;
+        let (from, to) = (invocation.locate(Some(&self.from))?.location, invocation.locate(Some(&self.to))?.location);
+        let answer = runtime()?.block_on(migrate(invocation.store_at(&from), invocation.store_at(&to), self))?;
+        invocation.print(answer)?;
         Ok(0)
     }
 }
 
-async fn migrate(from: StoreAt<'_>, to: StoreAt<'_>, args: &Migrate) -> Result<Answer> {
+async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> Result<CommandAnswer> {
     if args.abort {
         return remove(to, MoveKind::Migrate, args.dry_run).await;
     }
-    let stores = Stores { from, to, source: who(from).await? };
+    let stores = MigrationStores { from, to, source: who(from).await? };
     let makes = !args.finish && !args.dry_run;
     let mut target = if makes { Target::make(to).await? } else { Target::inspect(to).await? };
     let done = match (args.finish, args.dry_run) {
@@ -109,14 +112,14 @@ async fn migrate(from: StoreAt<'_>, to: StoreAt<'_>, args: &Migrate) -> Result<A
 }
 
 /// The identity of the source.
-async fn who(from: StoreAt<'_>) -> Result<Identity> {
-    let open = from.open_files(Need::Read).await?;
-    from.and_close(open, async |open: &OpenStore| identity(from, open).await).await
+async fn who(from: StoreAccess<'_>) -> Result<StoreIdentity> {
+    let open = from.open_files(StoreUse::Read).await?;
+    from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await
 }
 
-impl Stores<'_> {
+impl MigrationStores<'_> {
     /// Copies one revision, and reads it back to compare it.
-    async fn copy(&self, target: &mut Target<'_>) -> Result<Answer> {
+    async fn copy(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
         self.may_fill(target).await?;
         match target.mark() {
             None => target.begin(self.mark(State::Copying, 0)).await?,
@@ -125,13 +128,13 @@ impl Stores<'_> {
             }
             Some(_) => {}
         }
-        at_one_revision(self.from, async || {
-            let (revision, written) = self.through(target, Revision::UNSET, Work::Update).await?;
+        retry_at_one_revision(self.from, async || {
+            let (revision, written) = self.through(target, Revision::UNSET, FillMode::Update).await?;
             if !written.is_there(target).await? {
                 // A key that differs may be one of the target's own, which stay.
-                let (_, compared) = self.through(target, revision, Work::Verify).await?;
+                let (_, compared) = self.through(target, revision, FillMode::Verify).await?;
                 if compared.total() > 0 {
-                    return Err(Failure::new(format!(
+                    return Err(CommandFailure::new(format!(
                         "{} was changed by somebody else meanwhile:{}",
                         self.to,
                         compared.list()
@@ -146,7 +149,7 @@ impl Stores<'_> {
         .await
     }
 
-    fn copied(&self, revision: Revision, written: &Differences) -> Result<Answer> {
+    fn copied(&self, revision: Revision, written: &Differences) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
         let text = format!(
             "Successfully copied {from} at revision {} to {to}: {}; {}. All of it was read back and is equal",
@@ -154,14 +157,14 @@ impl Stores<'_> {
             written.tally,
             changes(written)
         );
-        Ok(Answer::new(text, &self.json(revision, written, false, false))?.note(format!(
+        Ok(CommandAnswer::new(text, &self.json(revision, written, false, false))?.note(format!(
             "{to} refuses every plugin until: margay migrate {from} {to} --finish; stop the runtime before, and give the \
              same command once more to bring it up to date"
         )))
     }
 
     /// Reports what would be copied.
-    async fn dry_run(&self, target: &mut Target<'_>) -> Result<Answer> {
+    async fn dry_run(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
         self.may_fill(target).await?;
         if target.mark().is_none() {
             target.require_empty().await?;
@@ -170,16 +173,16 @@ impl Stores<'_> {
         let Self { from, to, .. } = self;
         let text =
             format!("Would copy {from} at revision {} to {to}: {}; {}", revision.get(), walked.tally, changes(&walked));
-        Answer::new(text, &self.json(revision, &walked, true, false))
+        CommandAnswer::new(text, &self.json(revision, &walked, true, false))
     }
 
     /// Opens the target for use if it is equal to its source.
-    async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
+    async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
         self.require_same(mark)?;
         if mark.state != State::Copied {
-            return Err(Failure::new(format!("not all of {from} is in {to} yet"))
+            return Err(CommandFailure::new(format!("not all of {from} is in {to} yet"))
                 .hint(format!("go on with: {}", mark.command())));
         }
         let copied = mark.revision;
@@ -187,7 +190,7 @@ impl Stores<'_> {
         if walked.total() > 0 {
             let count = walked.total();
             let differ = if count == 1 { "1 document differs".to_owned() } else { format!("{count} documents differ") };
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{from} and {to} are not equal: {differ} since revision {copied} was copied:{}",
                 walked.list()
             ))
@@ -195,7 +198,10 @@ impl Stores<'_> {
         }
         let json = self.json(revision, &walked, dry_run, !dry_run);
         if dry_run {
-            return Answer::new(format!("Would open {to} for use: it is equal to {from}, {}", walked.tally), &json);
+            return CommandAnswer::new(
+                format!("Would open {to} for use: it is equal to {from}, {}", walked.tally),
+                &json,
+            );
         }
         let held = self.hold(revision).await?;
         let opened = target.unmark().await;
@@ -204,7 +210,7 @@ impl Stores<'_> {
         }
         opened?;
         let text = format!("Successfully moved {from} at revision {} to {to}: {}", revision.get(), walked.tally);
-        Ok(Answer::new(text, &json)?.note(format!(
+        Ok(CommandAnswer::new(text, &json)?.note(format!(
             "name {to} in the network's configuration before the runtime starts again; {from} is as it was, and must not be \
              used any more"
         )))
@@ -212,15 +218,15 @@ impl Stores<'_> {
 
     /// Accepts a target without a mark if it is equal to its source: an earlier command was killed just after it opened
     /// the target. Every other target is refused.
-    async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<Answer> {
+    async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.newest(target).await?;
         if walked.total() > 0 || walked.tally.keys == 0 {
-            return Err(Failure::new(format!("{to} is not the target of a migration"))
+            return Err(CommandFailure::new(format!("{to} is not the target of a migration"))
                 .hint(format!("begin one with: margay migrate {from} {to}")));
         }
         let text = format!("{to} is open for use already: it is equal to {from}, {}", walked.tally);
-        Answer::new(text, &self.json(revision, &walked, dry_run, true))
+        CommandAnswer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
     /// Holds the lock of an embedded source while the target is opened, so that nothing is assigned meanwhile. Fails if
@@ -229,21 +235,20 @@ impl Stores<'_> {
         if self.from.location.path().is_none() {
             return Ok(None);
         }
-        let open = self.from.open_files(Need::Read).await?;
+        let open = self.from.open_files(StoreUse::Read).await?;
         if open.embedded().is_some_and(|store| store.status().revision == revision) {
             return Ok(Some(open));
         }
         open.close().await.map_err(|error| self.from.explain(error))?;
-        Err(Failure::new(format!("{} was changed meanwhile; {} is not open for use yet", self.from, self.to))
+        Err(CommandFailure::new(format!("{} was changed meanwhile; {} is not open for use yet", self.from, self.to))
             .hint(format!("stop the runtime, and then: margay migrate {} {}", self.from, self.to)))
     }
 
     /// Refuses a target that this source must not fill.
     async fn may_fill(&self, target: &Target<'_>) -> Result<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
-            return Err(
-                Failure::new(format!("{} and {} are the same store", self.from, self.to)).hint("give two stores")
-            );
+            return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
+                .hint("give two stores"));
         }
         target.mark().map_or(Ok(()), |mark| self.require_same(mark))
     }
@@ -254,13 +259,13 @@ impl Stores<'_> {
         if same {
             return Ok(());
         }
-        Err(Failure::new(format!("{} is being filled from {} already", self.to, mark.from))
+        Err(CommandFailure::new(format!("{} is being filled from {} already", self.to, mark.from))
             .hint(format!("go on with: {}", mark.command())))
     }
 
     /// Compares the newest revision of the source with the target.
     async fn newest(&self, target: &mut Target<'_>) -> Result<(Revision, Differences)> {
-        at_one_revision(self.from, async || self.through(target, Revision::UNSET, Work::DryRun).await).await
+        retry_at_one_revision(self.from, async || self.through(target, Revision::UNSET, FillMode::DryRun).await).await
     }
 
     /// Goes through a revision of the source.
@@ -268,10 +273,10 @@ impl Stores<'_> {
         &self,
         target: &mut Target<'_>,
         at: Revision,
-        work: Work,
-    ) -> Result<(Revision, Differences), Stop> {
-        let mut source = Source::store(self.from, Filter::Ipam, at);
-        let found = Filling::run(&mut source, target, work, None).await?;
+        work: FillMode,
+    ) -> Result<(Revision, Differences), TransferStop> {
+        let mut source = Source::store(self.from, KeyFilter::Ipam, at);
+        let found = TargetFiller::run(&mut source, target, work, None).await?;
         Ok((source.revision(), found))
     }
 
@@ -280,8 +285,8 @@ impl Stores<'_> {
         Mark { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
     }
 
-    fn json(&self, revision: Revision, walked: &Differences, dry_run: bool, finished: bool) -> Json {
-        Json {
+    fn json(&self, revision: Revision, walked: &Differences, dry_run: bool, finished: bool) -> MigrationJson {
+        MigrationJson {
             from: self.from.to_string(),
             to: self.to.to_string(),
             dry_run,
@@ -306,7 +311,7 @@ fn changes(walked: &Differences) -> String {
 }
 
 /// Removes the documents that were written to a store that is being filled, and the mark.
-pub(super) async fn remove(at: StoreAt<'_>, way: MoveKind, dry_run: bool) -> Result<Answer> {
+pub(super) async fn remove(at: StoreAccess<'_>, way: MoveKind, dry_run: bool) -> Result<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let removed = remove_from(&mut target, way, at, dry_run).await;
     let closed = target.close().await;
@@ -315,22 +320,27 @@ pub(super) async fn remove(at: StoreAt<'_>, way: MoveKind, dry_run: bool) -> Res
     Ok(answer)
 }
 
-async fn remove_from(target: &mut Target<'_>, way: MoveKind, at: StoreAt<'_>, dry_run: bool) -> Result<Answer> {
+async fn remove_from(
+    target: &mut Target<'_>,
+    way: MoveKind,
+    at: StoreAccess<'_>,
+    dry_run: bool,
+) -> Result<CommandAnswer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
         let what = if way == MoveKind::Import { "an import" } else { "a migration" };
-        return Err(Failure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));
+        return Err(CommandFailure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));
     };
     let store = at.to_string();
     if dry_run {
         let text = format!("Would remove from {at} what came from {}", mark.from);
-        return Answer::new(text, &Removed { store, dry_run, removed: 0 });
+        return CommandAnswer::new(text, &RemovedJson { store, dry_run, removed: 0 });
     }
     let from = mark.from.clone();
     target.remark(Mark { state: State::Removing, ..mark }).await?;
     let removed = target.empty().await?;
     target.unmark().await?;
-    Answer::new(
+    CommandAnswer::new(
         format!("Successfully removed {removed} keys that came from {from}: {at} is empty again"),
-        &Removed { store, dry_run, removed },
+        &RemovedJson { store, dry_run, removed },
     )
 }

@@ -15,14 +15,17 @@ use serde::Serialize;
 use self::migrate::{Migrate, remove};
 use self::take_over::{FromHostLocal, FromPodman};
 use self::whereabouts::FromWhereabouts;
-use crate::command::{Answer, OnStore};
-use crate::error::{Failure, Result};
-use crate::store::StoreAt;
-use crate::transfer::{Differences, Filling, Filter, Overwrite, Plan, Source, Target, Work, Writer, Written, aside};
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::store::StoreAccess;
+use crate::transfer::{
+    BackupWriter, Differences, FillMode, ImportPlan, KeyFilter, Overwrite, Source, Target, TargetFiller, WrittenBackup,
+    run_blocking,
+};
 
 /// Moving what is in a store to another one.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Moving {
+pub(crate) enum MovingSubcommand {
     /// Write all that IPAM has, as it is at one revision, to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
@@ -64,17 +67,20 @@ struct ExportJson {
 }
 
 #[async_trait(?Send)]
-impl OnStore for Export {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+impl StoreCommand for Export {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let to_stdout = self.file == Path::new("-");
         let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
-        let writer =
-            if to_stdout { Writer::stdout()? } else { aside(move || Writer::create(&path, overwrite)).await? };
-        let Written { revision, tally, bytes, .. } = Written::of(at, Filter::Ipam, writer).await?;
+        let writer = if to_stdout {
+            BackupWriter::stdout()?
+        } else {
+            run_blocking(move || BackupWriter::create(&path, overwrite)).await?
+        };
+        let WrittenBackup { revision, tally, bytes, .. } = WrittenBackup::of(at, KeyFilter::Ipam, writer).await?;
         let file = if to_stdout { "stdout".to_owned() } else { self.file.display().to_string() };
         let text =
             format!("Successfully exported {at} at revision {revision} to {file}: {tally}, {}", HumanBytes(bytes));
-        let answer = Answer::new(text, &ExportJson { file, revision: revision.get(), bytes, tally })?;
+        let answer = CommandAnswer::new(text, &ExportJson { file, revision: revision.get(), bytes, tally })?;
         Ok(if to_stdout { answer.on_stderr() } else { answer })
     }
 }
@@ -93,7 +99,7 @@ is broken off, give the same command again: it goes on.";
 #[derive(Debug, Args)]
 pub(crate) struct Import {
     #[command(subcommand)]
-    pub(crate) of: Option<TakeOver>,
+    pub(crate) of: Option<TakeOverSubcommand>,
 
     /// The file
     #[arg(required = true)]
@@ -118,7 +124,7 @@ pub(crate) struct Import {
 
 /// Taking over what another plugin has given.
 #[derive(Debug, Subcommand)]
-pub(crate) enum TakeOver {
+pub(crate) enum TakeOverSubcommand {
     /// Take over the addresses that host-local has given in one network
     #[command(after_help = take_over::HOST_LOCAL_HELP)]
     HostLocal(FromHostLocal),
@@ -146,14 +152,14 @@ struct ImportJson {
 }
 
 #[async_trait(?Send)]
-impl OnStore for Import {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let Some(file) = &self.file else { return Err(Failure::new("say which file is to be imported")) };
+impl StoreCommand for Import {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let Some(file) = &self.file else { return Err(CommandFailure::new("say which file is to be imported")) };
         if self.abort {
             return remove(at, MoveKind::Import, self.dry_run).await;
         }
         // The whole file is checked before anything is written.
-        let plan = Plan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
+        let plan = ImportPlan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
         if self.dry_run {
             return import_dry_run(at, &plan).await;
         }
@@ -167,7 +173,7 @@ impl OnStore for Import {
 }
 
 /// Reports what would be imported; an error if it cannot be.
-async fn import_dry_run(at: StoreAt<'_>, plan: &Plan) -> Result<Answer> {
+async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> Result<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
         Some(mark) => require_same(at, mark, plan),
@@ -176,10 +182,10 @@ async fn import_dry_run(at: StoreAt<'_>, plan: &Plan) -> Result<Answer> {
     target.close().await?;
     possible?;
     let text = format!("Would import {} into {at}: {}", plan.file.path(), plan.tally);
-    Answer::new(text, &import_json(at, plan, &Differences::default(), true))
+    CommandAnswer::new(text, &import_json(at, plan, &Differences::default(), true))
 }
 
-async fn import_into(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> Result<Differences> {
+async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target<'_>) -> Result<Differences> {
     match target.mark() {
         Some(mark) => require_same(at, mark, plan)?,
         None => {
@@ -197,13 +203,16 @@ async fn import_into(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> R
             target.begin(mark).await?;
         }
     }
-    let written = through(plan, target, Work::Fill).await?;
+    let written = through(plan, target, FillMode::Fill).await?;
     if !written.is_there(target).await? {
         // A key that differs may be one of the store's own, which stay.
-        let compared = through(plan, target, Work::Verify).await?;
+        let compared = through(plan, target, FillMode::Verify).await?;
         if compared.total() > 0 {
-            return Err(Failure::new(format!("{at} was changed by somebody else meanwhile:{}", compared.list()))
-                .hint("--abort removes what it has; then it can be filled anew"));
+            return Err(CommandFailure::new(format!(
+                "{at} was changed by somebody else meanwhile:{}",
+                compared.list()
+            ))
+            .hint("--abort removes what it has; then it can be filled anew"));
         }
     }
     target.unmark().await?;
@@ -212,28 +221,28 @@ async fn import_into(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> R
 
 /// The keys of the file in a store without a mark, if it has all of them: an earlier run was killed just after it
 /// removed the mark. `None` if the store is empty; a store with anything else is refused.
-async fn imported_already(plan: &Plan, target: &mut Target<'_>) -> Result<Option<Differences>> {
+async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> Result<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
-    let found = through(plan, target, Work::DryRun).await?;
+    let found = through(plan, target, FillMode::DryRun).await?;
     if found.total() == 0 { Ok(Some(found)) } else { Err(refusal) }
 }
 
-async fn through(plan: &Plan, target: &mut Target<'_>, work: Work) -> Result<Differences> {
+async fn through(plan: &ImportPlan, target: &mut Target<'_>, work: FillMode) -> Result<Differences> {
     let mut source = Source::File(Box::new(plan.rows().await?));
-    let filled = Filling::run(&mut source, target, work, Some(plan.tally.keys)).await;
+    let filled = TargetFiller::run(&mut source, target, work, Some(plan.tally.keys)).await;
     filled.map_err(|stop| stop.of_a_file(&plan.file))
 }
 
 /// Refuses a store that another import or a migration has begun to fill.
-fn require_same(at: StoreAt<'_>, mark: &Mark, plan: &Plan) -> Result<()> {
+fn require_same(at: StoreAccess<'_>, mark: &Mark, plan: &ImportPlan) -> Result<()> {
     if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
         return Ok(());
     }
-    Err(Failure::new(format!("{at} is being filled from {} already", mark.from))
+    Err(CommandFailure::new(format!("{at} is being filled from {} already", mark.from))
         .hint(format!("go on with: {}", mark.command())))
 }
 
-fn import_json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool) -> ImportJson {
+fn import_json(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences, dry_run: bool) -> ImportJson {
     ImportJson {
         file: plan.file.path(),
         store: at.to_string(),
@@ -245,14 +254,14 @@ fn import_json(at: StoreAt<'_>, plan: &Plan, walked: &Differences, dry_run: bool
     }
 }
 
-fn import_answer(at: StoreAt<'_>, plan: &Plan, walked: &Differences) -> Result<Answer> {
+fn import_answer(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences) -> Result<CommandAnswer> {
     let header = &plan.file.header;
     let text = format!(
         "Successfully imported {} into {at}: {}. All of it was read back and is equal",
         plan.file.path(),
         plan.tally
     );
-    let mut answer = Answer::new(text, &import_json(at, plan, walked, false))?.note(format!(
+    let mut answer = CommandAnswer::new(text, &import_json(at, plan, walked, false))?.note(format!(
         "this is revision {} of a {} store, read at {}: addresses that were assigned after that are free in this store \
          and will be assigned again",
         header.revision, header.engine, header.time

@@ -26,14 +26,14 @@ use kv::Deadline;
 use serde::{Deserialize, Serialize};
 
 use crate::cni::{is_cni_name, is_interface_name};
-use crate::command::{Answer, Call, OnStore, Standalone};
-use crate::error::{Failure, Result};
+use crate::command::{CommandAnswer, Invocation, StandaloneCommand, StoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 
 /// In whose name addresses are taken over.
 #[derive(Debug, Args)]
-pub(crate) struct Terms {
+pub(crate) struct TakeOverArgs {
     /// The network's name, as its configuration has it
     #[arg(long, value_name = "NAME", value_parser = network_name)]
     pub(crate) network: String,
@@ -58,22 +58,22 @@ fn network_name(text: &str) -> Result<String, String> {
 }
 
 /// The longest time for one operation on the store.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of leases that are taken over before the store is closed for a moment, so that containers can start.
-const AT_ONCE: usize = 16;
+const MAX_LEASES_PER_OPENING: usize = 16;
 
 /// The leases of another plugin.
 #[derive(Debug, Default)]
-pub(super) struct Leases {
+pub(super) struct ForeignLeases {
     /// The leases, one for each interface of a container.
-    pub(super) leases: Vec<Lease>,
+    pub(super) leases: Vec<ForeignLease>,
     /// The files and containers that cannot be taken over.
-    pub(super) left_out: Vec<LeftOut>,
+    pub(super) left_out: Vec<SkippedLease>,
 }
 
 /// The lease of one interface of one container.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lease {
+pub(super) struct ForeignLease {
     /// The container's id.
     pub(super) container: String,
     /// The interface's name.
@@ -88,7 +88,7 @@ pub(super) struct Lease {
     pub(super) node: Option<String>,
 }
 
-impl Lease {
+impl ForeignLease {
     /// Its addresses and its container.
     fn name(&self) -> String {
         let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
@@ -98,12 +98,12 @@ impl Lease {
 
 /// A file or lease that is not taken over.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct LeftOut {
+pub(super) struct SkippedLease {
     what: String,
     why: String,
 }
 
-impl LeftOut {
+impl SkippedLease {
     /// It is left out for the reason `why`.
     pub(super) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
@@ -111,7 +111,7 @@ impl LeftOut {
 }
 
 #[derive(Default, Serialize)]
-struct Report {
+struct TakeOverReport {
     store: String,
     network: String,
     node: String,
@@ -123,76 +123,77 @@ struct Report {
     taken_over: usize,
     /// The number of addresses that were taken over before.
     there_already: usize,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<SkippedLease>,
 }
 
 /// The outcome for one lease.
-enum Outcome {
+enum TakeOverOutcome {
     TakenOver,
     ThereAlready,
     Conflict(String),
 }
 
 /// Leases to take over.
-pub(super) struct TakingOver<'a> {
-    found: Cell<Leases>,
-    terms: &'a Terms,
+pub(super) struct LeaseTakeOver<'a> {
+    found: Cell<ForeignLeases>,
+    terms: &'a TakeOverArgs,
 }
 
-impl<'a> TakingOver<'a> {
-    pub(super) fn new(found: Leases, terms: &'a Terms) -> Self {
+impl<'a> LeaseTakeOver<'a> {
+    pub(super) fn new(found: ForeignLeases, terms: &'a TakeOverArgs) -> Self {
         Self { found: Cell::new(found), terms }
     }
 }
 
 #[async_trait(?Send)]
-impl OnStore for TakingOver<'_> {
-    fn doing(&self) -> Option<&'static str> {
+impl StoreCommand for LeaseTakeOver<'_> {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("taking over into")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let Leases { mut leases, mut left_out } = self.found.take();
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let ForeignLeases { mut leases, mut left_out } = self.found.take();
         for lease in leases.extract_if(.., |lease| !is_cni_name(&lease.container)) {
-            left_out.push(LeftOut::new(lease.name(), "its container's id is none that a runtime gives"));
+            left_out.push(SkippedLease::new(lease.name(), "its container's id is none that a runtime gives"));
         }
         for lease in leases.extract_if(.., |lease| !is_interface_name(&lease.interface)) {
             let why = format!("{:?} is no interface's name", printable(&lease.interface));
-            left_out.push(LeftOut::new(lease.name(), why));
+            left_out.push(SkippedLease::new(lease.name(), why));
         }
         let node = host::node_name(self.terms.node.as_deref().unwrap_or_default());
         if at.location.path().is_some() {
-            let is_of_other = |lease: &mut Lease| lease.node.as_ref().is_some_and(|other| *other != node);
+            let is_of_other = |lease: &mut ForeignLease| lease.node.as_ref().is_some_and(|other| *other != node);
             for lease in leases.extract_if(.., is_of_other) {
                 let other = lease.node.as_deref().unwrap_or_default();
                 let why = format!("its pod is on node {}, and this store is for one machine, {node}", printable(other));
-                left_out.push(LeftOut::new(lease.name(), why));
+                left_out.push(SkippedLease::new(lease.name(), why));
             }
         }
         let nodes_of_leases: BTreeSet<&String> = leases.iter().filter_map(|lease| lease.node.as_ref()).collect();
-        let mut report = Report {
+        let mut report = TakeOverReport {
             nodes: nodes_of_leases.len(),
             store: at.to_string(),
             network: self.terms.network.clone(),
             node,
             dry_run: self.terms.dry_run,
             left_out,
-            ..Report::default()
+            ..TakeOverReport::default()
         };
-        for leases in leases.chunks(AT_ONCE) {
-            at.on_ipam(Need::Write, async |operator| take_over_some(operator, leases, &mut report).await).await?;
+        for leases in leases.chunks(MAX_LEASES_PER_OPENING) {
+            at.with_operator(StoreUse::Write, async |operator| take_over_some(operator, leases, &mut report).await)
+                .await?;
         }
         report.answer()
     }
 }
 
-async fn take_over_some(operator: &Operator, leases: &[Lease], report: &mut Report) -> Result<()> {
+async fn take_over_some(operator: &Operator, leases: &[ForeignLease], report: &mut TakeOverReport) -> Result<()> {
     for lease in leases {
         match take_over_one(operator, lease, report).await? {
-            Outcome::TakenOver => report.taken_over += lease.addresses.len(),
-            Outcome::ThereAlready => report.there_already += lease.addresses.len(),
-            Outcome::Conflict(why) => {
-                report.left_out.push(LeftOut::new(lease.name(), why));
+            TakeOverOutcome::TakenOver => report.taken_over += lease.addresses.len(),
+            TakeOverOutcome::ThereAlready => report.there_already += lease.addresses.len(),
+            TakeOverOutcome::Conflict(why) => {
+                report.left_out.push(SkippedLease::new(lease.name(), why));
             }
         }
     }
@@ -200,29 +201,29 @@ async fn take_over_some(operator: &Operator, leases: &[Lease], report: &mut Repo
 }
 
 /// Takes over the addresses of one interface, in one commit.
-async fn take_over_one(operator: &Operator, lease: &Lease, report: &Report) -> Result<Outcome> {
+async fn take_over_one(operator: &Operator, lease: &ForeignLease, report: &TakeOverReport) -> Result<TakeOverOutcome> {
     let request = assign_request(lease, report);
-    let soon = || Deadline::after(PATIENCE);
+    let soon = || Deadline::after(TAKE_OVER_TIMEOUT);
     let compared = operator.ipam().compare(&request.attachment, &[], &lease.addresses, soon()).await?;
     if compared.standings.iter().all(|(_, standing)| *standing == Standing::Own) {
-        return Ok(Outcome::ThereAlready);
+        return Ok(TakeOverOutcome::ThereAlready);
     }
     let assigned = match report.dry_run {
         true => operator.ipam().would_assign(&request, soon()).await.map(|trial| trial.assigned),
         false => operator.ipam().assign(&request, soon()).await,
     };
     match assigned {
-        Ok(_) => Ok(Outcome::TakenOver),
+        Ok(_) => Ok(TakeOverOutcome::TakenOver),
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
-            Ok(Outcome::Conflict(error.to_string()))
+            Ok(TakeOverOutcome::Conflict(error.to_string()))
         }
         // The text is Calico's and ends in a line break.
-        Err(Error::Pool(error)) => Ok(Outcome::Conflict(error.to_string().trim_end().to_owned())),
+        Err(Error::Pool(error)) => Ok(TakeOverOutcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
 }
 
-fn assign_request(lease: &Lease, report: &Report) -> AssignRequest {
+fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignRequest {
     let attachment = Attachment {
         network: report.network.clone(),
         container: lease.container.clone(),
@@ -245,13 +246,13 @@ fn assign_request(lease: &Lease, report: &Report) -> AssignRequest {
 }
 
 /// True if the addresses were assigned in this boot, or at an unknown time: then they are not leftovers.
-fn is_of_this_boot(lease: &Lease) -> bool {
+fn is_of_this_boot(lease: &ForeignLease) -> bool {
     let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
     given_at.elapsed().is_ok_and(|age| age < up)
 }
 
-impl Report {
-    fn answer(self) -> Result<Answer> {
+impl TakeOverReport {
+    fn answer(self) -> Result<CommandAnswer> {
         let count = |count: usize| format!("{count} address{}", if count == 1 { "" } else { "es" });
         let verb = if self.dry_run { "Would take over" } else { "Successfully took over" };
         let node = match self.nodes {
@@ -263,15 +264,15 @@ impl Report {
         if self.there_already > 0 {
             _ = write!(text, "; {} were taken over before", count(self.there_already));
         }
-        for LeftOut { what, why } in &self.left_out {
+        for SkippedLease { what, why } in &self.left_out {
             _ = write!(text, "\nleft out: {what}: {why}");
         }
         let failure = (!self.left_out.is_empty()).then(|| {
             let several = if self.left_out.len() == 1 { "thing was" } else { "things were" };
-            Failure::new(format!("{} {several} left out; see above", self.left_out.len()))
+            CommandFailure::new(format!("{} {several} left out; see above", self.left_out.len()))
                 .hint("see who has an address with: margay ipam show --ip ADDRESS; and which pools there are with: margay pool list")
         });
-        let answer = Answer::new(text, &self)?;
+        let answer = CommandAnswer::new(text, &self)?;
         Ok(match failure {
             Some(failure) => answer.incomplete(failure),
             None => answer,
@@ -296,7 +297,7 @@ pub(crate) struct FromHostLocal {
     pub(crate) folder: PathBuf,
 
     #[command(flatten)]
-    pub(crate) terms: Terms,
+    pub(crate) terms: TakeOverArgs,
 }
 
 /// The length of the longest file that host-local could have written, in bytes.
@@ -304,20 +305,20 @@ const MAX_LEASE_FILE_BYTES: u64 = 4096;
 /// The interface for files of versions that did not write it.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
-impl Standalone for FromHostLocal {
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+impl StandaloneCommand for FromHostLocal {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let found = read_host_local(&self.folder)?;
-        call.on_store(&TakingOver::new(found, &self.terms))
+        invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads a folder.
-fn read_host_local(folder: &Path) -> Result<Leases> {
+fn read_host_local(folder: &Path) -> Result<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
-        Failure::new(format!("cannot read {}: {error}", path.display()))
+        CommandFailure::new(format!("cannot read {}: {error}", path.display()))
             .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
     };
-    let mut containers: BTreeMap<(String, String), Lease> = BTreeMap::new();
+    let mut containers: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
     let mut left_out = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| failed(folder, &error))? {
         let path = entry.map_err(|error| failed(folder, &error))?.path();
@@ -326,13 +327,13 @@ fn read_host_local(folder: &Path) -> Result<Leases> {
             continue;
         }
         let Ok(address) = name.parse::<IpAddr>() else {
-            left_out.push(LeftOut::new(printable(&name), "its name is no address"));
+            left_out.push(SkippedLease::new(printable(&name), "its name is no address"));
             continue;
         };
         let (text, given_at) = match lease_file_content(&path) {
             Ok(Ok(content)) => content,
             Ok(Err(why)) => {
-                left_out.push(LeftOut::new(address.to_string(), format!("its file cannot be used: {why}")));
+                left_out.push(SkippedLease::new(address.to_string(), format!("its file cannot be used: {why}")));
                 continue;
             }
             // The container was removed meanwhile.
@@ -342,17 +343,17 @@ fn read_host_local(folder: &Path) -> Result<Leases> {
         let mut lines = text.lines().map(str::trim);
         let container = lines.next().unwrap_or_default();
         let interface = lines.next().filter(|name| !name.is_empty()).unwrap_or(HOST_LOCAL_INTERFACE);
-        let lease = containers.entry((container.to_owned(), interface.to_owned())).or_insert_with(|| Lease {
+        let lease = containers.entry((container.to_owned(), interface.to_owned())).or_insert_with(|| ForeignLease {
             container: container.to_owned(),
             interface: interface.to_owned(),
             addresses: Vec::new(),
             given_at: Some(given_at),
-            ..Lease::default()
+            ..ForeignLease::default()
         });
         lease.addresses.push(address);
         lease.addresses.sort_unstable();
     }
-    Ok(Leases { leases: containers.into_values().collect(), left_out })
+    Ok(ForeignLeases { leases: containers.into_values().collect(), left_out })
 }
 
 /// The contents of a file and the time of its last write, or why it is none of host-local's.
@@ -387,7 +388,7 @@ pub(crate) struct FromPodman {
     pub(crate) file: PathBuf,
 
     #[command(flatten)]
-    pub(crate) terms: Terms,
+    pub(crate) terms: TakeOverArgs,
 }
 
 /// The interface of a container that is in one network.
@@ -399,57 +400,60 @@ const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
 const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Container {
+#[serde(rename_all = "PascalCase", expecting = "struct Container")]
+struct PodmanContainer {
     id: String,
     #[serde(default)]
-    network_settings: Option<NetworkSettings>,
+    network_settings: Option<PodmanNetworkSettings>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct NetworkSettings {
-    networks: Option<BTreeMap<String, Option<Network>>>,
+#[serde(rename_all = "PascalCase", expecting = "struct NetworkSettings")]
+struct PodmanNetworkSettings {
+    networks: Option<BTreeMap<String, Option<PodmanNetwork>>>,
 }
 
 #[derive(Deserialize)]
-struct Network {
+#[serde(expecting = "struct Network")]
+struct PodmanNetwork {
     #[serde(rename = "IPAddress")]
     v4: Option<String>,
     #[serde(rename = "GlobalIPv6Address")]
     v6: Option<String>,
 }
 
-impl Standalone for FromPodman {
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+impl StandaloneCommand for FromPodman {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let found = read_podman(&self.file, &self.terms.network)?;
-        call.on_store(&TakingOver::new(found, &self.terms))
+        invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads a file, or stdin, and takes the containers of one network.
-fn read_podman(file: &Path, network: &str) -> Result<Leases> {
+fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
     let bytes = content(file, PODMAN_HINT)?;
     if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
-        return Err(Failure::new(format!("{} is podman's own file, which margay does not read", file.display())).hint(
-            format!(
-                "give what podman says: podman inspect $(podman ps -q) | margay import podman - --network {network}"
-            ),
-        ));
+        return Err(CommandFailure::new(format!(
+            "{} is podman's own file, which margay does not read",
+            file.display()
+        ))
+        .hint(format!(
+            "give what podman says: podman inspect $(podman ps -q) | margay import podman - --network {network}"
+        )));
     }
-    let containers: Vec<Container> = serde_json::from_slice(&bytes).map_err(|error| {
+    let containers: Vec<PodmanContainer> = serde_json::from_slice(&bytes).map_err(|error| {
         let fault = text_fault(&bytes).map_or_else(|| error.to_string(), |fault| fault.to_string());
-        Failure::new(format!("{} is no list of containers: {fault}", file.display())).hint(PODMAN_HINT)
+        CommandFailure::new(format!("{} is no list of containers: {fault}", file.display())).hint(PODMAN_HINT)
     })?;
     require_network(&containers, network).map_err(|why| {
-        Failure::new(format!("{}: {why}", file.display())).hint("see the names with: podman network ls")
+        CommandFailure::new(format!("{}: {why}", file.display())).hint("see the names with: podman network ls")
     })?;
     Ok(podman_leases(containers, network))
 }
 
 /// The content of a file, or of stdin.
 pub(super) fn content(path: &Path, hint: &str) -> Result<Vec<u8>> {
-    let failed = |error: io::Error| Failure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
+    let failed = |error: io::Error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
     let mut bytes = Vec::new();
     let read = match path == Path::new("-") {
         true => io::stdin().take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes),
@@ -457,21 +461,24 @@ pub(super) fn content(path: &Path, hint: &str) -> Result<Vec<u8>> {
     };
     read.map_err(failed)?;
     match bytes.len() as u64 > MAX_INPUT_BYTES {
-        true => Err(Failure::new(format!("{} has more than {} MiB", path.display(), MAX_INPUT_BYTES >> 20)).hint(hint)),
+        true => {
+            Err(CommandFailure::new(format!("{} has more than {} MiB", path.display(), MAX_INPUT_BYTES >> 20))
+                .hint(hint))
+        }
         false => Ok(bytes),
     }
 }
 
-impl Container {
-    fn networks(&self) -> impl Iterator<Item = (&String, &Option<Network>)> {
+impl PodmanContainer {
+    fn networks(&self) -> impl Iterator<Item = (&String, &Option<PodmanNetwork>)> {
         self.network_settings.iter().filter_map(|settings| settings.networks.as_ref()).flatten()
     }
 }
 
 /// Refuses a list whose containers are all in other networks: the name is wrong.
-fn require_network(containers: &[Container], network: &str) -> std::result::Result<(), String> {
+fn require_network(containers: &[PodmanContainer], network: &str) -> std::result::Result<(), String> {
     let names: BTreeSet<&str> =
-        containers.iter().flat_map(Container::networks).map(|(name, _)| name.as_str()).collect();
+        containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();
     if names.is_empty() || names.contains(network) {
         return Ok(());
     }
@@ -480,14 +487,15 @@ fn require_network(containers: &[Container], network: &str) -> std::result::Resu
 }
 
 /// The leases of the containers in a network. A container that does not run has no address.
-fn podman_leases(containers: Vec<Container>, network: &str) -> Leases {
-    let mut found = Leases::default();
+fn podman_leases(containers: Vec<PodmanContainer>, network: &str) -> ForeignLeases {
+    let mut found = ForeignLeases::default();
     for container in containers {
         let Some((_, Some(of))) = container.networks().find(|(name, _)| *name == network) else { continue };
         let texts = [&of.v4, &of.v6].into_iter().flatten().filter(|text| !text.is_empty());
         let addresses = texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<Result<Vec<_>, _>>();
-        let mut leave_out =
-            |why: String| found.left_out.push(LeftOut::new(format!("container {}", printable(&container.id)), why));
+        let mut leave_out = |why: String| {
+            found.left_out.push(SkippedLease::new(format!("container {}", printable(&container.id)), why));
+        };
         match addresses {
             _ if container.networks().count() > 1 => {
                 leave_out(
@@ -496,11 +504,11 @@ fn podman_leases(containers: Vec<Container>, network: &str) -> Leases {
             }
             Err(text) => leave_out(format!("{:?} is no address", printable(text))),
             Ok(addresses) if addresses.is_empty() => {}
-            Ok(addresses) => found.leases.push(Lease {
+            Ok(addresses) => found.leases.push(ForeignLease {
                 container: container.id,
                 interface: PODMAN_INTERFACE.to_owned(),
                 addresses,
-                ..Lease::default()
+                ..ForeignLease::default()
             }),
         }
     }

@@ -13,9 +13,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::take_over::{Lease, Leases, LeftOut, TakingOver, Terms, content};
-use crate::command::{Call, Standalone};
-use crate::error::{Failure, Result};
+use super::take_over::{ForeignLease, ForeignLeases, LeaseTakeOver, SkippedLease, TakeOverArgs, content};
+use crate::command::{Invocation, StandaloneCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 use crate::verbs::documents::values;
 
@@ -39,7 +39,7 @@ pub(crate) struct FromWhereabouts {
     pub(crate) ranges: Vec<AddressRange>,
 
     #[command(flatten)]
-    pub(crate) terms: Terms,
+    pub(crate) terms: TakeOverArgs,
 }
 
 /// A range as whereabouts writes it.
@@ -80,28 +80,28 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
     Ok(AddressRange { net, bounds })
 }
 
-const HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
+const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
 const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
 /// The interface in records of versions that did not write it: the first that Multus adds.
-const USUAL_INTERFACE: &str = "net1";
+const DEFAULT_INTERFACE: &str = "net1";
 
 /// A member is `null` where Go has nothing, as an empty list of `items`.
 #[derive(Default, Deserialize)]
-#[serde(default)]
-struct Object {
+#[serde(default, expecting = "struct Object")]
+struct KubernetesObject {
     #[serde(deserialize_with = "or_default")]
     kind: String,
     #[serde(deserialize_with = "or_default")]
-    metadata: Metadata,
+    metadata: ObjectMetadata,
     #[serde(deserialize_with = "or_default")]
-    spec: Spec,
+    spec: ObjectSpec,
     #[serde(deserialize_with = "or_default")]
-    items: Vec<Object>,
+    items: Vec<KubernetesObject>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
-struct Metadata {
+#[serde(default, expecting = "struct Metadata")]
+struct ObjectMetadata {
     #[serde(deserialize_with = "or_default")]
     namespace: String,
     #[serde(deserialize_with = "or_default")]
@@ -110,17 +110,17 @@ struct Metadata {
 
 /// The members of an IPPool's and of a pod's `spec`.
 #[derive(Default, Deserialize)]
-#[serde(default)]
-struct Spec {
+#[serde(default, expecting = "struct Spec")]
+struct ObjectSpec {
     range: Option<String>,
-    allocations: Option<BTreeMap<String, Option<Allocation>>>,
+    allocations: Option<BTreeMap<String, Option<WhereaboutsAllocation>>>,
     #[serde(rename = "nodeName")]
     node_name: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
-struct Allocation {
+#[serde(default, expecting = "struct Allocation")]
+struct WhereaboutsAllocation {
     #[serde(deserialize_with = "or_default")]
     id: String,
     #[serde(deserialize_with = "or_default")]
@@ -130,35 +130,35 @@ struct Allocation {
 }
 
 /// An IPPool: its name, its range and its addresses by their place in the range.
-struct Pool {
+struct WhereaboutsPool {
     name: String,
     range: IpNet,
-    allocations: BTreeMap<String, Option<Allocation>>,
+    allocations: BTreeMap<String, Option<WhereaboutsAllocation>>,
 }
 
 /// The objects of a file.
 #[derive(Default)]
-struct Records {
-    pools: Vec<Pool>,
+struct WhereaboutsRecords {
+    pools: Vec<WhereaboutsPool>,
     /// The nodes of the pods, by `namespace/name`.
     pods: BTreeMap<String, Option<String>>,
 }
 
-impl Standalone for FromWhereabouts {
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+impl StandaloneCommand for FromWhereabouts {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let found = read(&self.file, &self.ranges)?;
-        call.on_store(&TakingOver::new(found, &self.terms))
+        invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads a file, or stdin. With ranges, only the addresses of these.
-fn read(file: &Path, ranges: &[AddressRange]) -> Result<Leases> {
+fn read(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
     let name = file.display().to_string();
-    let wrong = |why: String| Failure::new(format!("{name}: {why}")).hint(HINT);
-    let mut records = Records::default();
-    for value in values(&name, &content(file, HINT)?, HINT)? {
+    let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
+    let mut records = WhereaboutsRecords::default();
+    for value in values(&name, &content(file, WHEREABOUTS_HINT)?, WHEREABOUTS_HINT)? {
         if value != Value::Null {
-            let object = Object::deserialize(value).map_err(|error| wrong(printable(&error.to_string())))?;
+            let object = KubernetesObject::deserialize(value).map_err(|error| wrong(printable(&error.to_string())))?;
             records.take(object).map_err(wrong)?;
         }
     }
@@ -174,9 +174,9 @@ fn read(file: &Path, ranges: &[AddressRange]) -> Result<Leases> {
     Ok(records.leases(ranges))
 }
 
-impl Records {
+impl WhereaboutsRecords {
     /// Adds an object, or those of a list. Objects of other kinds are passed over.
-    fn take(&mut self, object: Object) -> std::result::Result<(), String> {
+    fn take(&mut self, object: KubernetesObject) -> std::result::Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
                 let text = object.spec.range.unwrap_or_default();
@@ -188,7 +188,7 @@ impl Records {
                     )
                 })?;
                 let (name, allocations) = (object.metadata.name, object.spec.allocations.unwrap_or_default());
-                self.pools.push(Pool { name, range: range.trunc(), allocations });
+                self.pools.push(WhereaboutsPool { name, range: range.trunc(), allocations });
             }
             "Pod" => {
                 let name = format!("{}/{}", object.metadata.namespace, object.metadata.name);
@@ -217,20 +217,22 @@ impl Records {
 
     /// The leases in these ranges, or all of them if there are none. Where the file has pods, a lease whose pod is not among
     /// them is left out: nobody uses it.
-    fn leases(self, ranges: &[AddressRange]) -> Leases {
-        let mut leases: BTreeMap<(String, String), Lease> = BTreeMap::new();
+    fn leases(self, ranges: &[AddressRange]) -> ForeignLeases {
+        let mut leases: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
         let mut left_out = Vec::new();
-        for Pool { range, allocations, .. } in self.pools {
+        for WhereaboutsPool { range, allocations, .. } in self.pools {
             for (place, allocation) in allocations {
-                let Allocation { id, podref, ifname } = allocation.unwrap_or_default();
+                let WhereaboutsAllocation { id, podref, ifname } = allocation.unwrap_or_default();
                 let Some(address) = address_at(range, &place) else {
-                    left_out.push(LeftOut::new(format!("{} in {range}", printable(&place)), "it is not in the range"));
+                    left_out
+                        .push(SkippedLease::new(format!("{} in {range}", printable(&place)), "it is not in the range"));
                     continue;
                 };
                 if !ranges.is_empty() && !ranges.iter().any(|range| range.contains(address)) {
                     continue;
                 }
-                let leave_out = |why: String| LeftOut::new(format!("{address} of container {}", printable(&id)), why);
+                let leave_out =
+                    |why: String| SkippedLease::new(format!("{address} of container {}", printable(&id)), why);
                 let node = match self.pods.get(&podref) {
                     Some(node @ Some(_)) => node.clone(),
                     None if self.pods.is_empty() => None,
@@ -248,22 +250,22 @@ impl Records {
                     }
                 };
                 if id.is_empty() {
-                    left_out.push(LeftOut::new(address.to_string(), "its container is not recorded"));
+                    left_out.push(SkippedLease::new(address.to_string(), "its container is not recorded"));
                     continue;
                 }
-                let interface = if ifname.is_empty() { USUAL_INTERFACE.to_owned() } else { ifname };
+                let interface = if ifname.is_empty() { DEFAULT_INTERFACE.to_owned() } else { ifname };
                 let pod = podref.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-                let lease = leases.entry((id.clone(), interface.clone())).or_insert_with(|| Lease {
+                let lease = leases.entry((id.clone(), interface.clone())).or_insert_with(|| ForeignLease {
                     container: id,
                     interface,
                     pod,
                     node,
-                    ..Lease::default()
+                    ..ForeignLease::default()
                 });
                 lease.addresses.push(address);
             }
         }
-        Leases { leases: leases.into_values().collect(), left_out }
+        ForeignLeases { leases: leases.into_values().collect(), left_out }
     }
 }
 

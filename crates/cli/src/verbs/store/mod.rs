@@ -16,14 +16,14 @@ use serde::Serialize;
 
 use self::backup::{Backup, Restore};
 pub(crate) use self::status::Status;
-use crate::command::{Answer, OnStore};
-use crate::error::{Failure, Result};
-use crate::install::{PLUGIN_FOLDERS, Program};
-use crate::store::{Need, StoreAt};
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::install::{PLUGIN_FOLDERS, PluginProgram};
+use crate::store::{StoreAccess, StoreUse};
 
 /// Looking after a store as a whole.
 #[derive(Debug, Subcommand)]
-pub(crate) enum StoreVerb {
+pub(crate) enum StoreSubcommand {
     /// Show the store's engine and size, the revisions that can be read, and the process that has it now
     #[command(after_help = "\
 Examples:
@@ -102,21 +102,21 @@ struct CreatedJson {
 }
 
 #[async_trait(?Send)]
-impl OnStore for CreateStore {
+impl StoreCommand for CreateStore {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         Some(("create", "an etcd is there once it is started".to_owned()))
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         if self.format >= FORMAT_WITH_LEASES {
             refuse_older_plugins()?;
         }
         if !care::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
-            return Err(Failure::new(format!("{at} is there already; nothing was changed"))
+            return Err(CommandFailure::new(format!("{at} is there already; nothing was changed"))
                 .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
         }
         let text = format!("Successfully created {at}, format {}", self.format);
-        Answer::new(text, &CreatedJson { store: at.to_string(), format: self.format })
+        CommandAnswer::new(text, &CreatedJson { store: at.to_string(), format: self.format })
     }
 }
 
@@ -134,12 +134,12 @@ struct UpgradedJson {
 }
 
 #[async_trait(?Send)]
-impl OnStore for Upgrade {
+impl StoreCommand for Upgrade {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         refuse_older_plugins()?;
         let done = match self.dry_run {
             true => care::would_upgrade(at.location, at.wait).await,
@@ -151,8 +151,8 @@ impl OnStore for Upgrade {
         } else {
             format!("Successfully raised {at} from format {} to {}", done.from, done.to)
         };
-        let answer = Answer::new(text, &UpgradedJson { from: done.from, to: done.to })?;
-        Ok(if self.dry_run { answer.of_a_dry_run() } else { answer })
+        let answer = CommandAnswer::new(text, &UpgradedJson { from: done.from, to: done.to })?;
+        Ok(if self.dry_run { answer.into_dry_run() } else { answer })
     }
 }
 
@@ -161,8 +161,8 @@ fn refuse_older_plugins() -> Result<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
             let file = Path::new(folder).join(name);
-            if file.is_file() && Program::reads_format(&file, FORMAT_WITH_LEASES) == Some(false) {
-                return Err(Failure::new(format!(
+            if file.is_file() && PluginProgram::reads_format(&file, FORMAT_WITH_LEASES) == Some(false) {
+                return Err(CommandFailure::new(format!(
                     "{} is of a version that cannot read the newest format",
                     file.display()
                 ))
@@ -185,22 +185,22 @@ struct VerifiedJson {
 pub(crate) struct Verify;
 
 #[async_trait(?Send)]
-impl OnStore for Verify {
+impl StoreCommand for Verify {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         let instead =
             "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster";
         Some(("verify", instead.to_owned()))
     }
 
-    fn doing(&self) -> Option<&'static str> {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("verifying")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
-        let open = at.open_files(Need::Read).await?;
-        let verified = at.and_close(open, async |open: &OpenStore| match open.embedded() {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let open = at.open_files(StoreUse::Read).await?;
+        let verified = at.run_and_close(open, async |open: &OpenStore| match open.embedded() {
             Some(embedded) => embedded.verify().await.map_err(|error| at.explain(error)),
-            None => Err(Failure::new(format!("{at} cannot be verified"))),
+            None => Err(CommandFailure::new(format!("{at} cannot be verified"))),
         });
         let verified = verified.await?;
         let text = format!(
@@ -215,7 +215,7 @@ impl OnStore for Verify {
             log_rows: verified.log_rows,
             value_bytes: verified.value_bytes,
         };
-        Answer::new(text, &json)
+        CommandAnswer::new(text, &json)
     }
 }
 
@@ -232,13 +232,13 @@ pub(crate) struct Compact {
 
 #[derive(Serialize)]
 struct CompactedJson {
-    before: Extent,
-    after: Extent,
+    before: HistoryExtent,
+    after: HistoryExtent,
 }
 
 /// The extent of a store's history.
 #[derive(Serialize)]
-struct Extent {
+struct HistoryExtent {
     oldest_revision: i64,
     /// The length of the log in bytes; unknown after a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -248,28 +248,32 @@ struct Extent {
 }
 
 #[async_trait(?Send)]
-impl OnStore for Compact {
+impl StoreCommand for Compact {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         let instead = "an etcd's history is that of all who use it; see etcd's --auto-compaction-retention, etcdctl compact \
                        and etcdctl defrag";
         Some(("compact", instead.to_owned()))
     }
 
-    fn doing(&self) -> Option<&'static str> {
+    fn progress_text(&self) -> Option<&'static str> {
         Some("compacting")
     }
 
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let failed = |error| at.explain(error);
-        let open = at.open_files(Need::Release).await?;
+        let open = at.open_files(StoreUse::Release).await?;
         let Some(embedded) = open.embedded() else {
-            return Err(Failure::new(format!("{at} has no history to give up")));
+            return Err(CommandFailure::new(format!("{at} has no history to give up")));
         };
         let revision = embedded.status().revision;
         let extent = async || {
             let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
             let bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
-            Ok::<_, Failure>(Extent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
+            Ok::<_, CommandFailure>(HistoryExtent {
+                oldest_revision,
+                log_bytes: Some(embedded.status().log_bytes),
+                bytes,
+            })
         };
         let before = extent().await?;
         let keep = i64::try_from(self.keep.get()).unwrap_or(i64::MAX);
@@ -300,7 +304,7 @@ impl OnStore for Compact {
             human_size(before.bytes),
             human_size(after.bytes),
         );
-        let answer = Answer::new(text, &CompactedJson { before, after })?;
+        let answer = CommandAnswer::new(text, &CompactedJson { before, after })?;
         Ok(match room {
             Room::GivenBack => answer,
             Room::Kept => answer.note(
@@ -316,12 +320,17 @@ fn human_size(bytes: Option<u64>) -> HumanBytes {
 }
 
 /// The history that would be removed; the room that it frees is known only afterwards.
-fn would_compact(at: StoreAt<'_>, before: Extent, mark: Revision, newest: Revision) -> Result<Answer> {
+fn would_compact(
+    at: StoreAccess<'_>,
+    before: HistoryExtent,
+    mark: Revision,
+    newest: Revision,
+) -> Result<CommandAnswer> {
     let oldest_revision = before.oldest_revision.max(mark.get());
     let text = format!(
         "Successfully compacted {at}\noldest revision: {} -> {oldest_revision}, the newest is {newest}",
         before.oldest_revision
     );
-    let after = Extent { oldest_revision, log_bytes: None, bytes: None };
-    Ok(Answer::new(text, &CompactedJson { before, after })?.of_a_dry_run())
+    let after = HistoryExtent { oldest_revision, log_bytes: None, bytes: None };
+    Ok(CommandAnswer::new(text, &CompactedJson { before, after })?.into_dry_run())
 }

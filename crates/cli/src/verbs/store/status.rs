@@ -12,31 +12,31 @@ use ipam_core::timestamps::parse_rfc3339;
 use kv::{Range, StoreExt, WatchRequest};
 use serde::Serialize;
 
-use crate::command::{Answer, OnStore};
-use crate::error::{Failure, Result};
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::{printable, rfc3339};
-use crate::store::{Need, StoreAt};
-use crate::times::both;
+use crate::store::{StoreAccess, StoreUse};
+use crate::times::utc_and_local;
 
 /// The longest wait for the store lock: the facts that are visible from outside are an answer already.
-const WAIT: Duration = Duration::from_secs(2);
+const STATUS_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `margay store status`.
 pub(crate) struct Status;
 
 #[async_trait(?Send)]
-impl OnStore for Status {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+impl StoreCommand for Status {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         if at.location.is_shared() {
             return of_cluster(at).await;
         }
-        let glance = care::glance(at.location).await.map_err(|error| at.explain(error))?;
-        let mut report = Report::outside(at.location, glance);
-        let failure = match at.with_wait(WAIT.min(at.wait)).open_files(Need::Read).await {
+        let peek = care::glance(at.location).await.map_err(|error| at.explain(error))?;
+        let mut report = StoreStatus::outside(at.location, peek);
+        let failure = match at.with_wait(STATUS_LOCK_TIMEOUT.min(at.wait)).open_files(StoreUse::Read).await {
             Ok(open) => report.inspect(at, open).await.err(),
             Err(failure) => Some(failure),
         };
-        let answer = Answer::new(report.text(), &report)?;
+        let answer = CommandAnswer::new(report.text(), &report)?;
         Ok(match failure {
             Some(failure) => answer.incomplete(failure),
             None => answer,
@@ -46,7 +46,7 @@ impl OnStore for Status {
 
 /// The status of an embedded store.
 #[derive(Serialize)]
-struct Report {
+struct StoreStatus {
     store: String,
     engine: Option<String>,
     format: Option<u32>,
@@ -55,23 +55,23 @@ struct Report {
     holder: Option<String>,
     waiting: usize,
     #[serde(flatten)]
-    inside: Option<Inside>,
+    inside: Option<EmbeddedStatus>,
 }
 
 /// The facts that only the lock holder can see.
 #[derive(Serialize)]
-struct Inside {
+struct EmbeddedStatus {
     keys: u64,
     revision: i64,
     time: Option<String>,
     oldest_revision: i64,
     oldest_time: Option<String>,
-    history: History,
+    history: HistoryStatus,
 }
 
 /// The extent of the history, and its limits.
 #[derive(Serialize)]
-struct History {
+struct HistoryStatus {
     revisions: u64,
     max_revisions: Option<u64>,
     bytes: u64,
@@ -80,19 +80,19 @@ struct History {
     max_age_seconds: Option<u64>,
     min_age_seconds: Option<u64>,
     /// The groups of keys that take up most of the history, the largest first.
-    largest: Vec<Group>,
+    largest: Vec<KeyGroup>,
 }
 
 /// The keys that begin with a prefix.
 #[derive(Serialize)]
-struct Group {
+struct KeyGroup {
     prefix: String,
     changes: u64,
     bytes: u64,
 }
 
 /// The number of groups that are shown.
-const GROUPS: usize = 3;
+const MAX_KEY_GROUPS: usize = 3;
 
 /// The prefix of a key that names its group: the two outermost folders of a path, such as `/calico/ipam/`, or as many
 /// as it has.
@@ -102,30 +102,30 @@ fn prefix(key: &[u8]) -> Vec<u8> {
     key.get(..end).unwrap_or_default().to_vec()
 }
 
-impl Report {
-    fn outside(location: &Location, glance: Glance) -> Self {
+impl StoreStatus {
+    fn outside(location: &Location, peek: Glance) -> Self {
         Self {
             store: location.to_string(),
-            engine: glance.engine,
-            format: glance.unknown_layout,
-            id: glance.id.map(|id| id.to_string()),
-            bytes: glance.bytes,
-            holder: match glance.holder {
+            engine: peek.engine,
+            format: peek.unknown_layout,
+            id: peek.id.map(|id| id.to_string()),
+            bytes: peek.bytes,
+            holder: match peek.holder {
                 Holder::Nobody => None,
                 Holder::Process(process) => Some(process),
                 Holder::Unseen => Some("a process that only root can see".to_owned()),
             },
-            waiting: glance.waiting,
+            waiting: peek.waiting,
             inside: None,
         }
     }
 
-    async fn inspect(&mut self, at: StoreAt<'_>, open: OpenStore) -> Result<()> {
+    async fn inspect(&mut self, at: StoreAccess<'_>, open: OpenStore) -> Result<()> {
         if let Some(store) = open.embedded() {
             self.format = Some(store.status().format);
         }
         let inside = match open.embedded() {
-            Some(store) => Some(Inside::of(store).await),
+            Some(store) => Some(EmbeddedStatus::of(store).await),
             None => None,
         };
         let closed = open.close().await;
@@ -152,7 +152,7 @@ impl Report {
     }
 }
 
-impl Inside {
+impl EmbeddedStatus {
     async fn of(store: &MvccStore) -> kv::Result<Self> {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
         let first = match oldest.time {
@@ -168,8 +168,8 @@ impl Inside {
         let revisions = status.revision.get() - oldest.revision.get() + 1;
         let mut largest: Vec<_> = store.history_shares(prefix).await?.into_iter().collect();
         largest.sort_by_key(|(_, share)| Reverse(share.bytes));
-        largest.truncate(GROUPS);
-        let group = |(prefix, Share { changes, bytes }): (Vec<u8>, _)| Group {
+        largest.truncate(MAX_KEY_GROUPS);
+        let group = |(prefix, Share { changes, bytes }): (Vec<u8>, _)| KeyGroup {
             prefix: String::from_utf8_lossy(&prefix).into_owned(),
             changes,
             bytes,
@@ -180,7 +180,7 @@ impl Inside {
             time: status.time.map(rfc3339),
             oldest_revision: oldest.revision.get(),
             oldest_time: oldest.time.map(rfc3339),
-            history: History {
+            history: HistoryStatus {
                 revisions: u64::try_from(revisions).unwrap_or_default(),
                 max_revisions: bounds.revisions,
                 bytes: status.log_bytes,
@@ -195,7 +195,7 @@ impl Inside {
 
     fn lines(&self, line: &mut impl FnMut(&str, String)) {
         let at = |revision: i64, time: &Option<String>| match time {
-            Some(time) => match parse_rfc3339(time).map(both) {
+            Some(time) => match parse_rfc3339(time).map(utc_and_local) {
                 Some([utc, local]) => format!("revision {revision}, {utc} ({local})"),
                 None => format!("revision {revision}, {time}"),
             },
@@ -208,7 +208,8 @@ impl Inside {
             Some(most) => format!("{used} of {most}"),
             None => used,
         };
-        let &History { revisions, max_revisions, bytes, max_bytes, age_seconds, max_age_seconds, .. } = &self.history;
+        let &HistoryStatus { revisions, max_revisions, bytes, max_bytes, age_seconds, max_age_seconds, .. } =
+            &self.history;
         let revisions = of(HumanCount(revisions).to_string(), max_revisions.map(|most| HumanCount(most).to_string()));
         let bytes = of(HumanBytes(bytes).to_string(), max_bytes.map(|most| HumanBytes(most).to_string()));
         let span = |seconds| HumanDuration(Duration::from_secs(seconds)).to_string();
@@ -232,7 +233,7 @@ impl Inside {
 
 /// The status of a cluster.
 #[derive(Serialize)]
-struct Cluster {
+struct ClusterStatus {
     store: String,
     engine: &'static str,
     id: String,
@@ -246,11 +247,11 @@ struct Cluster {
     problems: Vec<String>,
 }
 
-async fn of_cluster(at: StoreAt<'_>) -> Result<Answer> {
+async fn of_cluster(at: StoreAccess<'_>) -> Result<CommandAnswer> {
     let failed = |error| at.explain(error);
-    let open = at.with_wait(WAIT).open_files(Need::Read).await?;
+    let open = at.with_wait(STATUS_LOCK_TIMEOUT).open_files(StoreUse::Read).await?;
     let Some(reporter) = open.cluster() else {
-        return Err(Failure::new(format!("{at} is no cluster")));
+        return Err(CommandFailure::new(format!("{at} is no cluster")));
     };
     let About { cluster, endpoints, version, revision, db_bytes, db_bytes_in_use, db_quota_bytes, problems, .. } =
         reporter.about().await.map_err(failed)?;
@@ -259,7 +260,7 @@ async fn of_cluster(at: StoreAt<'_>) -> Result<Answer> {
         keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
     }
     open.close().await.map_err(failed)?;
-    let cluster = Cluster {
+    let cluster = ClusterStatus {
         store: at.to_string(),
         engine: at.location.facts().name,
         id: format!("{cluster:x}"),
@@ -286,7 +287,7 @@ async fn of_cluster(at: StoreAt<'_>) -> Result<Answer> {
     for problem in &cluster.problems {
         line("Problem", problem.clone());
     }
-    Answer::new(text, &cluster)
+    CommandAnswer::new(text, &cluster)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! keys that were made and deleted after the last change of every present key, if the server reports them late.
 //!
 //! The revisions of a cluster are mostly those of other keys. A watch goes on over them as the server reports its progress.
-//! If it does not, the watch of a quiet range would stay at its last event until compaction passes it. Then [`Idle`] compares
+//! If it does not, the watch of a quiet range would stay at its last event until compaction passes it. Then [`IdleProbe`] compares
 //! the keys of blocks and affinities, and their revisions, at the watch's place with those of the newest revision:
 //! nothing happens without a change of one of them. If they are equal, and no event comes for a while after that, the watch
 //! has reported everything up to that revision.
@@ -27,24 +27,24 @@ use kv::{
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::{Part, Place, Start, Stop, check_after, replaced};
-use crate::error::{Failure, Result};
-use crate::store::{Need, StoreAt};
+use super::{FollowStart, FollowStop, HistoryPart, ReadPosition, check_after, replaced};
+use crate::error::{CommandFailure, Result};
+use crate::store::{StoreAccess, StoreUse};
 
 /// The number of keys of a page. A block can be larger than a megabyte, but rarely is larger than 50 kilobytes.
-const PAGE_KEYS: i64 = 64;
+const MAX_PAGE_KEYS: i64 = 64;
 /// The time to wait for the next event. etcd serves watches that lag behind every 100 ms.
-const QUIET: Duration = Duration::from_millis(250);
+const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 /// The longest time without an event before the past is complete.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PAST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most revisions in a report.
-const MOST_BATCHES: usize = 1000;
+const MAX_BATCHES: usize = 1000;
 
 /// The reader of a store that stays open.
-pub(crate) struct Watched<'l> {
-    at: StoreAt<'l>,
+pub(crate) struct WatchReader<'l> {
+    at: StoreAccess<'l>,
     range: Range,
-    place: Place,
+    position: ReadPosition,
     /// The store of a daemon; `None` for a cluster.
     daemon: Option<ServedStore>,
     /// The daemon cannot be reached any more.
@@ -53,12 +53,12 @@ pub(crate) struct Watched<'l> {
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
     /// The progress, if only the past is read.
-    past: Option<Past>,
-    idle: Idle,
+    past: Option<PastProgress>,
+    idle: IdleProbe,
 }
 
 /// The end of the past, and the events that were reported of it.
-struct Past {
+struct PastProgress {
     head: Revision,
     /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
@@ -67,9 +67,19 @@ struct Past {
     last: Instant,
 }
 
-impl<'l> Watched<'l> {
-    pub(super) fn new(at: StoreAt<'l>, range: Range, place: Place, daemon: Option<ServedStore>) -> Self {
-        Self { at, range, place, daemon, is_cut_off: false, open: None, changes: None, past: None, idle: Idle::new() }
+impl<'l> WatchReader<'l> {
+    pub(super) fn new(at: StoreAccess<'l>, range: Range, position: ReadPosition, daemon: Option<ServedStore>) -> Self {
+        Self {
+            at,
+            range,
+            position,
+            daemon,
+            is_cut_off: false,
+            open: None,
+            changes: None,
+            past: None,
+            idle: IdleProbe::new(),
+        }
     }
 
     /// The id of the daemon's store.
@@ -78,8 +88,8 @@ impl<'l> Watched<'l> {
     }
 
     /// The place, and the store's id, from which another daemon or the files can go on, once the daemon is gone.
-    pub(super) fn place_to_leave(&self) -> Option<(Place, Option<String>)> {
-        self.is_cut_off.then(|| (self.place.clone(), Some(self.id().to_owned())))
+    pub(super) fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
+        self.is_cut_off.then(|| (self.position.clone(), Some(self.id().to_owned())))
     }
 
     pub(super) fn pause(&mut self) {
@@ -94,43 +104,43 @@ impl<'l> Watched<'l> {
         }
     }
 
-    pub(super) async fn read(&mut self) -> Result<Vec<Part>, Stop> {
+    pub(super) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         match self.parts().await {
-            Err(Cause::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
+            Err(ReadError::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
                 Some(part) => Ok(vec![part]),
                 None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(self.at)),
                 None => Err(self.at.explain(error).into()),
             },
-            Err(Cause::Stop(stop)) => Err(stop),
+            Err(ReadError::Stop(stop)) => Err(stop),
             Ok(parts) => Ok(parts),
         }
     }
 
-    async fn parts(&mut self) -> Result<Vec<Part>, Cause> {
-        match self.place.clone() {
-            Place::Before(Start::Newest) => self.state(|at| Part::Begins(at, None)).await,
-            Place::Before(start) => Ok(vec![self.begin(start).await?]),
-            Place::State(at, from) => Ok(vec![self.page(at, from).await?]),
-            Place::Lost(after) => self.state(|at| Part::GivenUp(after, at)).await,
-            Place::Log(next) => Ok(vec![self.follow(next).await?]),
+    async fn parts(&mut self) -> Result<Vec<HistoryPart>, ReadError> {
+        match self.position.clone() {
+            ReadPosition::Before(FollowStart::Newest) => self.state(|at| HistoryPart::Begins(at, None)).await,
+            ReadPosition::Before(start) => Ok(vec![self.begin(start).await?]),
+            ReadPosition::State(at, from) => Ok(vec![self.page(at, from).await?]),
+            ReadPosition::Lost(after) => self.state(|at| HistoryPart::GivenUp(after, at)).await,
+            ReadPosition::Log(next) => Ok(vec![self.follow(next).await?]),
         }
     }
 
     /// The whole newest state, after a part that names its revision: the blocks, which say all of it. The watch of what comes
     /// next begins before the caller delivers the state, since that may take longer than the store keeps its history.
-    async fn state(&mut self, first: impl FnOnce(Revision) -> Part) -> Result<Vec<Part>, Cause> {
+    async fn state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
-        check_after(self.at, self.place.read(), at)?;
+        check_after(self.at, self.position.read(), at)?;
         let changes = self.watch(at.next()).await?;
         self.changes = Some(changes);
-        self.place = Place::Log(at.next());
-        Ok(vec![first(at), Part::Listed(at, listing.kvs), Part::Reached(at)])
+        self.position = ReadPosition::Log(at.next());
+        Ok(vec![first(at), HistoryPart::Listed(at, listing.kvs), HistoryPart::Reached(at)])
     }
 
     /// Begins a watch. Nothing that was seen beside an earlier one counts for it.
-    async fn watch(&mut self, next: Revision) -> Result<WatchStream, Cause> {
-        self.idle.put_off();
+    async fn watch(&mut self, next: Revision) -> Result<WatchStream, ReadError> {
+        self.idle.restart();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
         let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return).with_progress(progress);
         Ok(self.store().await?.watch(request).await?)
@@ -143,56 +153,56 @@ impl<'l> Watched<'l> {
         }
         let open = match self.open.take() {
             Some(open) => open,
-            None => self.at.open(Need::Read).await?,
+            None => self.at.open(StoreUse::Read).await?,
         };
         Ok(self.open.insert(open).store())
     }
 
-    async fn begin(&mut self, start: Start) -> Result<Part, Cause> {
+    async fn begin(&mut self, start: FollowStart) -> Result<HistoryPart, ReadError> {
         let store = self.store().await?;
         let keys = store.list_at(self.range.clone(), Revision::UNSET, Content::KeysOnly).await?;
         let head = keys.revision;
         let from = self.range.bounds().0;
-        let (first, place) = match start {
-            Start::Oldest => {
+        let (first, position) = match start {
+            FollowStart::Oldest => {
                 let goal = keys.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
-                self.past = Some(Past { head, goal, reported: BTreeMap::new(), last: Instant::now() });
+                self.past = Some(PastProgress { head, goal, reported: BTreeMap::new(), last: Instant::now() });
                 let (oldest, time) = match &self.daemon {
                     Some(daemon) => daemon.oldest().await?,
                     None => (oldest(&*store).await?, None),
                 };
-                ((oldest, time), Place::State(oldest, from))
+                ((oldest, time), ReadPosition::State(oldest, from))
             }
-            Start::Newest | Start::Next => ((head, None), Place::Log(head.next())),
-            Start::After(after) => {
+            FollowStart::Newest | FollowStart::Next => ((head, None), ReadPosition::Log(head.next())),
+            FollowStart::After(after) => {
                 check_after(self.at, after, head)?;
-                ((after, None), Place::Log(after.next()))
+                ((after, None), ReadPosition::Log(after.next()))
             }
         };
-        self.place = place;
+        self.position = position;
         let (first, time) = first;
-        Ok(Part::Begins(first, time))
+        Ok(HistoryPart::Begins(first, time))
     }
 
     /// The next page of a state of the past.
-    async fn page(&mut self, at: Revision, from: Key) -> Result<Part, Cause> {
-        let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(PAGE_KEYS);
+    async fn page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
+        let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
-        self.place = match page.kvs.last() {
-            Some(last) if page.more => Place::State(at, last.key.successor()),
-            _ => Place::Log(at.next()),
+        self.position = match page.kvs.last() {
+            Some(last) if page.more => ReadPosition::State(at, last.key.successor()),
+            _ => ReadPosition::Log(at.next()),
         };
         if let Some(past) = &mut self.past {
             past.reported.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.mod_revision)));
             past.last = Instant::now();
         }
-        Ok(Part::Listed(at, page.kvs))
+        Ok(HistoryPart::Listed(at, page.kvs))
     }
 
     /// The next batches, if one comes soon.
-    async fn follow(&mut self, next: Revision) -> Result<Part, Cause> {
+    async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
-            return Ok(Part::Reached(past.head));
+            return Ok(HistoryPart::Reached(past.head));
         }
         let mut changes = match self.changes.take() {
             Some(changes) => changes,
@@ -203,7 +213,7 @@ impl<'l> Watched<'l> {
             }
         };
         let mut batches = Vec::new();
-        let mut first = timeout(QUIET, changes.next()).await.ok().flatten();
+        let mut first = timeout(EVENT_TIMEOUT, changes.next()).await.ok().flatten();
         while let Some(batch) = first.take() {
             match batch {
                 Ok(batch) => batches.push(batch),
@@ -211,32 +221,32 @@ impl<'l> Watched<'l> {
                 Err(_) if !batches.is_empty() => return Ok(self.reported(next, batches)),
                 Err(error) => return Err(error.into()),
             }
-            if batches.len() < MOST_BATCHES {
+            if batches.len() < MAX_BATCHES {
                 first = changes.next().now_or_never().flatten();
             }
         }
         self.changes = Some(changes);
         if batches.is_empty() {
-            self.look_around(next).await;
+            self.probe_idle(next).await;
             return self.quiet(next);
         }
-        self.idle.put_off();
+        self.idle.restart();
         Ok(self.reported(next, batches))
     }
 
     /// Moves a quiet watch of a cluster on, over the revisions of other keys.
-    async fn look_around(&mut self, next: Revision) {
+    async fn probe_idle(&mut self, next: Revision) {
         if self.past.is_some() || self.daemon.is_some() {
             return;
         }
         let Ok(store) = self.store().await else { return };
         if let Some(reached) = self.idle.reached(&store, Revision::new(next.get() - 1)) {
-            self.place = Place::Log(reached.next().max(next));
+            self.position = ReadPosition::Log(reached.next().max(next));
         }
     }
 
     /// Makes a part of these batches, and records its events.
-    fn reported(&mut self, next: Revision, mut batches: Vec<Batch>) -> Part {
+    fn reported(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
         // At the compaction mark etcd may not know the former values any more: then a state comes next.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
@@ -248,7 +258,7 @@ impl<'l> Watched<'l> {
             }
         }
         // Handles of an earlier revision may come late.
-        self.place = Place::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
+        self.position = ReadPosition::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
         if let Some(past) = &mut self.past {
             batches.retain(|batch| batch.revision <= past.head);
             for Event { kind, kv, .. } in batches.iter().flat_map(|batch| &batch.events) {
@@ -260,103 +270,104 @@ impl<'l> Watched<'l> {
             past.last = Instant::now();
         }
         match batches.last() {
-            Some(last) if batches.iter().all(Batch::is_progress) => Part::Reached(last.revision),
-            _ => Part::Happened(batches),
+            Some(last) if batches.iter().all(Batch::is_progress) => HistoryPart::Reached(last.revision),
+            _ => HistoryPart::Happened(batches),
         }
     }
 
     /// The part when no event came: whether everything was reported.
-    fn quiet(&mut self, next: Revision) -> Result<Part, Cause> {
-        let Some(past) = &self.past else { return Ok(Part::Reached(self.place.read())) };
+    fn quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
+        let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
-            return Ok(Part::Reached(past.head));
+            return Ok(HistoryPart::Reached(past.head));
         }
-        if past.last.elapsed() < PATIENCE {
-            return Ok(Part::Happened(Vec::new()));
+        if past.last.elapsed() < PAST_TIMEOUT {
+            return Ok(HistoryPart::Happened(Vec::new()));
         }
-        let failure = Failure::new(format!("{} does not tell what happened since revision {next}", self.at));
-        Err(Cause::Stop(Stop::Failed(
+        let failure = CommandFailure::new(format!("{} does not tell what happened since revision {next}", self.at));
+        Err(ReadError::Stop(FollowStop::Failed(
             failure.hint("see whether its members are well with: etcdctl endpoint status --cluster"),
         )))
     }
 
     /// Lets the next read begin the watch anew, if the error is transient. A cluster itself has tried that for long.
-    fn interrupted(&mut self, error: &kv::Error) -> Option<Part> {
-        let may_go_on =
-            self.past.is_none() && matches!(self.place, Place::Log(_) | Place::Lost(_)) && error.kind().is_transient();
+    fn interrupted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
+        let may_go_on = self.past.is_none()
+            && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
+            && error.kind().is_transient();
         self.changes = None;
         self.is_cut_off = may_go_on && self.daemon.is_some();
-        may_go_on.then(|| Part::Interrupted(error.to_string()))
+        may_go_on.then(|| HistoryPart::Interrupted(error.to_string()))
     }
 
     /// Goes on at a state if an error says that the next revision was compacted.
-    fn given_up(&mut self, error: &kv::Error) -> Option<Part> {
+    fn given_up(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
-        let read = self.place.read();
+        let read = self.position.read();
         self.changes = None;
         if self.past.is_some() && !mark.is_set() {
             // A failed read does not report the compaction mark; a watch does.
-            self.place = Place::Log(read);
-            return Some(Part::Happened(Vec::new()));
+            self.position = ReadPosition::Log(read);
+            return Some(HistoryPart::Happened(Vec::new()));
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
             // A stream without progress stays at its last event, and the place is beyond that: a new stream begins there.
-            return Some(Part::Happened(Vec::new()));
+            return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.lost(read, mark))
     }
 
     /// Goes on at the newest state, because the changes after a revision were removed; in the past, at the compaction mark.
-    fn lost(&mut self, read: Revision, mark: Revision) -> Part {
+    fn lost(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
-            self.place = Place::State(mark, self.range.bounds().0);
-            return Part::GivenUp(read, mark);
+            self.position = ReadPosition::State(mark, self.range.bounds().0);
+            return HistoryPart::GivenUp(read, mark);
         }
-        self.place = Place::Lost(read);
-        Part::Happened(Vec::new())
+        self.position = ReadPosition::Lost(read);
+        HistoryPart::Happened(Vec::new())
     }
 }
 
 /// Why there is no next part.
-enum Cause {
+enum ReadError {
     Store(kv::Error),
-    Stop(Stop),
+    Stop(FollowStop),
 }
 
-impl From<kv::Error> for Cause {
+impl From<kv::Error> for ReadError {
     fn from(error: kv::Error) -> Self {
         Self::Store(error)
     }
 }
 
-impl From<Failure> for Cause {
-    fn from(failure: Failure) -> Self {
+impl From<CommandFailure> for ReadError {
+    fn from(failure: CommandFailure) -> Self {
         Self::Stop(failure.into())
     }
 }
 
-impl From<Stop> for Cause {
-    fn from(stop: Stop) -> Self {
+impl From<FollowStop> for ReadError {
+    fn from(stop: FollowStop) -> Self {
         Self::Stop(stop)
     }
 }
 
 /// The newest revision.
 async fn newest(store: &dyn Store) -> kv::Result<Revision> {
-    Ok(store.range(nothing()).await?.revision)
+    Ok(store.range(revision_request()).await?.revision)
 }
 
 /// The oldest revision that can be read.
 async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
     let first = Revision::new(1);
-    let nothing = nothing();
-    match store.range(nothing.clone().with_at(first)).await {
+    let revision_request = revision_request();
+    match store.range(revision_request.clone().with_at(first)).await {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),
     }
     // A watch that begins too early fails at once, with the revision at which it may begin.
-    let mut refused = store.watch(WatchRequest::new(nothing.range, first)).await?;
+    let mut refused = store.watch(WatchRequest::new(revision_request.range, first)).await?;
     match refused.next().await {
         Some(Err(error)) => match error.kind() {
             ErrorKind::Compacted { compact_revision } if compact_revision.is_set() => Ok(*compact_revision),
@@ -370,25 +381,25 @@ async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
 /// A quiet time.
-struct Idle {
+struct IdleProbe {
     wait: Duration,
     next: Instant,
     /// The look that goes on beside the watch, if there is one.
-    look: JoinSet<Option<Revision>>,
+    probe: JoinSet<Option<Revision>>,
     /// The revision up to which there was nothing to report at the last look.
     candidate: Option<Revision>,
 }
 
-impl Idle {
+impl IdleProbe {
     /// It begins now.
     fn new() -> Self {
-        Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], look: JoinSet::new(), candidate: None }
+        Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], probe: JoinSet::new(), candidate: None }
     }
 
     /// It begins anew, since the watch has reported something.
-    fn put_off(&mut self) {
+    fn restart(&mut self) {
         self.next = Instant::now() + self.wait;
-        self.look = JoinSet::new();
+        self.probe = JoinSet::new();
         self.candidate = None;
     }
 
@@ -398,26 +409,26 @@ impl Idle {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);
         }
-        if let Some(seen) = self.look.try_join_next() {
+        if let Some(seen) = self.probe.try_join_next() {
             self.candidate = seen.ok().flatten();
             self.next = Instant::now() + self.wait;
-        } else if self.look.is_empty() && Instant::now() >= self.next {
+        } else if self.probe.is_empty() && Instant::now() >= self.next {
             self.wait = (self.wait * 2).min(IDLE_WAITS[1]);
             let store = Arc::clone(store);
-            self.look.spawn(async move { unchanged(&*store, at).await.ok().flatten() });
+            self.probe.spawn(async move { unchanged(&*store, at).await.ok().flatten() });
         }
         None
     }
 }
 
 /// A request that costs little, for the revision alone.
-fn nothing() -> RangeRequest {
+fn revision_request() -> RangeRequest {
     RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
 }
 
 /// The newest revision, if the blocks and affinities are there as they are at `at`.
 async fn unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
-    let newest = store.range(nothing()).await?.revision;
+    let newest = store.range(revision_request()).await?.revision;
     if newest <= at {
         return Ok(None);
     }
@@ -439,7 +450,7 @@ mod tests {
     use super::*;
 
     /// The answer within a second or two without an event.
-    async fn reached(idle: &mut Idle, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
+    async fn reached(idle: &mut IdleProbe, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         for _ in 0..150 {
             if let Some(reached) = idle.reached(store, at) {
                 return Some(reached);
@@ -461,18 +472,18 @@ mod tests {
             let block = keys::block("10.0.0.0/26".parse().unwrap());
             let at = put(block.clone()).await;
             let newest = put(keys::handle("one")).await;
-            assert_eq!(reached(&mut Idle::new(), &store, at).await, Some(newest));
+            assert_eq!(reached(&mut IdleProbe::new(), &store, at).await, Some(newest));
 
-            let mut idle = Idle::new();
+            let mut idle = IdleProbe::new();
             while idle.candidate.is_none() {
                 assert_eq!(idle.reached(&store, at), None);
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            idle.put_off();
+            idle.restart();
             assert_eq!(idle.reached(&store, at), None, "from before an event");
 
             put(block).await;
-            assert_eq!(reached(&mut Idle::new(), &store, at).await, None);
+            assert_eq!(reached(&mut IdleProbe::new(), &store, at).await, None);
             drop(store);
             open.close().await.unwrap();
         });

@@ -16,15 +16,15 @@ use serde::Serialize;
 
 use super::gone::blocks;
 use super::report::addresses;
-use super::{Gc, PATIENCE, survey};
-use crate::command::{Answer, OnStore};
-use crate::error::{Failure, Result};
+use super::{Gc, STORE_CALL_TIMEOUT, survey};
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
 use crate::output::{Column, printable, render};
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 
 /// A block that is the node's own, or has addresses of the node.
 #[derive(Debug, Serialize)]
-struct Row {
+struct MovedBlock {
     block: IpNet,
     /// True if the block is the node's own.
     own: bool,
@@ -33,20 +33,20 @@ struct Row {
 
 /// A handle that gets another name.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Handle {
+struct RenamedHandle {
     from: String,
     to: String,
 }
 
 /// A workload endpoint that gets another name.
 #[derive(Debug, Serialize)]
-struct Endpoint {
+struct RenamedEndpoint {
     namespace: String,
     from: String,
     to: String,
 }
 
-impl Endpoint {
+impl RenamedEndpoint {
     fn new(endpoint: &NodeEndpoint, to: String) -> Self {
         Self { namespace: endpoint.namespace.clone(), from: endpoint.name.clone(), to }
     }
@@ -54,14 +54,14 @@ impl Endpoint {
 
 /// The blocks and addresses that were moved, or would be.
 #[derive(Debug, Serialize)]
-struct Report {
+struct NodeMoveReport {
     applied: bool,
     store: String,
     from: String,
     to: String,
-    blocks: Vec<Row>,
-    handles: Vec<Handle>,
-    endpoints: Vec<Endpoint>,
+    blocks: Vec<MovedBlock>,
+    handles: Vec<RenamedHandle>,
+    endpoints: Vec<RenamedEndpoint>,
     /// True if the store's record of its one node gets the new name.
     pinned: bool,
     /// True if the node has anything, even only an affinity to a block that does not exist.
@@ -73,34 +73,37 @@ struct Report {
 }
 
 /// The estate of a node that is to become another one's.
-pub(super) struct HandOver<'a> {
+pub(super) struct NodeMove<'a> {
     from: &'a str,
     to: &'a str,
     apply: bool,
 }
 
-impl<'a> HandOver<'a> {
+impl<'a> NodeMove<'a> {
     /// Refuses a name that no other node can have.
     pub(super) fn new(args: &'a Gc, to: &'a str) -> Result<Self> {
         let from = args.node.as_deref().unwrap_or_default();
         if to.is_empty() || to.contains('/') || to == from {
-            return Err(Failure::new(format!("{:?} cannot be the name of another node", printable(to))));
+            return Err(CommandFailure::new(format!("{:?} cannot be the name of another node", printable(to))));
         }
         Ok(Self { from, to, apply: args.apply })
     }
 }
 
 #[async_trait(?Send)]
-impl OnStore for HandOver<'_> {
+impl StoreCommand for NodeMove<'_> {
     /// Finds the estate of the node, and with `--apply` moves it.
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {
-            true => at.on_ipam(Need::Write, async |operator| hand_over(at.location, operator, from, to).await).await?,
+            true => {
+                at.with_operator(StoreUse::Write, async |operator| move_node(at.location, operator, from, to).await)
+                    .await?
+            }
             false => {
                 let found = survey(at, |_: &_, node: &str| node == from).await?;
                 check(at.location, &found, from, to)?;
-                Report::planned(at.location, &found, from, to)
+                NodeMoveReport::planned(at.location, &found, from, to)
             }
         };
         report.answer()
@@ -108,24 +111,24 @@ impl OnStore for HandOver<'_> {
 }
 
 /// Moves the whole estate.
-async fn hand_over(location: &Location, operator: &Operator, from: &str, to: &str) -> Result<Report> {
-    let found = operator.ipam().estates(|_, node| node == from, Deadline::after(PATIENCE)).await?;
+async fn move_node(location: &Location, operator: &Operator, from: &str, to: &str) -> Result<NodeMoveReport> {
+    let found = operator.ipam().estates(|_, node| node == from, Deadline::after(STORE_CALL_TIMEOUT)).await?;
     check(location, &found, from, to)?;
-    let planned = Report::planned(location, &found, from, to);
+    let planned = NodeMoveReport::planned(location, &found, from, to);
     if planned.is_nothing() {
         return Ok(planned);
     }
     let mut report =
-        Report { applied: true, blocks: Vec::new(), handles: Vec::new(), endpoints: Vec::new(), ..planned };
+        NodeMoveReport { applied: true, blocks: Vec::new(), handles: Vec::new(), endpoints: Vec::new(), ..planned };
     let nothing = Estate::default();
     let estate = found.estates.get(from).unwrap_or(&nothing);
     for share in estate.shares() {
-        let done = operator.ipam().hand_over(from, to, &share, Deadline::after(PATIENCE)).await?;
+        let done = operator.ipam().hand_over(from, to, &share, Deadline::after(STORE_CALL_TIMEOUT)).await?;
         report.add(&share, done);
     }
     for some in estate.endpoints.chunks(MOST_ENDPOINTS_MOVED) {
-        let moved = operator.ipam().hand_over_endpoints(from, to, some, Deadline::after(PATIENCE)).await?;
-        report.endpoints.extend(moved.into_iter().map(|(endpoint, new)| Endpoint::new(endpoint, new)));
+        let moved = operator.ipam().hand_over_endpoints(from, to, some, Deadline::after(STORE_CALL_TIMEOUT)).await?;
+        report.endpoints.extend(moved.into_iter().map(|(endpoint, new)| RenamedEndpoint::new(endpoint, new)));
     }
     Ok(report)
 }
@@ -134,34 +137,40 @@ async fn hand_over(location: &Location, operator: &Operator, from: &str, to: &st
 fn check(location: &Location, found: &Estates, from: &str, to: &str) -> Result<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
-        return Err(Failure::new(format!("node {} is registered in the store; nothing was moved", printable(from)))
-            .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
+        return Err(CommandFailure::new(format!(
+            "node {} is registered in the store; nothing was moved",
+            printable(from)
+        ))
+        .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
     // Only an embedded store assigns addresses to unregistered nodes, and only while no node is registered.
     let any_will_do = registered.is_empty() && !location.is_shared();
     if !any_will_do && !registered.contains(to) {
-        return Err(Failure::new(format!("node {} is not registered in the store; nothing was moved", printable(to)))
-            .hint(
-                "see how the new name is written: margay get nodes; a node of Calico's registers itself when it starts",
-            ));
+        return Err(CommandFailure::new(format!(
+            "node {} is not registered in the store; nothing was moved",
+            printable(to)
+        ))
+        .hint(
+            "see how the new name is written: margay get nodes; a node of Calico's registers itself when it starts",
+        ));
     }
     Ok(())
 }
 
-impl Report {
+impl NodeMoveReport {
     fn planned(location: &Location, found: &Estates, from: &str, to: &str) -> Self {
         let estate = found.estates.get(from);
         let parts = estate.iter().flat_map(|estate| &estate.parts);
         let rows = parts.clone().filter(|(_, part)| part.is_own || part.addresses > 0);
         let tunnels = parts.flat_map(|(_, part)| &part.tunnels);
-        let renamed = |one: &NodeEndpoint| endpoint_name_on(&one.name, to).map(|new| Endpoint::new(one, new));
+        let renamed = |one: &NodeEndpoint| endpoint_name_on(&one.name, to).map(|new| RenamedEndpoint::new(one, new));
         let mut report = Self {
             applied: false,
             store: location.to_string(),
             from: from.to_owned(),
             to: to.to_owned(),
             blocks: rows
-                .map(|(cidr, part)| Row { block: *cidr, own: part.is_own, addresses: part.addresses })
+                .map(|(cidr, part)| MovedBlock { block: *cidr, own: part.is_own, addresses: part.addresses })
                 .collect(),
             handles: Vec::new(),
             endpoints: estate.iter().flat_map(|estate| &estate.endpoints).filter_map(renamed).collect(),
@@ -181,7 +190,7 @@ impl Report {
     }
 
     fn rename(&mut self, from: String, to: String) {
-        let handle = Handle { from, to };
+        let handle = RenamedHandle { from, to };
         if !self.handles.contains(&handle) {
             self.handles.push(handle);
         }
@@ -193,7 +202,7 @@ impl Report {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();
             let own = done.blocks.contains(block);
             if own || addresses > 0 {
-                self.blocks.push(Row { block: *block, own, addresses });
+                self.blocks.push(MovedBlock { block: *block, own, addresses });
             }
         }
         for (from, to) in done.handles {
@@ -201,7 +210,7 @@ impl Report {
         }
     }
 
-    fn answer(&self) -> Result<Answer> {
+    fn answer(&self) -> Result<CommandAnswer> {
         let (from, to) = (printable(&self.from), printable(&self.to));
         let mut text = String::new();
         if self.is_nothing() {
@@ -210,19 +219,20 @@ impl Report {
                 let others: Vec<String> = self.others.iter().map(|node| printable(node)).collect();
                 _ = writeln!(text, "those that have: {}", others.join(", "));
             }
-            return Answer::new(text, self);
+            return CommandAnswer::new(text, self);
         }
         if !self.blocks.is_empty() {
             let kind = |own: bool| if own { "own" } else { "another node's" };
-            let cells = |row: &Row| vec![row.block.to_string(), kind(row.own).to_owned(), row.addresses.to_string()];
+            let cells =
+                |row: &MovedBlock| vec![row.block.to_string(), kind(row.own).to_owned(), row.addresses.to_string()];
             let rows: Vec<Vec<String>> = self.blocks.iter().map(cells).collect();
             text += &render(&[Column::Text("BLOCK"), Column::Text("OWNER"), Column::Number("ADDRESSES")], &rows);
         }
-        for Handle { from, to } in &self.handles {
+        for RenamedHandle { from, to } in &self.handles {
             let word = if self.applied { "renamed" } else { "would rename" };
             _ = writeln!(text, "{word} handle {} to {}", printable(from), printable(to));
         }
-        for Endpoint { namespace, from, to } in &self.endpoints {
+        for RenamedEndpoint { namespace, from, to } in &self.endpoints {
             let word = if self.applied { "renamed" } else { "would rename" };
             let [namespace, from, to] = [namespace, from, to].map(|text| printable(text));
             _ = writeln!(text, "{word} workload endpoint {namespace}/{from} to {to}");
@@ -233,6 +243,6 @@ impl Report {
             true => writeln!(text, "made {own} and {held} of node {from} those of {to}"),
             false => writeln!(text, "would make {own} and {held} of node {from} those of {to}; do it with --apply"),
         };
-        Answer::new(text, self)
+        CommandAnswer::new(text, self)
     }
 }

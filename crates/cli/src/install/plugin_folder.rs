@@ -19,44 +19,44 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::program::{Program, Role};
+use super::program::{PluginProgram, Role};
 use crate::digest::Sha256;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// The format version of the state file.
-const FORMAT: u32 = 1;
+const STATE_FORMAT: u32 = 1;
 
 /// The installed program of a folder, and the former program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct InstallState {
     format: u32,
     /// The version of Margay's plugin.
     pub(crate) version: String,
     /// The checksum of Margay's plugin.
     sha256: String,
     /// The former program; `None` if there was none.
-    pub(crate) previous: Option<Previous>,
+    pub(crate) previous: Option<FormerProgram>,
     /// True if the installation made the folder itself.
     made_folder: bool,
 }
 
 /// The former program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Previous {
+pub(crate) struct FormerProgram {
     /// Its version, if it reports one.
     pub(crate) version: Option<String>,
 }
 
 /// The outcome of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Installed {
+pub(crate) enum InstallOutcome {
     Now,
     Already,
 }
 
 /// The outcome of going back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Undone {
+pub(crate) enum UndoOutcome {
     /// The former file is in its place again.
     Restored,
     /// Margay's plugin is gone, and no former file was kept.
@@ -67,12 +67,12 @@ pub(crate) enum Undone {
 
 /// A plugin in a folder of plugins.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct PluginFolder {
     folder: PathBuf,
     role: Role,
 }
 
-impl Place {
+impl PluginFolder {
     pub(crate) fn new(role: Role, folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), role }
     }
@@ -118,17 +118,19 @@ impl Place {
     }
 
     /// The installed program, if there is one.
-    pub(crate) fn state(&self) -> Result<Option<State>> {
+    pub(crate) fn state(&self) -> Result<Option<InstallState>> {
         let bytes = match fs::read(self.state_file()) {
             Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
             read => read.map_err(|error| self.failed("cannot read", &error))?,
         };
-        let state: Option<State> = serde_json::from_slice(&bytes).ok();
-        state.filter(|state| state.format == FORMAT).map(Some).ok_or_else(|| {
-            Failure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(format!(
-                "a newer margay has installed here: use that one; what was there before is {}",
-                self.previous().display()
-            ))
+        let state: Option<InstallState> = serde_json::from_slice(&bytes).ok();
+        state.filter(|state| state.format == STATE_FORMAT).map(Some).ok_or_else(|| {
+            CommandFailure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(
+                format!(
+                    "a newer margay has installed here: use that one; what was there before is {}",
+                    self.previous().display()
+                ),
+            )
         })
     }
 
@@ -140,11 +142,11 @@ impl Place {
     }
 
     /// Puts Margay's plugin into place, and keeps the former program.
-    pub(crate) fn install(&self, plugin: &Path) -> Result<Installed> {
+    pub(crate) fn install(&self, plugin: &Path) -> Result<InstallOutcome> {
         self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
     }
 
-    fn install_steps(&self, plugin: &Path) -> io::Result<Result<Installed>> {
+    fn install_steps(&self, plugin: &Path) -> io::Result<Result<InstallOutcome>> {
         let known = match self.state() {
             Ok(known) => known,
             Err(failure) => return Ok(Err(failure)),
@@ -158,8 +160,8 @@ impl Place {
         };
 
         let target = self.target();
-        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target, self.role));
-        let is_ours = there.as_ref().is_some_and(Program::is_ours);
+        let there = fs::symlink_metadata(&target).is_ok().then(|| PluginProgram::ask(&target, self.role));
+        let is_ours = there.as_ref().is_some_and(PluginProgram::is_ours);
         let sha256 = checksum(plugin)?;
         if is_ours
             && !self.staged().exists()
@@ -167,30 +169,31 @@ impl Place {
             && checksum(&target)? == sha256
             && (self.role == Role::Ipam || !could_be_one_file(plugin, &target)?)
         {
-            return Ok(Ok(Installed::Already));
+            return Ok(Ok(InstallOutcome::Already));
         }
 
         let mut previous = known.and_then(|state| state.previous);
         if let Some(program) = there.filter(|_| !is_ours) {
             self.keep(&target)?;
-            previous = Some(Previous { version: program.version().map(str::to_owned) });
+            previous = Some(FormerProgram { version: program.version().map(str::to_owned) });
         } else if previous.is_none() && fs::symlink_metadata(self.previous()).is_ok() {
-            previous =
-                Some(Previous { version: Program::ask(&self.previous(), self.role).version().map(str::to_owned) });
+            previous = Some(FormerProgram {
+                version: PluginProgram::ask(&self.previous(), self.role).version().map(str::to_owned),
+            });
         }
 
         let staged = self.staged();
         self.stage(plugin, &staged)?;
-        let program = Program::ask(&staged, self.role);
-        let Program::Margay(version) = program else {
-            return Ok(Err(Failure::new(format!("{}: {program}", staged.display()))
+        let program = PluginProgram::ask(&staged, self.role);
+        let PluginProgram::Margay(version) = program else {
+            return Ok(Err(CommandFailure::new(format!("{}: {program}", staged.display()))
                 .hint("nothing was changed; see that the folder is on a file system from which programs may be run")));
         };
-        let state = State { format: FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
+        let state = InstallState { format: STATE_FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
         self.write_state(&state)?;
         fs::rename(&staged, &target)?;
         sync(&self.folder)?;
-        Ok(Ok(Installed::Now))
+        Ok(Ok(InstallOutcome::Now))
     }
 
     /// Puts Margay's plugin beside its final place. The main plugin becomes a second name of the plugin for addresses
@@ -215,7 +218,7 @@ impl Place {
         sync(&self.kept())
     }
 
-    fn write_state(&self, state: &State) -> io::Result<()> {
+    fn write_state(&self, state: &InstallState) -> io::Result<()> {
         let unfinished = self.kept().join("state.new");
         let mut file = File::create(&unfinished)?;
         file.write_all(&serde_json::to_vec_pretty(state)?)?;
@@ -225,22 +228,22 @@ impl Place {
     }
 
     /// Puts the former program back. `others` says whether a call finds another plugin of that name elsewhere.
-    pub(crate) fn undo(&self, others: Others) -> Result<Undone> {
+    pub(crate) fn undo(&self, others: OtherPlugins) -> Result<UndoOutcome> {
         let _lock = self.lock()?;
         // A state file that cannot be read must not keep an operator from going back.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
         let target = self.target();
-        let there = fs::symlink_metadata(&target).is_ok().then(|| Program::ask(&target, self.role));
+        let there = fs::symlink_metadata(&target).is_ok().then(|| PluginProgram::ask(&target, self.role));
         let has_previous = fs::symlink_metadata(self.previous()).is_ok();
         let undone = match there {
-            Some(Program::Other(_)) => Undone::Left,
-            Some(Program::Broken(_)) if !has_previous => Undone::Left,
+            Some(PluginProgram::Other(_)) => UndoOutcome::Left,
+            Some(PluginProgram::Broken(_)) if !has_previous => UndoOutcome::Left,
             _ if has_previous => {
                 self.step(|| fs::rename(self.previous(), &target).and_then(|()| sync(&self.folder)))?;
-                Undone::Restored
+                UndoOutcome::Restored
             }
-            Some(_) if others == Others::None => {
-                return Err(Failure::new(format!(
+            Some(_) if others == OtherPlugins::None => {
+                return Err(CommandFailure::new(format!(
                     "nothing is kept that could be put back in place of {}, and there is no other {}",
                     target.display(),
                     self.role.program()
@@ -251,9 +254,9 @@ impl Place {
             }
             Some(_) => {
                 self.step(|| fs::remove_file(&target))?;
-                Undone::Removed
+                UndoOutcome::Removed
             }
-            None => Undone::Removed,
+            None => UndoOutcome::Removed,
         };
         self.step(|| {
             for left in ["new", "state.new", "previous.new", "previous", "state.json"] {
@@ -281,15 +284,15 @@ impl Place {
         match folder.try_lock() {
             Ok(()) => Ok(folder),
             Err(TryLockError::WouldBlock) => {
-                Err(Failure::new(format!("another margay install works in {}", self.folder.display()))
+                Err(CommandFailure::new(format!("another margay install works in {}", self.folder.display()))
                     .hint("wait until it has ended, and try again"))
             }
             Err(TryLockError::Error(error)) => Err(self.failed("cannot lock", &error)),
         }
     }
 
-    fn failed(&self, what: &str, error: &io::Error) -> Failure {
-        let failure = Failure::new(format!("{what} {}: {error}", self.folder.display()));
+    fn failed(&self, what: &str, error: &io::Error) -> CommandFailure {
+        let failure = CommandFailure::new(format!("{what} {}: {error}", self.folder.display()));
         match error.kind() {
             ErrorKind::PermissionDenied => failure.hint("run it as root, on the node itself"),
             ErrorKind::ReadOnlyFilesystem => {
@@ -302,7 +305,7 @@ impl Place {
 
 /// Whether a call finds another plugin of that name elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Others {
+pub(crate) enum OtherPlugins {
     None,
     Some,
 }
@@ -329,10 +332,10 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 /// How much of a program is read at once, in bytes. `io::copy` by itself asks the kernel a thousand times for a plugin.
-const READ: usize = 128 << 10;
+const READ_BUFFER_BYTES: usize = 128 << 10;
 
 fn checksum(file: &Path) -> io::Result<String> {
     let mut sum = Sha256::default();
-    io::copy(&mut BufReader::with_capacity(READ, File::open(file)?), &mut sum)?;
+    io::copy(&mut BufReader::with_capacity(READ_BUFFER_BYTES, File::open(file)?), &mut sum)?;
     Ok(sum.hex())
 }
