@@ -31,7 +31,7 @@ use wiring::masquerade;
 use crate::error::{CommandFailure, Result};
 use crate::output::{TableRow, run_with_progress, table, yaml};
 use crate::store::{DEFAULT_LOCK_TIMEOUT, StoreAccess, StoreUse};
-use crate::times::duration;
+use crate::times::parse_duration;
 
 const GLOBAL_HEADING: &str = "Global options";
 
@@ -61,7 +61,7 @@ pub(crate) struct GlobalOptions {
     pub(crate) log_level: LogLevel,
 
     /// Longest wait for a store in use [default: 30s]
-    #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = duration)]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = parse_duration)]
     lock_timeout: Option<Duration>,
 
     /// Accepted because scripts for calicoctl give it, and ignored: Margay does not compare versions

@@ -1,6 +1,6 @@
 //! The operator command `margay`.
 //!
-//! A command is parsed ([`args`]), becomes a value that says what it needs ([`verbs`]), and is carried out ([`command`]): the
+//! A command is parsed ([`args`]), becomes a value that says what it needs ([`subcommands`]), and is carried out ([`command`]): the
 //! store is chosen and opened, the command makes an answer, and the store is closed. Only then the answer is printed on
 //! stdout; everything else is on stderr.
 
@@ -20,9 +20,9 @@ mod map;
 mod output;
 mod serve;
 mod store;
+mod subcommands;
 mod times;
 mod transfer;
-mod verbs;
 mod watch;
 
 use std::ffi::OsString;
@@ -36,7 +36,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::command::{Invocation, LogLevel};
 use crate::error::CommandFailure;
-use crate::verbs::check::{report_hint, with_report};
+use crate::subcommands::check::{report_hint, with_report};
 
 /// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
 #[cfg(doctest)]
@@ -63,7 +63,7 @@ pub fn run(
     let cli = match args::parse(drivers, &args) {
         Ok(cli) => cli,
         Err(usage) => {
-            let code = explain(&usage, out, err);
+            let code = print_usage(&usage, out, err);
             if let Some(hint) = report_hint(&usage, &args) {
                 _ = writeln!(err, "{hint}");
             }
@@ -96,7 +96,7 @@ fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
 }
 
 /// Prints help and version on stdout, and an error of the usage on stderr.
-fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+fn print_usage(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let text = usage.render();
     if usage.use_stderr() {
         _ = write!(err, "{text}");
@@ -138,7 +138,7 @@ pub fn main(drivers: &Drivers) -> ExitCode {
     {
         return code;
     }
-    std::panic::set_hook(Box::new(remember));
+    std::panic::set_hook(Box::new(remember_panic));
     let run = || run(drivers, std::env::args_os(), &process_environment, &mut stdout().lock(), &mut stderr());
     ExitCode::from(catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         let what = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +146,7 @@ pub fn main(drivers: &Drivers) -> ExitCode {
     }))
 }
 
-fn remember(panic: &PanicHookInfo<'_>) {
+fn remember_panic(panic: &PanicHookInfo<'_>) {
     let what = panic.to_string().replace('\n', " ");
     *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = what;
 }

@@ -322,25 +322,25 @@ pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
 /// Draws a line for each block, with a sign for each address, or for several if there is not enough room.
 fn draw_addresses(blocks: &[DrawnBlock], style: MapStyle, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
-    let owners = blocks.iter().map(|block| short(&block.owner).chars().count()).max().unwrap_or_default();
-    let counts = blocks.iter().map(|block| count(block).len()).max().unwrap_or_default();
+    let owners = blocks.iter().map(|block| shorten_owner(&block.owner).chars().count()).max().unwrap_or_default();
+    let counts = blocks.iter().map(|block| usage_text(block).len()).max().unwrap_or_default();
     let room = style.width.saturating_sub(cidrs + owners + counts + 6).max(MIN_SIGNS);
     for block in blocks {
         let each = block.uses.len().div_ceil(room).max(1);
         let cells: Vec<AddressSign> = block.uses.chunks(each).map(AddressSign::of).collect();
-        let owner = short(&block.owner);
+        let owner = shorten_owner(&block.owner);
         text.push_str(&format!("{:cidrs$}  {owner:owners$}  ", block.cidr));
         paint(cells.iter().map(|cell| (cell.sign(), cell.terminal_colour())), style.colours, text);
         let padding = room.min(block.uses.len()).saturating_sub(cells.len());
-        text.push_str(&format!("{:padding$}  {:>counts$}\n", "", count(block)));
+        text.push_str(&format!("{:padding$}  {:>counts$}\n", "", usage_text(block)));
     }
 }
 
-fn count(block: &DrawnBlock) -> String {
+fn usage_text(block: &DrawnBlock) -> String {
     format!("{}/{}", block.in_use, block.uses.len())
 }
 
-fn short(owner: &str) -> String {
+fn shorten_owner(owner: &str) -> String {
     if owner.chars().count() <= MAX_OWNER_CHARS {
         return owner.to_owned();
     }
@@ -350,7 +350,7 @@ fn short(owner: &str) -> String {
 
 /// Draws a sign for each block, and for each place without a block if there are not too many places.
 fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
-    let places = places(section);
+    let places = block_places(section);
     let label = |place: &BlockPlace<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
     let room = style.width.saturating_sub(labels + 2).max(MIN_SIGNS);
@@ -374,7 +374,7 @@ struct BlockPlace<'a> {
     block: Option<&'a DrawnBlock>,
 }
 
-fn places(section: &MapSection) -> Vec<BlockPlace<'_>> {
+fn block_places(section: &MapSection) -> Vec<BlockPlace<'_>> {
     let claimed = |block| BlockPlace { first: DrawnBlock::first(block), block: Some(block) };
     let all = section.places.filter(|places| *places <= MAX_PLACES);
     let bits = section.blocks.first().map(|block| block.net.prefix_len());
@@ -417,7 +417,7 @@ const SVG_LABEL: usize = 330;
 const SVG_CELL: usize = 12;
 
 /// A picture of all pools.
-pub(crate) fn svg(sections: &[MapSection], detail: MapDetail) -> String {
+pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     let mut body = String::new();
     let mut y = SVG_MARGIN;
     for section in sections {
@@ -454,7 +454,7 @@ pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, belo
          <style>body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}</style>\n</head>\n<body>\n\
          <p>{}</p>\n{}{below}</body>\n</html>\n",
         escape_xml(about),
-        svg(sections, detail)
+        draw_svg(sections, detail)
     )
 }
 
@@ -466,7 +466,7 @@ fn svg_addresses(blocks: &[DrawnBlock], top: usize, body: &mut String) -> usize 
         let text = y + SVG_LINE - 5;
         _ = writeln!(body, r#"<g><title>{}</title>"#, escape_xml(&block.reported()));
         let owner = if block.owner.is_empty() { "-" } else { &block.owner };
-        let label = clipped(&format!("{}  {owner}", block.cidr));
+        let label = clip_label(&format!("{}  {owner}", block.cidr));
         _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{text}">{}</text>"#, escape_xml(&label));
         let all = block.uses.len().max(1);
         let mut begun = 0;
@@ -532,7 +532,7 @@ fn svg_legend(top: usize, body: &mut String) -> usize {
 }
 
 /// A label, cut if there is no room for it.
-fn clipped(label: &str) -> String {
+fn clip_label(label: &str) -> String {
     const MAX_LABEL_CHARS: usize = 44;
     if label.chars().count() <= MAX_LABEL_CHARS {
         label.to_owned()
@@ -570,6 +570,6 @@ mod tests {
     #[test]
     fn text_is_escaped() {
         assert_eq!(escape_xml(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
-        assert_eq!(clipped(&"x".repeat(50)).chars().count(), 44);
+        assert_eq!(clip_label(&"x".repeat(50)).chars().count(), 44);
     }
 }

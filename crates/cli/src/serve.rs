@@ -11,7 +11,7 @@ use datastore::{Location, served};
 
 use crate::command::{Invocation, StandaloneCommand};
 use crate::error::{CommandFailure, Result};
-use crate::times::{duration, interval};
+use crate::times::{parse_duration, parse_interval};
 
 pub(crate) const HELP: &str = "\
 Plugins and commands find the daemon by the store, and go on without it. Other
@@ -67,7 +67,7 @@ pub(crate) struct Serve {
 
     // In an example only: with so long a name the help would not fit a screen.
     /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
-    #[arg(long, value_name = "TIME", value_parser = interval, requires = "listen", hide = true)]
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
 
     /// Revisions to keep [with --listen: 10000]
@@ -75,7 +75,7 @@ pub(crate) struct Serve {
     pub(crate) history_revisions: Option<u64>,
 
     /// Their greatest age [with --listen: 7d]
-    #[arg(long, value_name = "AGE", value_parser = duration)]
+    #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_age: Option<Duration>,
 
     /// Their greatest size, in MiB [with --listen: 64]
@@ -83,7 +83,7 @@ pub(crate) struct Serve {
     pub(crate) history_mib: Option<u64>,
 
     /// Their least age [with --listen: 5m]
-    #[arg(long, value_name = "AGE", value_parser = duration)]
+    #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 
     /// Print the name of the store's daemon, which is the instance of its systemd units, and end

@@ -40,7 +40,7 @@ impl FromStr for SinceTime {
             let at = OffsetDateTime::from_unix_timestamp(at.as_second());
             return at.map(Self::At).map_err(|error| error.to_string());
         }
-        duration(text).map(Self::Ago).map_err(|_| {
+        parse_duration(text).map(Self::Ago).map_err(|_| {
             "not a time such as 2026-11-21T10:00:00Z, or 2026-11-21T10:00 of this machine, and not a duration such as \
              90s, 15m, 2h or 3d"
                 .to_owned()
@@ -49,14 +49,14 @@ impl FromStr for SinceTime {
 }
 
 /// A span of time: a whole number and `s`, `m`, `h` or `d`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// Parses a duration as etcd's flags take it, such as `1m30s`, `1.5s` or `500us`, or as [`duration`] does.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+/// Parses a duration as etcd's flags take it, such as `1m30s`, `1.5s` or `500us`, or as [`parse_duration`] does.
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());
-    parsed.map_or_else(|| duration(text), Ok)
+    parsed.map_or_else(|| parse_duration(text), Ok)
 }
 
 /// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
@@ -106,10 +106,10 @@ mod tests {
             ("10m", Duration::from_secs(600)),
             ("3d", Duration::from_secs(3 * 24 * 60 * 60)),
         ] {
-            assert_eq!(interval(text), Ok(expected), "{text}");
+            assert_eq!(parse_interval(text), Ok(expected), "{text}");
         }
         for wrong in ["", "s", "-1s", "1", "1s2", "1.2.3s", "1x", "1e9s", "99999999999999999999999h", "1é"] {
-            assert!(interval(wrong).unwrap_err().contains("15m"), "{wrong}");
+            assert!(parse_interval(wrong).unwrap_err().contains("15m"), "{wrong}");
         }
     }
 

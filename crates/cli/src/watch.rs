@@ -25,9 +25,9 @@ use crate::hook::{CursorFile, Delivery, DeliveryOutcome, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::output::yaml;
 use crate::store::{StoreAccess, StoreUse};
-use crate::times::duration;
+use crate::subcommands::history::DescribeEvent;
+use crate::times::parse_duration;
 use crate::transfer::read_identity;
-use crate::verbs::history::DescribeEvent;
 
 pub(crate) const HELP: &str = "\
 One line for each address that is assigned or released, and each block that is
@@ -74,7 +74,7 @@ pub(crate) struct Watch {
     pub(crate) webhook_secret: Option<PathBuf>,
 
     /// Repeat a run or a post that takes longer
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
     /// Keep in this file which events were handled, and go on there
@@ -82,7 +82,7 @@ pub(crate) struct Watch {
     pub(crate) cursor: Option<PathBuf>,
 
     /// End after this time, such as 30s or 10m
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) time: Option<Duration>,
 }
 
@@ -108,7 +108,7 @@ async fn watch(
     invocation: &mut Invocation<'_>,
 ) -> Result<u8> {
     let pool = match &args.pool {
-        Some(name) => Some(network(at, name).await?),
+        Some(name) => Some(read_pool_network(at, name).await?),
         None => None,
     };
     let left = args.count.map_or(u64::MAX, NonZeroU64::get);
@@ -122,7 +122,7 @@ async fn watch(
         _ => None,
     };
     let cursor = match &args.cursor {
-        Some(path) => Some(CursorFile::load(path, &id_of(at).await?)?),
+        Some(path) => Some(CursorFile::load(path, &read_store_id(at).await?)?),
         None => None,
     };
     let start = match cursor.as_ref().map(CursorFile::revision) {
@@ -178,13 +178,13 @@ async fn follow(
             tokio::time::sleep(POLL_INTERVAL).await;
             continue;
         }
-        for part in follower.read().await.map_err(|stop| printer.stopped(stop))? {
+        for part in follower.read().await.map_err(|stop| printer.record_stop(stop))? {
             is_current = matches!(part, HistoryPart::Reached(_));
             may_end |= matches!(part, HistoryPart::Reached(_) | HistoryPart::Interrupted(_));
             if matches!(part, HistoryPart::Interrupted(_)) {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
-            printer.tell(at, part)?;
+            printer.print_part(at, part)?;
             match printer.deliver(follower, interrupt, until)? {
                 DeliveryOutcome::Done => {}
                 DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
@@ -201,13 +201,13 @@ async fn follow(
 }
 
 /// The id of a store, as a cursor records it.
-async fn id_of(at: StoreAccess<'_>) -> Result<String> {
+async fn read_store_id(at: StoreAccess<'_>) -> Result<String> {
     let open = at.open(StoreUse::Read).await?;
     at.run_and_close(open, async |open: &OpenStore| Ok(read_identity(at, open).await?.id)).await
 }
 
 /// The network of a pool.
-async fn network(at: StoreAccess<'_>, name: &str) -> Result<IpNet> {
+async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> Result<IpNet> {
     let read =
         async |operator: &Operator| Ok(operator.ipam().inventory(Deadline::after(POOL_READ_TIMEOUT)).await?.pools);
     let pools = at.with_operator(StoreUse::Read, read).await?;
@@ -255,7 +255,7 @@ impl GapEvent {
 }
 
 impl EventPrinter<'_> {
-    fn tell(&mut self, store: StoreAccess<'_>, part: HistoryPart) -> Result<()> {
+    fn print_part(&mut self, store: StoreAccess<'_>, part: HistoryPart) -> Result<()> {
         match part {
             HistoryPart::Begins(at, _) => {
                 self.note(&format!("watching {store} from revision {at} on"));
@@ -269,7 +269,7 @@ impl EventPrinter<'_> {
                 let reported = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
                 reported
                     .map(|one| (one, at))
-                    .try_for_each(|(one, at)| self.row(&one, || EventRow::listed(at, &one)))?;
+                    .try_for_each(|(one, at)| self.print_event(&one, || EventRow::listed(at, &one)))?;
             }
             HistoryPart::Happened(batches) => {
                 for batch in batches {
@@ -278,14 +278,14 @@ impl EventPrinter<'_> {
                     }
                     let (reported, at) = (of_batch(&batch), batch.revision);
                     let row = |one: &Happening| EventRow::happened(at, time_of(batch.time, &one.what), one);
-                    reported.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
+                    reported.happenings.iter().try_for_each(|one| self.print_event(one, || row(one)))?;
                     if let Some(last) = self.deliveries.last_mut() {
                         last.completes = Some(at);
                     }
                     self.handled = Some(at);
                 }
             }
-            HistoryPart::GivenUp(after, up_to) => self.gap(after, up_to)?,
+            HistoryPart::GivenUp(after, up_to) => self.report_gap(after, up_to)?,
             HistoryPart::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
             HistoryPart::Reached(at) => {
                 self.handled = Some(at);
@@ -329,7 +329,7 @@ impl EventPrinter<'_> {
     }
 
     /// Prints an event, if the arguments select it.
-    fn row(&mut self, happening: &Happening, row: impl FnOnce() -> EventRow) -> Result<()> {
+    fn print_event(&mut self, happening: &Happening, row: impl FnOnce() -> EventRow) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
         // A cursor stands behind a whole revision, or a whole list.
@@ -344,12 +344,12 @@ impl EventPrinter<'_> {
         }
         match self.format {
             Format::Table | Format::Wide => Ok(writeln!(self.out, "{}", row.line())?),
-            Format::Json | Format::Yaml => self.document(&row),
+            Format::Json | Format::Yaml => self.print_document(&row),
         }
     }
 
     /// Reports that history is missing: as a note, and for programs also in the output.
-    fn gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
+    fn report_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
              read; what is in use at revision {up_to} follows"
@@ -357,7 +357,7 @@ impl EventPrinter<'_> {
         match self.format {
             _ if self.hook.is_some() => self.queue_gap(after, up_to),
             Format::Table | Format::Wide => Ok(()),
-            Format::Json | Format::Yaml => self.document(&GapEvent::new(after, up_to)),
+            Format::Json | Format::Yaml => self.print_document(&GapEvent::new(after, up_to)),
         }
     }
 
@@ -366,8 +366,8 @@ impl EventPrinter<'_> {
     }
 
     /// Records in the cursor that the store does not go on there, if that is why the reader ends.
-    fn stopped(&mut self, stop: FollowStop) -> CommandFailure {
-        if let (FollowStop::Another(why), Some(cursor)) = (&stop, &mut self.cursor)
+    fn record_stop(&mut self, stop: FollowStop) -> CommandFailure {
+        if let (FollowStop::OtherStore(why), Some(cursor)) = (&stop, &mut self.cursor)
             && let Err(unwritten) = cursor.refuse(why.message())
         {
             self.note(unwritten.message());
@@ -383,7 +383,7 @@ impl EventPrinter<'_> {
     }
 
     /// A line of JSON, or a document of YAML.
-    fn document(&mut self, what: &impl Serialize) -> Result<()> {
+    fn print_document(&mut self, what: &impl Serialize) -> Result<()> {
         let failed = |error| CommandFailure::new(format!("JSON: {error}"));
         match self.format {
             Format::Yaml => Ok(write!(self.out, "---\n{}", yaml(&serde_json::to_value(what).map_err(failed)?))?),

@@ -1,5 +1,5 @@
 //! Reading the history of a store, and following its changes. An embedded store is read here in several openings: it is
-//! opened, read a little, and closed. A store that stays open is read in [`watched`].
+//! opened, read a little, and closed. A store that stays open is read in [`watch_reader`].
 //!
 //! The reader returns parts: first a state, then every change after it. If the store removed history before it was
 //! read, the reader reports that, and the state from which it goes on. A reader of the past goes on at the oldest state.
@@ -54,7 +54,7 @@ pub(crate) enum HistoryPart {
 pub(crate) enum FollowStop {
     /// The store is not the one that was read before, or is one of its earlier states. The changes after the place that the
     /// reader had reached are no continuation, also if the revision grows beyond that place later.
-    Another(CommandFailure),
+    OtherStore(CommandFailure),
     /// Anything else.
     Failed(CommandFailure),
 }
@@ -68,7 +68,7 @@ impl From<CommandFailure> for FollowStop {
 impl From<FollowStop> for CommandFailure {
     fn from(stop: FollowStop) -> Self {
         match stop {
-            FollowStop::Another(failure) | FollowStop::Failed(failure) => failure,
+            FollowStop::OtherStore(failure) | FollowStop::Failed(failure) => failure,
         }
     }
 }
@@ -111,7 +111,7 @@ impl<'l> Follower<'l> {
             StoreReader::Watched(one) => one.position_to_leave(),
         };
         if let Some((position, id)) = left {
-            self.go_on(position, id).await?;
+            self.switch_reader(position, id).await?;
         }
         match &mut self.reader {
             StoreReader::Embedded(one) => one.read().await,
@@ -120,7 +120,7 @@ impl<'l> Follower<'l> {
     }
 
     /// Goes on at a place of this store, through its daemon if there is one.
-    async fn go_on(&mut self, position: ReadPosition, id: Option<String>) -> Result<(), FollowStop> {
+    async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> Result<(), FollowStop> {
         let next = StoreReader::of_files(self.at, &self.range, position, id.clone()).await;
         match (&next, &self.reader) {
             (StoreReader::Embedded(_), StoreReader::Embedded(_)) => return Ok(()),
@@ -193,7 +193,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result
     }
     let failure = CommandFailure::new(format!("the watch begins after revision {after}, and {at} is only at {newest}"))
         .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now");
-    Err(FollowStop::Another(failure))
+    Err(FollowStop::OtherStore(failure))
 }
 
 /// Refuses another store than the one that was read before, if that is known.
@@ -206,7 +206,7 @@ fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Resu
 
 fn replaced(at: StoreAccess<'_>) -> FollowStop {
     let failure = CommandFailure::new(format!("{at} was replaced by another store meanwhile"));
-    FollowStop::Another(failure.hint("begin anew to see what is in it"))
+    FollowStop::OtherStore(failure.hint("begin anew to see what is in it"))
 }
 
 impl ReadPosition {
@@ -258,21 +258,21 @@ impl<'l> FilesReader<'l> {
 
     /// Reads the next parts. A state comes as a whole: the history could move past it while the caller delivers a part.
     async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
-        let mut parts = self.turn().await?;
+        let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
-            parts.extend(self.turn().await?);
+            parts.extend(self.read_turn().await?);
         }
         Ok(parts)
     }
 
     /// Opens the store, reads the next parts, and closes it.
-    async fn turn(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
+    async fn read_turn(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let at = self.at;
         let open = at.open_files(StoreUse::Read).await?;
-        at.run_and_close(open, async |open: &OpenStore| self.batch(open).await).await
+        at.run_and_close(open, async |open: &OpenStore| self.read_parts(open).await).await
     }
 
-    async fn batch(&mut self, open: &OpenStore) -> Result<Vec<HistoryPart>, FollowStop> {
+    async fn read_parts(&mut self, open: &OpenStore) -> Result<Vec<HistoryPart>, FollowStop> {
         let Some(store) = open.embedded() else {
             return Err(CommandFailure::new(format!("{} has no history to read", self.at)).into());
         };
@@ -283,8 +283,8 @@ impl<'l> FilesReader<'l> {
         check_after(self.at, self.position.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
-            let part = match self.part(store).await {
-                Err(error) => self.given_up(&error).ok_or_else(|| self.at.explain(error))?,
+            let part = match self.read_part(store).await {
+                Err(error) => self.part_when_compacted(&error).ok_or_else(|| self.at.explain(error))?,
                 Ok(part) => part,
             };
             bytes += part_size(&part);
@@ -302,7 +302,7 @@ impl<'l> FilesReader<'l> {
     }
 
     /// Reads the next part.
-    async fn part(&mut self, store: &MvccStore) -> kv::Result<HistoryPart> {
+    async fn read_part(&mut self, store: &MvccStore) -> kv::Result<HistoryPart> {
         match self.position.clone() {
             ReadPosition::Before(FollowStart::After(after)) => {
                 self.position = ReadPosition::Log(after.next());
@@ -350,7 +350,7 @@ impl<'l> FilesReader<'l> {
     }
 
     /// Goes on at the newest state if an error says that the next revision was compacted; in the past, at the oldest state.
-    fn given_up(&mut self, error: &kv::Error) -> Option<HistoryPart> {
+    fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
         if self.is_past {

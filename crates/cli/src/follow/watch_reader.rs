@@ -105,30 +105,32 @@ impl<'l> WatchReader<'l> {
     }
 
     pub(super) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
-        match self.parts().await {
-            Err(ReadError::Store(error)) => match self.given_up(&error).or_else(|| self.interrupted(&error)) {
-                Some(part) => Ok(vec![part]),
-                None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(self.at)),
-                None => Err(self.at.explain(error).into()),
-            },
+        match self.read_parts().await {
+            Err(ReadError::Store(error)) => {
+                match self.part_when_compacted(&error).or_else(|| self.part_when_disconnected(&error)) {
+                    Some(part) => Ok(vec![part]),
+                    None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(self.at)),
+                    None => Err(self.at.explain(error).into()),
+                }
+            }
             Err(ReadError::Stop(stop)) => Err(stop),
             Ok(parts) => Ok(parts),
         }
     }
 
-    async fn parts(&mut self) -> Result<Vec<HistoryPart>, ReadError> {
+    async fn read_parts(&mut self) -> Result<Vec<HistoryPart>, ReadError> {
         match self.position.clone() {
-            ReadPosition::Before(FollowStart::Newest) => self.state(|at| HistoryPart::Begins(at, None)).await,
+            ReadPosition::Before(FollowStart::Newest) => self.read_state(|at| HistoryPart::Begins(at, None)).await,
             ReadPosition::Before(start) => Ok(vec![self.begin(start).await?]),
-            ReadPosition::State(at, from) => Ok(vec![self.page(at, from).await?]),
-            ReadPosition::Lost(after) => self.state(|at| HistoryPart::GivenUp(after, at)).await,
+            ReadPosition::State(at, from) => Ok(vec![self.read_page(at, from).await?]),
+            ReadPosition::Lost(after) => self.read_state(|at| HistoryPart::GivenUp(after, at)).await,
             ReadPosition::Log(next) => Ok(vec![self.follow(next).await?]),
         }
     }
 
     /// The whole newest state, after a part that names its revision: the blocks, which say all of it. The watch of what comes
     /// next begins before the caller delivers the state, since that may take longer than the store keeps its history.
-    async fn state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
+    async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
         check_after(self.at, self.position.read(), at)?;
@@ -169,7 +171,7 @@ impl<'l> WatchReader<'l> {
                 self.past = Some(PastProgress { head, goal, reported: BTreeMap::new(), last: Instant::now() });
                 let (oldest, time) = match &self.daemon {
                     Some(daemon) => daemon.oldest().await?,
-                    None => (oldest(&*store).await?, None),
+                    None => (oldest_revision(&*store).await?, None),
                 };
                 ((oldest, time), ReadPosition::State(oldest, from))
             }
@@ -185,7 +187,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// The next page of a state of the past.
-    async fn page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
+    async fn read_page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
         self.position = match page.kvs.last() {
@@ -207,7 +209,7 @@ impl<'l> WatchReader<'l> {
         let mut changes = match self.changes.take() {
             Some(changes) => changes,
             None => {
-                let newest = newest(&*self.store().await?).await?;
+                let newest = newest_revision(&*self.store().await?).await?;
                 check_after(self.at, Revision::new(next.get() - 1), newest)?;
                 self.watch(next).await?
             }
@@ -218,7 +220,7 @@ impl<'l> WatchReader<'l> {
             match batch {
                 Ok(batch) => batches.push(batch),
                 // The next read gets the error again, at once.
-                Err(_) if !batches.is_empty() => return Ok(self.reported(next, batches)),
+                Err(_) if !batches.is_empty() => return Ok(self.part_of_batches(next, batches)),
                 Err(error) => return Err(error.into()),
             }
             if batches.len() < MAX_BATCHES {
@@ -228,10 +230,10 @@ impl<'l> WatchReader<'l> {
         self.changes = Some(changes);
         if batches.is_empty() {
             self.probe_idle(next).await;
-            return self.quiet(next);
+            return self.part_when_quiet(next);
         }
         self.idle.restart();
-        Ok(self.reported(next, batches))
+        Ok(self.part_of_batches(next, batches))
     }
 
     /// Moves a quiet watch of a cluster on, over the revisions of other keys.
@@ -240,13 +242,13 @@ impl<'l> WatchReader<'l> {
             return;
         }
         let Ok(store) = self.store().await else { return };
-        if let Some(reached) = self.idle.reached(&store, Revision::new(next.get() - 1)) {
+        if let Some(reached) = self.idle.take_reached(&store, Revision::new(next.get() - 1)) {
             self.position = ReadPosition::Log(reached.next().max(next));
         }
     }
 
     /// Makes a part of these batches, and records its events.
-    fn reported(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
+    fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
         // At the compaction mark etcd may not know the former values any more: then a state comes next.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
@@ -254,7 +256,7 @@ impl<'l> WatchReader<'l> {
             batches.truncate(known);
             self.changes = None;
             if batches.is_empty() {
-                return self.lost(Revision::new(next.get() - 1), mark);
+                return self.resume_after_loss(Revision::new(next.get() - 1), mark);
             }
         }
         // Handles of an earlier revision may come late.
@@ -276,7 +278,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// The part when no event came: whether everything was reported.
-    fn quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
+    fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
             return Ok(HistoryPart::Reached(past.head));
@@ -291,7 +293,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Lets the next read begin the watch anew, if the error is transient. A cluster itself has tried that for long.
-    fn interrupted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
+    fn part_when_disconnected(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let may_go_on = self.past.is_none()
             && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
             && error.kind().is_transient();
@@ -301,7 +303,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Goes on at a state if an error says that the next revision was compacted.
-    fn given_up(&mut self, error: &kv::Error) -> Option<HistoryPart> {
+    fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
         self.changes = None;
@@ -314,11 +316,11 @@ impl<'l> WatchReader<'l> {
             // A stream without progress stays at its last event, and the place is beyond that: a new stream begins there.
             return Some(HistoryPart::Happened(Vec::new()));
         }
-        Some(self.lost(read, mark))
+        Some(self.resume_after_loss(read, mark))
     }
 
     /// Goes on at the newest state, because the changes after a revision were removed; in the past, at the compaction mark.
-    fn lost(&mut self, read: Revision, mark: Revision) -> HistoryPart {
+    fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
             self.position = ReadPosition::State(mark, self.range.bounds().0);
@@ -354,12 +356,12 @@ impl From<FollowStop> for ReadError {
 }
 
 /// The newest revision.
-async fn newest(store: &dyn Store) -> kv::Result<Revision> {
+async fn newest_revision(store: &dyn Store) -> kv::Result<Revision> {
     Ok(store.range(revision_request()).await?.revision)
 }
 
 /// The oldest revision that can be read.
-async fn oldest(store: &dyn Store) -> kv::Result<Revision> {
+async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     let first = Revision::new(1);
     let revision_request = revision_request();
     match store.range(revision_request.clone().with_at(first)).await {
@@ -405,7 +407,7 @@ impl IdleProbe {
 
     /// The revision up to which all was reported, if it is known now. All up to `at` was reported before, and the watch was
     /// quiet for a while since the last call. An error of the store is left to the watch.
-    fn reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
+    fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);
         }
@@ -415,7 +417,7 @@ impl IdleProbe {
         } else if self.probe.is_empty() && Instant::now() >= self.next {
             self.wait = (self.wait * 2).min(IDLE_WAITS[1]);
             let store = Arc::clone(store);
-            self.probe.spawn(async move { unchanged(&*store, at).await.ok().flatten() });
+            self.probe.spawn(async move { newest_if_unchanged(&*store, at).await.ok().flatten() });
         }
         None
     }
@@ -427,7 +429,7 @@ fn revision_request() -> RangeRequest {
 }
 
 /// The newest revision, if the blocks and affinities are there as they are at `at`.
-async fn unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
+async fn newest_if_unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
     let newest = store.range(revision_request()).await?.revision;
     if newest <= at {
         return Ok(None);
@@ -452,7 +454,7 @@ mod tests {
     /// The answer within a second or two without an event.
     async fn reached(idle: &mut IdleProbe, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         for _ in 0..150 {
-            if let Some(reached) = idle.reached(store, at) {
+            if let Some(reached) = idle.take_reached(store, at) {
                 return Some(reached);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -476,11 +478,11 @@ mod tests {
 
             let mut idle = IdleProbe::new();
             while idle.candidate.is_none() {
-                assert_eq!(idle.reached(&store, at), None);
+                assert_eq!(idle.take_reached(&store, at), None);
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             idle.restart();
-            assert_eq!(idle.reached(&store, at), None, "from before an event");
+            assert_eq!(idle.take_reached(&store, at), None, "from before an event");
 
             put(block).await;
             assert_eq!(reached(&mut IdleProbe::new(), &store, at).await, None);

@@ -1,10 +1,10 @@
 //! `margay gc`: frees the addresses that nothing on this machine uses any more. The estates of nodes that are gone
-//! are in [`gone`], those of a renamed node in [`hand_over`].
+//! are in [`departed`], those of a renamed node in [`node_move`].
 //!
 //! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
 //! the leftovers. So no container waits for a scan, and an address that is assigned meanwhile is no candidate.
 
-mod gone;
+mod departed;
 mod lists;
 mod node_move;
 mod report;
@@ -141,7 +141,7 @@ impl StandaloneCommand for Gc {
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         match &self.move_to {
             Some(to) => return invocation.run_on_store(&NodeMove::new(self, to)?),
-            None if self.gone || self.free => return gone::run(self, invocation),
+            None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
         // Lists are read first: the older a list is, the fewer addresses are freed because of it.
@@ -196,7 +196,7 @@ fn scan_once<'l>(
     let GcRequest { args, machine, .. } = request;
     let mut read = Vec::new();
     for at in stores {
-        match runtime.block_on(holdings(request, *at)) {
+        match runtime.block_on(read_holdings(request, *at)) {
             Ok(found) => read.push((*at, Ok(found))),
             // One of several stores that cannot be read must not keep the other stores from being cleaned.
             Err(failure) if args.all_stores || args.local_stores => {
@@ -209,44 +209,45 @@ fn scan_once<'l>(
     let evidence = machine.evidence()?;
     let decide = |(at, read): (StoreAccess<'l>, std::result::Result<_, ()>)| match read {
         Ok(Some((operator, holdings))) => decide(request, at, &operator, holdings, &evidence),
-        Ok(None) => Ok(StoreFindings::nothing(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
-        Err(()) => Ok(StoreFindings::nothing(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),
+        Ok(None) => Ok(StoreFindings::empty(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
+        Err(()) => Ok(StoreFindings::empty(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),
     };
     let found = read.into_iter().map(decide).collect::<Result<_>>()?;
     Ok((found, evidence))
 }
 
 impl<'l> StoreFindings<'l> {
-    fn nothing(at: StoreAccess<'l>, report: StoreReport) -> Self {
+    fn empty(at: StoreAccess<'l>, report: StoreReport) -> Self {
         let (holdings, ready, going) = (Holdings::default(), Vec::new(), Vec::new());
         Self { at, report, holdings, ready, going, missing: None }
     }
 
     /// Adds allocations that may be freed.
-    fn take(&mut self, allocations: Vec<Allocation>, reason: FreeReason) {
+    fn add(&mut self, allocations: Vec<Allocation>, reason: FreeReason) {
         self.report.candidates.extend(allocations.iter().map(|one| LeftoverRow::new(one, reason)));
         self.ready.extend(allocations);
     }
 }
 
 /// The holdings of the node in a store, read in one opening; `None` if there is no store.
-async fn holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<Option<(Operator, Holdings)>> {
+async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<Option<(Operator, Holdings)>> {
     let Some(open) = at.open_existing().await? else { return Ok(None) };
     let operator = Operator::new(open.store(), at.nodes());
-    let holdings = at.run_and_close(open, async |_: &OpenStore| read(request, at, &operator).await).await?;
+    let holdings =
+        at.run_and_close(open, async |_: &OpenStore| read_blocks_of_node(request, at, &operator).await).await?;
     Ok(Some((operator, holdings)))
 }
 
 /// The addresses that the node holds, in the blocks that this scan reads.
-async fn read(request: &GcRequest<'_>, at: StoreAccess<'_>, operator: &Operator) -> Result<Holdings> {
+async fn read_blocks_of_node(request: &GcRequest<'_>, at: StoreAccess<'_>, operator: &Operator) -> Result<Holdings> {
     let GcRequest { args, machine: Machine { node, boot_id }, .. } = request;
     let Some(memory) = ScanMemory::of(&args.looks, at.location, node, boot_id) else {
         return Ok(operator.ipam().holdings(node, Deadline::after(STORE_CALL_TIMEOUT)).await?);
     };
-    let plan = memory.plan(operator, args.all_blocks).await?;
+    let plan = memory.plan_scan(operator, args.all_blocks).await?;
     let (holdings, passed) =
         operator.ipam().holdings_within(node, &plan.reach, Deadline::after(STORE_CALL_TIMEOUT)).await?;
-    plan.keep(&holdings, passed);
+    plan.save(&holdings, passed);
     Ok(holdings)
 }
 
@@ -260,18 +261,18 @@ fn decide<'l>(
 ) -> Result<StoreFindings<'l>> {
     let args = request.args;
     let mut judged = operator.ipam().judge(&holdings, evidence);
-    let mut found = StoreFindings::nothing(at, StoreReport::of(at.location));
+    let mut found = StoreFindings::empty(at, StoreReport::of(at.location));
     if args.boot {
-        found.take(std::mem::take(&mut judged.earlier), FreeReason::EarlierBoot);
+        found.add(std::mem::take(&mut judged.earlier), FreeReason::EarlierBoot);
     }
     let by_list = match request.lists {
         [] => None,
-        lists => Some(by_list(lists, &mut judged, &mut found)?),
+        lists => Some(take_unlisted(lists, &mut judged, &mut found)?),
     };
     if args.netns {
         let earlier = std::mem::take(&mut judged.earlier).into_iter().map(|one| (one, FreeReason::EarlierBoot));
         let gone = std::mem::take(&mut judged.gone).into_iter().map(|one| (one, FreeReason::NamespaceGone));
-        by_scans(request, earlier.chain(gone).collect(), &mut found)?;
+        take_unused_twice(request, earlier.chain(gone).collect(), &mut found)?;
     }
     found.report.node.clone_from(&holdings.node);
     found.report.left = KeptCounts {
@@ -314,7 +315,11 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
 ///
 /// # Errors
 /// The lists cannot be of this machine.
-fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut StoreFindings<'_>) -> Result<KeptByListCounts> {
+fn take_unlisted(
+    lists: &[RuntimeList],
+    judged: &mut Judged,
+    found: &mut StoreFindings<'_>,
+) -> Result<KeptByListCounts> {
     let live = unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
         let count = live.gone.len();
@@ -328,7 +333,7 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut StoreFindings
     }
     let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
     let said = unlisted(unused, lists);
-    found.take(said.gone, FreeReason::NotListed);
+    found.add(said.gone, FreeReason::NotListed);
     Ok(KeptByListCounts {
         listed: said.listed,
         young: said.young,
@@ -339,7 +344,7 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut StoreFindings
 }
 
 /// Takes the addresses that are unused now and were unused at a scan at least [`MIN_SCAN_INTERVAL`] ago.
-fn by_scans(
+fn take_unused_twice(
     request: &GcRequest<'_>,
     unused: Vec<(Allocation, FreeReason)>,
     found: &mut StoreFindings<'_>,
@@ -347,7 +352,7 @@ fn by_scans(
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| CommandFailure::new("the kernel does not tell its clock"))?;
     let mut scans = ScanRecord::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
-    let since = scans.note(unused.iter().map(|(one, _)| one), now);
+    let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
             .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
@@ -355,7 +360,7 @@ fn by_scans(
     for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);
         if age >= MIN_SCAN_INTERVAL {
-            found.take(vec![one], reason);
+            found.add(vec![one], reason);
         } else {
             found.missing = found.missing.max(Some(MIN_SCAN_INTERVAL - age));
             found.report.waiting.push(LeftoverRow::new(&one, reason));
@@ -507,7 +512,7 @@ mod tests {
             namespaces: None,
             within: None,
         };
-        let mut found = StoreFindings::nothing(StoreAccess::of(&nowhere), StoreReport::of(&nowhere));
+        let mut found = StoreFindings::empty(StoreAccess::of(&nowhere), StoreReport::of(&nowhere));
         let looked = runtime().unwrap().block_on(find_endpoints("node1", &evidence, &mut found));
         assert!(looked.is_ok(), "the store was opened");
     }

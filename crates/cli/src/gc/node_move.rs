@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
 
-use super::gone::blocks;
-use super::report::addresses;
+use super::departed::count_blocks;
+use super::report::count_addresses;
 use super::{Gc, STORE_CALL_TIMEOUT, survey};
 use crate::command::{CommandAnswer, StoreCommand};
 use crate::error::{CommandFailure, Result};
@@ -237,8 +237,8 @@ impl NodeMoveReport {
             let [namespace, from, to] = [namespace, from, to].map(|text| printable(text));
             _ = writeln!(text, "{word} workload endpoint {namespace}/{from} to {to}");
         }
-        let own = blocks(self.blocks.iter().filter(|row| row.own).count());
-        let held = addresses(self.blocks.iter().map(|row| row.addresses).sum());
+        let own = count_blocks(self.blocks.iter().filter(|row| row.own).count());
+        let held = count_addresses(self.blocks.iter().map(|row| row.addresses).sum());
         _ = match self.applied {
             true => writeln!(text, "made {own} and {held} of node {from} those of {to}"),
             false => writeln!(text, "would make {own} and {held} of node {from} those of {to}; do it with --apply"),

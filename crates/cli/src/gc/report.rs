@@ -59,7 +59,7 @@ impl LeftoverRow {
     fn cells(&self) -> Vec<String> {
         let texts = [&self.network, &self.container, &self.interface].map(|text| printable(text));
         let [network, container, interface] = texts;
-        let (reason, since) = (self.reason.text().to_owned(), since(self.since.as_deref()));
+        let (reason, since) = (self.reason.text().to_owned(), assignment_time(self.since.as_deref()));
         vec![self.address.to_string(), network, container, interface, reason, since]
     }
 }
@@ -216,12 +216,12 @@ impl GcReport {
             if self.stores.len() > 1 {
                 _ = writeln!(text, "{}:", store.store);
             }
-            self.one(store, &mut text);
+            self.write_store(store, &mut text);
         }
         CommandAnswer::new(text, self)
     }
 
-    fn one(&self, store: &StoreReport, text: &mut String) {
+    fn write_store(&self, store: &StoreReport, text: &mut String) {
         if store.missing {
             _ = writeln!(text, "there is no store at {}, so there is nothing to free", store.store);
             return;
@@ -239,24 +239,24 @@ impl GcReport {
         let count = store.candidates.len();
         let and = |verb: &str, count: usize| match count {
             0 => String::new(),
-            _ => format!(" and {verb} {}", endpoints(count)),
+            _ => format!(" and {verb} {}", count_endpoints(count)),
         };
         _ = match (count, self.applied) {
             (0, _) => writeln!(text, "nothing to free for node {}", printable(&store.node)),
             (_, true) => {
                 let deleted = and("deleted", store.deleted_endpoints.len());
-                writeln!(text, "freed {}{deleted}", addresses(store.freed.len()))
+                writeln!(text, "freed {}{deleted}", count_addresses(store.freed.len()))
             }
             (_, false) => {
                 let delete = and("delete", store.endpoints.len());
-                writeln!(text, "would free {}{delete}; do it with --apply", addresses(count))
+                writeln!(text, "would free {}{delete}; do it with --apply", count_addresses(count))
             }
         };
         if !store.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(store.changed.len()));
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(store.changed.len()));
         }
         if !store.waiting.is_empty() {
-            let (count, apart) = (addresses(store.waiting.len()), MIN_SCAN_INTERVAL.as_secs());
+            let (count, apart) = (count_addresses(store.waiting.len()), MIN_SCAN_INTERVAL.as_secs());
             _ = writeln!(text, "{count} seen unused now; run again after {apart} s, or use --wait");
         }
         let left = store.left.text();
@@ -267,17 +267,17 @@ impl GcReport {
 }
 
 /// The time of an assignment, for a table.
-pub(super) fn since(recorded: Option<&str>) -> String {
+pub(super) fn assignment_time(recorded: Option<&str>) -> String {
     let text = recorded.map_or("unknown", |text| text.split('.').next().unwrap_or(text));
     printable(text.trim_end_matches(" +0000 UTC"))
 }
 
 /// A number of addresses in words.
-pub(super) fn addresses(count: usize) -> String {
+pub(super) fn count_addresses(count: usize) -> String {
     if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
 }
 
 /// A number of workload endpoints in words.
-pub(super) fn endpoints(count: usize) -> String {
+pub(super) fn count_endpoints(count: usize) -> String {
     if count == 1 { "1 workload endpoint".to_owned() } else { format!("{count} workload endpoints") }
 }

@@ -91,7 +91,11 @@ impl ScanRecord {
     }
 
     /// Records that these assignments and no others are unused now. Returns since when each of them is.
-    pub(super) fn note<'a>(&mut self, unused: impl Iterator<Item = &'a Allocation>, now: Duration) -> Vec<Duration> {
+    pub(super) fn record_unused<'a>(
+        &mut self,
+        unused: impl Iterator<Item = &'a Allocation>,
+        now: Duration,
+    ) -> Vec<Duration> {
         let seen = |one| AssignmentId::of(one);
         let unused: Vec<(AssignmentId, Duration)> = unused
             .map(seen)
@@ -201,7 +205,7 @@ impl ScanMemory {
     }
 
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
-    pub(super) async fn plan(self, operator: &Operator, all: bool) -> Result<ScanPlan> {
+    pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> Result<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
@@ -232,7 +236,7 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Resul
 
 impl ScanPlan {
     /// Records the blocks in which something was found. If that fails, the next scan reads more; that is no error.
-    pub(super) fn keep(self, holdings: &Holdings, passed: Option<Revision>) {
+    pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = Held {
             blocks: holdings.allocations.iter().map(|one| one.block.to_string()).collect(),

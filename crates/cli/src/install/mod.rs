@@ -112,7 +112,7 @@ impl StandaloneCommand for Install {
 
 fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invocation<'_>) -> Result<CommandAnswer> {
     let networks = networks(role, invocation)?;
-    let place = find_folder(role, args, path)?;
+    let plugin_folder = find_folder(role, args, path)?;
     let plugin = match role {
         Role::Ipam => find_plugin(args, path)?,
         Role::Main => installed_ipam(path)?,
@@ -128,15 +128,15 @@ fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invoc
         }
     };
     // Before the stores, because a user without this right often cannot use a store either; running as root solves both.
-    place.check_writable()?;
+    plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
     }
-    let change = FolderChange::install(&place, &plugin, &version);
+    let change = FolderChange::install(&plugin_folder, &plugin, &version);
     if args.dry_run {
         return dry_run_answer(&[change]);
     }
-    let done = place.install(&plugin)?;
+    let done = plugin_folder.install(&plugin)?;
     let report = RoleStatus::make(role, path, args)?;
     let failure = report.failure(path, args);
     let mut answer = installed_answer(&change, done, &report)?;
@@ -174,13 +174,13 @@ fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<CommandAnswer> 
 }
 
 fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<FolderChange>) -> Result<()> {
-    let touched: Vec<PluginFolder> = places(role, args, path).filter(PluginFolder::is_touched).collect();
-    for place in touched {
-        place.check_writable()?;
-        let change = FolderChange::undo(&place);
+    let touched: Vec<PluginFolder> = plugin_folders(role, args, path).filter(PluginFolder::is_touched).collect();
+    for plugin_folder in touched {
+        plugin_folder.check_writable()?;
+        let change = FolderChange::undo(&plugin_folder);
         if !args.dry_run {
-            let others = path.all(role).any(|file| file != place.target());
-            let undone = place.undo(if others { OtherPlugins::Some } else { OtherPlugins::None })?;
+            let others = path.all(role).any(|file| file != plugin_folder.target());
+            let undone = plugin_folder.undo(if others { OtherPlugins::Some } else { OtherPlugins::None })?;
             changes.push(change.done(undone));
         } else {
             changes.push(change);
@@ -219,14 +219,14 @@ fn find_folder(role: Role, args: &Install, path: &PluginPath) -> Result<PluginFo
         (None, Some(file)) => Ok(PluginFolder::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
             // Somebody may have removed the plugin after it was installed.
-            let touched = places(role, args, path).find(|place| place.previous().exists());
+            let touched = plugin_folders(role, args, path).find(|plugin_folder| plugin_folder.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
     }
 }
 
 /// The places in which an installation may be.
-fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = PluginFolder> + 'a {
+fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = PluginFolder> + 'a {
     let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
     own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
@@ -302,7 +302,7 @@ struct RoleStatus {
     /// The file that a call runs, and what it is.
     runs: Option<(PathBuf, PluginProgram)>,
     /// The folders in which something was installed, or begun.
-    places: Vec<InstalledFolder>,
+    folders: Vec<InstalledFolder>,
 }
 
 /// A folder in which something was installed.
@@ -353,20 +353,20 @@ impl RoleStatus {
             (file, program)
         });
         let mut seen = Vec::new();
-        for place in places(role, args, path).filter(PluginFolder::is_touched) {
+        for plugin_folder in plugin_folders(role, args, path).filter(PluginFolder::is_touched) {
             seen.push(InstalledFolder {
-                state: place.state()?,
-                unfinished: place.is_unfinished(),
-                previous: Some(place.previous()).filter(|file| file.symlink_metadata().is_ok()),
-                folder: place.folder().to_owned(),
+                state: plugin_folder.state()?,
+                unfinished: plugin_folder.is_unfinished(),
+                previous: Some(plugin_folder.previous()).filter(|file| file.symlink_metadata().is_ok()),
+                folder: plugin_folder.folder().to_owned(),
             });
         }
-        Ok(Self { role, runs, places: seen })
+        Ok(Self { role, runs, folders: seen })
     }
 
     /// True if an installation was completed or begun.
     fn is_wanted(&self) -> bool {
-        !self.places.is_empty()
+        !self.folders.is_empty()
     }
 
     fn is_ours(&self) -> bool {
@@ -396,18 +396,18 @@ impl RoleStatus {
             return None;
         }
         let file = file.display();
-        if self.places.iter().any(|seen| self.is_overwritten(seen)) {
+        if self.folders.iter().any(|seen| self.is_overwritten(seen)) {
             let failure = CommandFailure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
                 "run {again} again; calico-node does this when it starts, unless it is configured not to: {KEEP_PLUGIN_COMMAND}"
             )));
         }
-        if let Some(seen) = self.places.iter().find(|seen| seen.unfinished) {
+        if let Some(seen) = self.folders.iter().find(|seen| seen.unfinished) {
             let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
             return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
         }
         // The plugin is installed, but the runtime finds another one first.
-        let own = self.places.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
+        let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
         Some(match own {
             Some(folder) => {
                 CommandFailure::new(format!("a CNI call runs {file}, and not what is in {}", folder.display()))
@@ -421,13 +421,13 @@ impl RoleStatus {
     /// The answer of `--status`, with the status of the main plugin.
     fn answer(&self, path: &PluginPath, main: &Self) -> Result<CommandAnswer> {
         let mut lines = vec![self.runs_line("Runs now:    "), format!("Plugin path: {path}")];
-        if self.places.is_empty() {
+        if self.folders.is_empty() {
             lines.push("Installed:   no".to_owned());
         }
-        self.add_places(&mut lines);
+        self.add_folders(&mut lines);
         if main.runs.is_some() || main.is_wanted() {
             lines.push(main.runs_line("Main plugin: "));
-            main.add_places(&mut lines);
+            main.add_folders(&mut lines);
         }
         let json = StatusJson {
             ipam: self.json(),
@@ -445,8 +445,8 @@ impl RoleStatus {
         }
     }
 
-    fn add_places(&self, lines: &mut Vec<String>) {
-        for seen in &self.places {
+    fn add_folders(&self, lines: &mut Vec<String>) {
+        for seen in &self.folders {
             let folder = seen.folder.display();
             lines.push(match &seen.state {
                 Some(state) if !seen.unfinished => format!("Installed:   Margay {} in {folder}", state.version),
@@ -468,7 +468,7 @@ impl RoleStatus {
             },
             version: program.version(),
         });
-        let installed = self.places.iter().map(|seen| self.installed_json(seen)).collect();
+        let installed = self.folders.iter().map(|seen| self.installed_json(seen)).collect();
         RoleJson { ours: self.is_ours(), runs, installed }
     }
 
@@ -507,19 +507,19 @@ struct FolderChange {
 
 impl FolderChange {
     /// The plan of an installation.
-    fn install(place: &PluginFolder, plugin: &Path, version: &str) -> Self {
-        let file = place.target();
+    fn install(plugin_folder: &PluginFolder, plugin: &Path, version: &str) -> Self {
+        let file = plugin_folder.target();
         let mut text = format!("put {} (Margay {version}) into place as {}", plugin.display(), file.display());
-        if file.is_file() && !PluginProgram::ask(&file, place.role()).is_ours() {
-            text += &format!(", and keep what is there as {}", place.previous().display());
+        if file.is_file() && !PluginProgram::ask(&file, plugin_folder.role()).is_ours() {
+            text += &format!(", and keep what is there as {}", plugin_folder.previous().display());
         }
-        Self { role: place.role(), file, action: "install", version: Some(version.to_owned()), text }
+        Self { role: plugin_folder.role(), file, action: "install", version: Some(version.to_owned()), text }
     }
 
     /// The plan of going back.
-    fn undo(place: &PluginFolder) -> Self {
-        let text = format!("put back {} as it was before", place.target().display());
-        Self { role: place.role(), file: place.target(), action: "undo", version: None, text }
+    fn undo(plugin_folder: &PluginFolder) -> Self {
+        let text = format!("put back {} as it was before", plugin_folder.target().display());
+        Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
     /// The outcome of going back.
@@ -562,7 +562,7 @@ fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleSt
         InstallOutcome::Now => format!("{file} is Margay's {version} now"),
         InstallOutcome::Already => format!("{file} is Margay's {version} already"),
     };
-    let here = report.places.iter().find(|seen| change.file.parent() == Some(&seen.folder));
+    let here = report.folders.iter().find(|seen| change.file.parent() == Some(&seen.folder));
     if let Some((seen, previous)) = here.and_then(|seen| Some((seen, seen.previous.as_ref()?))) {
         text += &format!("; what was there is kept as {} ({})", previous.display(), seen.previous_reported());
     }

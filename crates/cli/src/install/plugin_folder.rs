@@ -92,29 +92,29 @@ impl PluginFolder {
 
     /// The former program, which is kept until it is put back.
     pub(crate) fn previous(&self) -> PathBuf {
-        self.kept().join("previous")
+        self.state_folder().join("previous")
     }
 
-    fn kept(&self) -> PathBuf {
-        self.folder.join(self.role.kept())
+    fn state_folder(&self) -> PathBuf {
+        self.folder.join(self.role.state_folder_name())
     }
 
-    fn staged(&self) -> PathBuf {
-        self.kept().join("new")
+    fn staged_file(&self) -> PathBuf {
+        self.state_folder().join("new")
     }
 
     fn state_file(&self) -> PathBuf {
-        self.kept().join("state.json")
+        self.state_folder().join("state.json")
     }
 
     /// True if there are files of an installation.
     pub(crate) fn is_touched(&self) -> bool {
-        self.kept().is_dir()
+        self.state_folder().is_dir()
     }
 
     /// True if an installation ended before it was complete.
     pub(crate) fn is_unfinished(&self) -> bool {
-        self.is_touched() && (!self.state_file().exists() || self.staged().exists())
+        self.is_touched() && (!self.state_file().exists() || self.staged_file().exists())
     }
 
     /// The installed program, if there is one.
@@ -153,7 +153,7 @@ impl PluginFolder {
         };
         let made_folder = known.as_ref().map_or(!self.folder.exists(), |state| state.made_folder);
         make_folder(&self.folder, 0o755)?;
-        make_folder(&self.kept(), 0o700)?;
+        make_folder(&self.state_folder(), 0o700)?;
         let _lock = match self.lock() {
             Ok(lock) => lock,
             Err(failure) => return Ok(Err(failure)),
@@ -164,7 +164,7 @@ impl PluginFolder {
         let is_ours = there.as_ref().is_some_and(PluginProgram::is_ours);
         let sha256 = checksum(plugin)?;
         if is_ours
-            && !self.staged().exists()
+            && !self.staged_file().exists()
             && known.as_ref().is_some_and(|state| state.sha256 == sha256)
             && checksum(&target)? == sha256
             && (self.role == Role::Ipam || !could_be_one_file(plugin, &target)?)
@@ -182,7 +182,7 @@ impl PluginFolder {
             });
         }
 
-        let staged = self.staged();
+        let staged = self.staged_file();
         self.stage(plugin, &staged)?;
         let program = PluginProgram::ask(&staged, self.role);
         let PluginProgram::Margay(version) = program else {
@@ -192,7 +192,7 @@ impl PluginFolder {
         let state = InstallState { format: STATE_FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
         self.write_state(&state)?;
         fs::rename(&staged, &target)?;
-        sync(&self.folder)?;
+        sync_folder(&self.folder)?;
         Ok(Ok(InstallOutcome::Now))
     }
 
@@ -209,22 +209,22 @@ impl PluginFolder {
 
     /// Links the former program to a second name, so that the same file comes back, with its owner, mode and times.
     fn keep(&self, target: &Path) -> io::Result<()> {
-        let linked = self.kept().join("previous.new");
+        let linked = self.state_folder().join("previous.new");
         remove_if_there(&linked)?;
         fs::hard_link(target, &linked)?;
         fs::rename(&linked, self.previous())?;
         // A rename between two names of one file does not remove the old name.
         remove_if_there(&linked)?;
-        sync(&self.kept())
+        sync_folder(&self.state_folder())
     }
 
     fn write_state(&self, state: &InstallState) -> io::Result<()> {
-        let unfinished = self.kept().join("state.new");
+        let unfinished = self.state_folder().join("state.new");
         let mut file = File::create(&unfinished)?;
         file.write_all(&serde_json::to_vec_pretty(state)?)?;
         file.sync_all()?;
         fs::rename(&unfinished, self.state_file())?;
-        sync(&self.kept())
+        sync_folder(&self.state_folder())
     }
 
     /// Puts the former program back. `others` says whether a call finds another plugin of that name elsewhere.
@@ -239,7 +239,7 @@ impl PluginFolder {
             Some(PluginProgram::Other(_)) => UndoOutcome::Left,
             Some(PluginProgram::Broken(_)) if !has_previous => UndoOutcome::Left,
             _ if has_previous => {
-                self.step(|| fs::rename(self.previous(), &target).and_then(|()| sync(&self.folder)))?;
+                self.step(|| fs::rename(self.previous(), &target).and_then(|()| sync_folder(&self.folder)))?;
                 UndoOutcome::Restored
             }
             Some(_) if others == OtherPlugins::None => {
@@ -260,14 +260,14 @@ impl PluginFolder {
         };
         self.step(|| {
             for left in ["new", "state.new", "previous.new", "previous", "state.json"] {
-                remove_if_there(&self.kept().join(left))?;
+                remove_if_there(&self.state_folder().join(left))?;
             }
-            fs::remove_dir(self.kept())?;
+            fs::remove_dir(self.state_folder())?;
             if made_folder {
                 // Somebody may have put other plugins there.
                 _ = fs::remove_dir(&self.folder);
             } else {
-                sync(&self.folder)?;
+                sync_folder(&self.folder)?;
             }
             Ok(())
         })?;
@@ -280,7 +280,7 @@ impl PluginFolder {
 
     /// Locks out other commands of this kind until it is dropped.
     fn lock(&self) -> Result<File> {
-        let folder = File::open(self.kept()).map_err(|error| self.failed("cannot open", &error))?;
+        let folder = File::open(self.state_folder()).map_err(|error| self.failed("cannot open", &error))?;
         match folder.try_lock() {
             Ok(()) => Ok(folder),
             Err(TryLockError::WouldBlock) => {
@@ -327,7 +327,7 @@ fn remove_if_there(file: &Path) -> io::Result<()> {
     }
 }
 
-fn sync(folder: &Path) -> io::Result<()> {
+fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 

@@ -41,7 +41,7 @@ impl Role {
     }
 
     /// The folder beside the plugins with the files for going back.
-    pub(crate) fn kept(self) -> &'static str {
+    pub(crate) fn state_folder_name(self) -> &'static str {
         match self {
             Self::Ipam => ".margay",
             Self::Main => ".margay-main",

@@ -144,13 +144,13 @@ fn judge(
     let mut reports = Vec::with_capacity(run.len());
     progress.run_suspended(|| reporter.begin(out))?;
     while let Some(case) = run.cases().first() {
-        progress.working_on(case.name());
+        progress.show_case(case.name());
         let Some(report) = run.next() else { break };
         progress.run_suspended(|| reporter.case(&report, out))?;
-        progress.done(&report);
+        progress.count(&report);
         reports.push(report);
     }
-    progress.over();
+    progress.clear();
     let summary = RunSummary::of(&reports, started.elapsed());
     reporter.end(&reports, &summary, out, err)?;
     if summary.passed + summary.failed == 0 {
@@ -192,10 +192,10 @@ impl JudgePlan {
         }
         let site = UrlHarness(location.clone());
         let in_place = |found| Arc::new(InPlace::new(site.clone(), found));
-        match first_read(&site).await? {
+        match read_contents(&site).await? {
             StoreContents::NoStore => {
-                let folder =
-                    make(location)?.ok_or_else(|| CommandFailure::new(format!("there is no store at {location}")))?;
+                let folder = make_store_folder(location)?
+                    .ok_or_else(|| CommandFailure::new(format!("there is no store at {location}")))?;
                 Ok(Self::New(Arc::new(NewStoresHarness::Below(folder))))
             }
             _ if erase.is_some() => Ok(Self::Erase(in_place(Found::Erase))),
@@ -254,12 +254,12 @@ enum StoreContents {
     Keys,
 }
 
-async fn first_read(site: &UrlHarness) -> Result<StoreContents> {
+async fn read_contents(site: &UrlHarness) -> Result<StoreContents> {
     let read = async {
         let mut opened = site.open().await?;
         let one = RangeRequest::new(Range::All).with_limit(1).with_content(Content::KeysOnly);
         let found = opened.store().range(one).await;
-        let closed = opened.shut().await;
+        let closed = opened.close_all().await;
         let found = found?;
         closed?;
         Ok(if found.count == 0 { StoreContents::Nothing } else { StoreContents::Keys })
@@ -290,7 +290,7 @@ fn read_error_contents(error: kv::Error) -> Result<StoreContents> {
 }
 
 /// The folder for new stores, which must be empty.
-fn make(location: &Location) -> Result<Option<StoreFolder>> {
+fn make_store_folder(location: &Location) -> Result<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),
@@ -301,7 +301,7 @@ fn make(location: &Location) -> Result<Option<StoreFolder>> {
         return Err(CommandFailure::new(format!("there is no store at {location}, but the folder is not empty"))
             .hint("name a folder that is empty or does not exist"));
     }
-    StoreFolder::make(location).map_err(|error| {
+    StoreFolder::create(location).map_err(|error| {
         let failure = CommandFailure::new(format!("cannot make {}: {error}", path.display()));
         match error.kind() {
             std::io::ErrorKind::NotFound => failure.hint("the folder above it has to be there"),

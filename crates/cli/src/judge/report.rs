@@ -68,12 +68,12 @@ impl RunSummary {
 impl fmt::Display for RunSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { passed, failed, ignored, took } = self;
-        write!(f, "{passed} passed, {failed} failed, {ignored} ignored in {}", spent(*took))
+        write!(f, "{passed} passed, {failed} failed, {ignored} ignored in {}", format_duration(*took))
     }
 }
 
 /// A duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
-fn spent(took: Duration) -> String {
+fn format_duration(took: Duration) -> String {
     match took.as_secs() {
         0..10 => format!("{:.1} s", took.as_secs_f64()),
         secs @ 10..120 => format!("{secs} s"),
@@ -298,12 +298,12 @@ impl CaseProgress {
     }
 
     /// Shows the name of the case that runs now.
-    pub(super) fn working_on(&self, case: &'static str) {
+    pub(super) fn show_case(&self, case: &'static str) {
         self.bar.set_message(case);
     }
 
     /// Counts a case that has ended.
-    pub(super) fn done(&self, report: &Report) {
+    pub(super) fn count(&self, report: &Report) {
         if matches!(report.verdict, Verdict::Failed(_)) {
             self.failed.set(self.failed.get() + 1);
             self.bar.set_prefix(format!("{} failed, ", self.failed.get()));
@@ -317,7 +317,7 @@ impl CaseProgress {
     }
 
     /// Removes the bar.
-    pub(super) fn over(&self) {
+    pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }
 }
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn times_as_people_say_them() {
-        let said = |millis| spent(Duration::from_millis(millis));
+        let said = |millis| format_duration(Duration::from_millis(millis));
         assert_eq!(
             [0, 400, 9_940, 12_300, 119_000, 125_000].map(said),
             ["0.0 s", "0.4 s", "9.9 s", "12 s", "119 s", "2 min 5 s"]

@@ -62,7 +62,7 @@ pub(super) struct StoreFolder {
 
 impl StoreFolder {
     /// Makes the folder unless it exists.
-    pub(super) fn make(location: &Location) -> io::Result<Option<Self>> {
+    pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
@@ -204,7 +204,7 @@ impl StoreFixture {
     }
 
     /// Closes all handles.
-    pub(super) async fn shut(&mut self) -> kv::Result<()> {
+    pub(super) async fn close_all(&mut self) -> kv::Result<()> {
         for other in std::mem::take(self.others.get_mut()) {
             other.close().await?;
         }
@@ -232,7 +232,7 @@ impl Fixture for StoreFixture {
     }
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
-        self.shut().await?;
+        self.close_all().await?;
         let open = datastore::open(&self.location, &Create::Never.with_wait(LOCK_TIMEOUT)).await?;
         self.store = open.store();
         self.open = Some(open);
@@ -240,7 +240,7 @@ impl Fixture for StoreFixture {
     }
 
     async fn close(&mut self) -> Result<(), BoxError> {
-        Ok(self.shut().await?)
+        Ok(self.close_all().await?)
     }
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
@@ -253,7 +253,7 @@ impl Fixture for StoreFixture {
     }
 
     async fn finish(&mut self) -> Result<(), BoxError> {
-        Ok(self.shut().await?)
+        Ok(self.close_all().await?)
     }
 }
 

@@ -91,7 +91,7 @@ impl<'l> Source<'l> {
                 let kvs = snapshot.batch().await?.unwrap_or_default();
                 let mark = mark_key();
                 if *filter == KeyFilter::Ipam && kvs.iter().any(|kv| kv.key == mark) {
-                    return Err(marked(&snapshot.store().to_string()).into());
+                    return Err(unfinished_target_failure(&snapshot.store().to_string()).into());
                 }
                 let row = |kv: Kv| Row { key: kv.key, value: kv.value, lease: kv.lease };
                 Ok(RowBatch { rows: kvs.into_iter().map(row).collect(), is_last: snapshot.is_over() })
@@ -190,7 +190,7 @@ fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure 
 }
 
 /// The refusal of a source that is itself being filled.
-fn marked(what: &str) -> CommandFailure {
+fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that first, or end it with --abort; nothing was changed")
 }

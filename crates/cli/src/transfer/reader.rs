@@ -11,7 +11,7 @@ use ipam_operator::moving::{Renaming, Tally, mark_key, nodes_of, part_of};
 use kv::{Key, Value};
 
 use super::format::{BackupHeader, BackupLine, BackupVersion, MAX_LINE_BYTES, TRAILER, VERSION_WITH_LEASES, trailer};
-use super::{Row, RowBatch, marked, run_blocking};
+use super::{Row, RowBatch, run_blocking, unfinished_target_failure};
 use crate::digest::Sha256;
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
@@ -262,7 +262,7 @@ impl ImportPlan {
                 }
             })?;
             if is_marked {
-                return Err(marked("the store that the file was made of"));
+                return Err(unfinished_target_failure("the store that the file was made of"));
             }
             let mut plan = Self { file, tally, left_out, filter: IpamFilter::default() };
             if let Some(name) = as_node {

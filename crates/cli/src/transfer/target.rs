@@ -156,10 +156,10 @@ impl<'l> Target<'l> {
     }
 
     /// True if these parts, which are the whole store, have these checksums.
-    async fn has(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> Result<bool> {
+    async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> Result<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
-            for found in try_join_all(some.iter().map(|part| self.keys_of(part))).await? {
+            for found in try_join_all(some.iter().map(|part| self.count_equal_keys(part))).await? {
                 let Some(found) = found else { return Ok(false) };
                 keys += found;
             }
@@ -170,7 +170,7 @@ impl<'l> Target<'l> {
     }
 
     /// The number of keys of a part; `None` if its checksum differs.
-    async fn keys_of(&self, part: &PartChecksum) -> Result<Option<u64>> {
+    async fn count_equal_keys(&self, part: &PartChecksum) -> Result<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         run_blocking(move || Ok((DocumentsChecksum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
@@ -191,7 +191,7 @@ impl<'l> Target<'l> {
     }
 
     /// Removes all keys that were written since the store was marked, and returns their number.
-    pub(crate) async fn empty(&mut self) -> Result<u64> {
+    pub(crate) async fn remove_written_keys(&mut self) -> Result<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
         for range in ranges() {
@@ -341,8 +341,8 @@ pub(crate) struct Differences {
 
 impl Differences {
     /// Reads the target back. True if it still is as it was left.
-    pub(crate) async fn is_there(&self, target: &mut Target<'_>) -> Result<bool> {
-        target.has(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
+    pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> Result<bool> {
+        target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
     /// The number of keys that differ, or differed before they were written.
@@ -351,7 +351,7 @@ impl Differences {
     }
 
     /// The first keys that differ, one in each line.
-    pub(crate) fn list(&self) -> String {
+    pub(crate) fn list_keys(&self) -> String {
         let more = self.total().saturating_sub(self.named.len() as u64);
         let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
         if more > 0 {
@@ -431,7 +431,7 @@ impl Sink for TargetFiller<'_, '_> {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
             }
-            self.found.part(target, part.rows, &self.from, to.as_ref(), self.work).await
+            self.found.compare_part(target, part.rows, &self.from, to.as_ref(), self.work).await
         };
         let (compared, written) = futures::join!(compared, target.write(changes, before));
         written?;
@@ -448,7 +448,7 @@ impl Sink for TargetFiller<'_, '_> {
 
 impl Differences {
     /// Compares a part of the source, up to a key, with the target. Returns the writes and the target's former state.
-    async fn part(
+    async fn compare_part(
         &mut self,
         target: &Target<'_>,
         rows: Vec<Row>,
@@ -488,14 +488,14 @@ impl Differences {
         self.count(&found.changes);
         match work {
             FillMode::DryRun | FillMode::Verify => Ok((Vec::new(), before)),
-            FillMode::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
+            FillMode::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(foreign_keys_failure(self)),
             FillMode::Fill | FillMode::Update => Ok((found.changes, before)),
         }
     }
 }
 
-fn in_the_way(found: &Differences) -> CommandFailure {
-    let list = found.list();
+fn foreign_keys_failure(found: &Differences) -> CommandFailure {
+    let list = found.list_keys();
     CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
@@ -605,17 +605,17 @@ mod tests {
             target.write(all, FormerContents::Something).await.unwrap();
             let store = target.open.as_ref().unwrap().store();
             let progress = KeyProgress::new("comparing", None);
-            assert!(target.has(&parts, &progress).await.unwrap());
+            assert!(target.has_checksums(&parts, &progress).await.unwrap());
             for key in [keys::handle("0000"), ends[1].clone(), keys::handle("2999x"), node] {
                 let was = store.get(key.clone()).await.unwrap();
                 store.put(key.clone(), "{ }").await.unwrap();
-                assert!(!target.has(&parts, &progress).await.unwrap(), "{key}");
+                assert!(!target.has_checksums(&parts, &progress).await.unwrap(), "{key}");
                 store.delete(Range::Key(key.clone())).await.unwrap();
-                assert_eq!(target.has(&parts, &progress).await.unwrap(), was.is_none(), "{key}");
+                assert_eq!(target.has_checksums(&parts, &progress).await.unwrap(), was.is_none(), "{key}");
                 if let Some(kv) = was {
                     store.put(key, kv.value).await.unwrap();
                 }
-                assert!(target.has(&parts, &progress).await.unwrap());
+                assert!(target.has_checksums(&parts, &progress).await.unwrap());
             }
             drop(store);
             target.close().await.unwrap();

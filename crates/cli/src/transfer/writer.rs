@@ -225,7 +225,7 @@ impl NewFile {
                 return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
                     .hint("give the name of a file that does not exist yet"));
             }
-            Ok(_) if overwrite == Overwrite::Never => return Err(there_already(path)),
+            Ok(_) if overwrite == Overwrite::Never => return Err(exists_already_failure(path)),
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(path, &error)),
             _ => {}
         }
@@ -275,7 +275,7 @@ impl NewFile {
             match self.overwrite {
                 Overwrite::Allowed => fs::rename(partial, &self.path).map_err(failed)?,
                 Overwrite::Never => rename_to_free(partial, &self.path).map_err(|error| match error.kind() {
-                    io::ErrorKind::AlreadyExists => there_already(&self.path),
+                    io::ErrorKind::AlreadyExists => exists_already_failure(&self.path),
                     _ => failed(error),
                 })?,
             }
@@ -318,7 +318,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn there_already(path: &Path) -> CommandFailure {
+fn exists_already_failure(path: &Path) -> CommandFailure {
     CommandFailure::new(format!("{} exists already", path.display()))
         .hint("give another name, or --force to write over it when the backup is complete")
 }

@@ -35,7 +35,7 @@ impl DocumentForm {
 }
 
 /// Shows all documents of a kind, as one list.
-pub(super) async fn all(
+pub(super) async fn get_all(
     operator: &Operator,
     kind: DocumentKind,
     scope: &NamespaceScope<'_>,
@@ -53,7 +53,7 @@ pub(super) async fn all(
 }
 
 /// Shows the documents of these full names, each by itself. A name without a document is an error after the others.
-pub(super) async fn named(
+pub(super) async fn get_named(
     operator: &Operator,
     names: &[(DocumentKind, String)],
     form: DocumentForm,
@@ -179,7 +179,7 @@ fn cell(document: &Map<String, Value>, column: &str) -> String {
         "DISABLED" => switch("disabled"),
         "DISABLEBGPEXPORT" => switch("disableBGPExport"),
         "ASSIGNMENTMODE" => text(spec("assignmentMode")),
-        "CIDRS" => shortened(joined(spec("reservedCIDRs"), text)),
+        "CIDRS" => shorten_list(joined(spec("reservedCIDRs"), text)),
         "ASN" if !spec("bgp").is_object() => String::new(),
         "ASN" => Some(bgp("asNumber")).filter(|number| !number.is_empty()).unwrap_or(format!("({DEFAULT_AS_NUMBER})")),
         "IPV4" => bgp("ipv4Address"),
@@ -222,7 +222,7 @@ fn pairs(value: &Value) -> String {
 }
 
 /// A list, cut where it gets too long for a table.
-fn shortened(list: String) -> String {
+fn shorten_list(list: String) -> String {
     if list.len() <= MAX_CELL_CHARS {
         return list;
     }

@@ -13,11 +13,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::take_over::{ForeignLease, ForeignLeases, LeaseTakeOver, SkippedLease, TakeOverArgs, content};
+use super::take_over::{ForeignLease, ForeignLeases, LeaseTakeOver, SkippedLease, TakeOverArgs, read_input};
 use crate::command::{Invocation, StandaloneCommand};
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
-use crate::verbs::documents::values;
+use crate::subcommands::documents::parse_values;
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -146,20 +146,20 @@ struct WhereaboutsRecords {
 
 impl StandaloneCommand for FromWhereabouts {
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
-        let found = read(&self.file, &self.ranges)?;
+        let found = read_whereabouts(&self.file, &self.ranges)?;
         invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads a file, or stdin. With ranges, only the addresses of these.
-fn read(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
+fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
     let name = file.display().to_string();
     let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
     let mut records = WhereaboutsRecords::default();
-    for value in values(&name, &content(file, WHEREABOUTS_HINT)?, WHEREABOUTS_HINT)? {
+    for value in parse_values(&name, &read_input(file, WHEREABOUTS_HINT)?, WHEREABOUTS_HINT)? {
         if value != Value::Null {
             let object = KubernetesObject::deserialize(value).map_err(|error| wrong(printable(&error.to_string())))?;
-            records.take(object).map_err(wrong)?;
+            records.add_object(object).map_err(wrong)?;
         }
     }
     if records.pools.is_empty() {
@@ -176,7 +176,7 @@ fn read(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
 
 impl WhereaboutsRecords {
     /// Adds an object, or those of a list. Objects of other kinds are passed over.
-    fn take(&mut self, object: KubernetesObject) -> std::result::Result<(), String> {
+    fn add_object(&mut self, object: KubernetesObject) -> std::result::Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
                 let text = object.spec.range.unwrap_or_default();
@@ -194,7 +194,7 @@ impl WhereaboutsRecords {
                 let name = format!("{}/{}", object.metadata.namespace, object.metadata.name);
                 self.pods.insert(name, object.spec.node_name.filter(|node| !node.is_empty()));
             }
-            _ => object.items.into_iter().try_for_each(|item| self.take(item))?,
+            _ => object.items.into_iter().try_for_each(|item| self.add_object(item))?,
         }
         Ok(())
     }

@@ -266,14 +266,14 @@ impl Repair {
 }
 
 /// The findings that can be mended and are requested: those with these codes, or all if there are no codes.
-fn chosen<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
+fn select_findings<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
     let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
     inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
 }
 
 /// The plan.
 fn plan_repairs(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
-    chosen(inspection, codes).map(|finding| Repair::new(finding, RepairOutcome::Planned, None)).collect()
+    select_findings(inspection, codes).map(|finding| Repair::new(finding, RepairOutcome::Planned, None)).collect()
 }
 
 /// Mends and checks again, as long as there is something to mend. Returns the repairs and the last inspection.
@@ -285,7 +285,7 @@ async fn apply_repairs(
 ) -> Result<(Vec<Repair>, StoreInspection)> {
     let mut repairs: Vec<Repair> = Vec::new();
     for _ in 0..MAX_REPAIR_ROUNDS {
-        let due: Vec<Finding> = chosen(&inspected.inspection, codes).cloned().collect();
+        let due: Vec<Finding> = select_findings(&inspected.inspection, codes).cloned().collect();
         if due.is_empty() {
             break;
         }

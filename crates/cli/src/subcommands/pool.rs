@@ -271,7 +271,7 @@ impl OpenStoreCommand for PoolCreate {
 #[async_trait(?Send)]
 impl StoreCommand for PoolCreate {
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
-        let (used, notes) = used_here(at.conf_dir);
+        let (used, notes) = read_used_networks(at.conf_dir);
         Ok(at.carry_out(&AutoRangePool { request: self, used }).await?.notes(notes))
     }
 }
@@ -316,7 +316,7 @@ impl OpenStoreCommand for AutoRangePool<'_> {
             let taken: Vec<IpNet> = self.used.iter().copied().chain(pools.iter().map(Pool::cidr)).collect();
             let (cidr, request) = self.choose_range(&taken)?;
             match OpenStoreCommand::run(&request, operator, deadline).await {
-                Err(_) if attempt < MAX_ATTEMPTS && has_new(operator, cidr, deadline).await? => {}
+                Err(_) if attempt < MAX_ATTEMPTS && overlaps_new_pool(operator, cidr, deadline).await? => {}
                 done => return done,
             }
         }
@@ -444,14 +444,14 @@ fn gateway(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
 }
 
 /// True if a pool overlaps with this range by now.
-async fn has_new(operator: &Operator, cidr: IpNet, deadline: Deadline) -> Result<bool> {
+async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline) -> Result<bool> {
     let pools = operator.ipam().inventory(deadline).await?.pools;
     Ok(pools.iter().any(|pool| overlap(pool.cidr(), cidr)))
 }
 
 /// The networks that this machine uses: its routes, the CNI's networks and podman's. The notes say which of these could not be
 /// read.
-fn used_here(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
+fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {
         notes.push(format!("the routes of this machine could not be read: {error}"));

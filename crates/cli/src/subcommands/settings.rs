@@ -96,12 +96,14 @@ impl OpenStoreCommand for Configure {
     }
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
-        operator.ipam().change_config(|config| changed(config, self), deadline).await.map_err(|error| match error {
-            Error::Settings(error) => refused(error),
-            other => other.into(),
-        })?;
+        operator.ipam().change_config(|config| apply_changes(config, self), deadline).await.map_err(
+            |error| match error {
+                Error::Settings(error) => contradiction_failure(error),
+                other => other.into(),
+            },
+        )?;
         let prefix = if self.dry_run { "Dry run: would set" } else { "Successfully set" };
-        let said = said(self);
+        let said = list_changes(self);
         let lines: Vec<String> = said.iter().map(|(name, value)| format!("{prefix} {name} to: {value}")).collect();
         let set: serde_json::Map<_, _> =
             said.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
@@ -131,7 +133,7 @@ pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<Comm
     CommandAnswer::new(render(&[Column::Text("PROPERTY"), Column::Text("VALUE")], &rows), &json)
 }
 
-fn changed(mut config: IpamConfig, args: &Configure) -> IpamConfig {
+fn apply_changes(mut config: IpamConfig, args: &Configure) -> IpamConfig {
     if let Some(strict) = args.strictaffinity {
         config = config.with_strict_affinity(strict);
     }
@@ -151,7 +153,7 @@ fn changed(mut config: IpamConfig, args: &Configure) -> IpamConfig {
 }
 
 /// The names and values that were set, in calicoctl's order.
-fn said(args: &Configure) -> Vec<(&'static str, String)> {
+fn list_changes(args: &Configure) -> Vec<(&'static str, String)> {
     let persistence = args.kubevirt_ip_persistence.map(|persistence| match persistence {
         Persistence::Enabled => "Enabled".to_owned(),
         Persistence::Disabled => "Disabled".to_owned(),
@@ -174,7 +176,7 @@ fn persistence_text(persistence: AddressPersistence) -> &'static str {
     }
 }
 
-fn refused(error: ipam_core::model::ContradictorySettings) -> CommandFailure {
+fn contradiction_failure(error: ipam_core::model::ContradictorySettings) -> CommandFailure {
     CommandFailure::new(error).hint("nothing was changed; see what is set with: margay ipam show --show-configuration")
 }
 

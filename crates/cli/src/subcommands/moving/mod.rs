@@ -203,14 +203,14 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
             target.begin(mark).await?;
         }
     }
-    let written = through(plan, target, FillMode::Fill).await?;
-    if !written.is_there(target).await? {
+    let written = compare_or_fill(plan, target, FillMode::Fill).await?;
+    if !written.are_unchanged_in(target).await? {
         // A key that differs may be one of the store's own, which stay.
-        let compared = through(plan, target, FillMode::Verify).await?;
+        let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         if compared.total() > 0 {
             return Err(CommandFailure::new(format!(
                 "{at} was changed by somebody else meanwhile:{}",
-                compared.list()
+                compared.list_keys()
             ))
             .hint("--abort removes what it has; then it can be filled anew"));
         }
@@ -223,11 +223,11 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
 /// removed the mark. `None` if the store is empty; a store with anything else is refused.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> Result<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
-    let found = through(plan, target, FillMode::DryRun).await?;
+    let found = compare_or_fill(plan, target, FillMode::DryRun).await?;
     if found.total() == 0 { Ok(Some(found)) } else { Err(refusal) }
 }
 
-async fn through(plan: &ImportPlan, target: &mut Target<'_>, work: FillMode) -> Result<Differences> {
+async fn compare_or_fill(plan: &ImportPlan, target: &mut Target<'_>, work: FillMode) -> Result<Differences> {
     let mut source = Source::File(Box::new(plan.rows().await?));
     let filled = TargetFiller::run(&mut source, target, work, Some(plan.tally.keys)).await;
     filled.map_err(|stop| stop.of_a_file(&plan.file))

@@ -97,7 +97,7 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
     if args.abort {
         return remove(to, MoveKind::Migrate, args.dry_run).await;
     }
-    let stores = MigrationStores { from, to, source: who(from).await? };
+    let stores = MigrationStores { from, to, source: read_source_identity(from).await? };
     let makes = !args.finish && !args.dry_run;
     let mut target = if makes { Target::make(to).await? } else { Target::inspect(to).await? };
     let done = match (args.finish, args.dry_run) {
@@ -112,7 +112,7 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
 }
 
 /// The identity of the source.
-async fn who(from: StoreAccess<'_>) -> Result<StoreIdentity> {
+async fn read_source_identity(from: StoreAccess<'_>) -> Result<StoreIdentity> {
     let open = from.open_files(StoreUse::Read).await?;
     from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await
 }
@@ -120,7 +120,7 @@ async fn who(from: StoreAccess<'_>) -> Result<StoreIdentity> {
 impl MigrationStores<'_> {
     /// Copies one revision, and reads it back to compare it.
     async fn copy(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
-        self.may_fill(target).await?;
+        self.require_fillable(target).await?;
         match target.mark() {
             None => target.begin(self.mark(State::Copying, 0)).await?,
             Some(mark) if mark.state == State::Copied => {
@@ -129,15 +129,15 @@ impl MigrationStores<'_> {
             Some(_) => {}
         }
         retry_at_one_revision(self.from, async || {
-            let (revision, written) = self.through(target, Revision::UNSET, FillMode::Update).await?;
-            if !written.is_there(target).await? {
+            let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
+            if !written.are_unchanged_in(target).await? {
                 // A key that differs may be one of the target's own, which stay.
-                let (_, compared) = self.through(target, revision, FillMode::Verify).await?;
+                let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 if compared.total() > 0 {
                     return Err(CommandFailure::new(format!(
                         "{} was changed by somebody else meanwhile:{}",
                         self.to,
-                        compared.list()
+                        compared.list_keys()
                     ))
                     .hint("see to it that nobody uses it, and give the same command again")
                     .into());
@@ -165,11 +165,11 @@ impl MigrationStores<'_> {
 
     /// Reports what would be copied.
     async fn dry_run(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
-        self.may_fill(target).await?;
+        self.require_fillable(target).await?;
         if target.mark().is_none() {
             target.require_empty().await?;
         }
-        let (revision, walked) = self.newest(target).await?;
+        let (revision, walked) = self.compare_newest(target).await?;
         let Self { from, to, .. } = self;
         let text =
             format!("Would copy {from} at revision {} to {to}: {}; {}", revision.get(), walked.tally, changes(&walked));
@@ -186,13 +186,13 @@ impl MigrationStores<'_> {
                 .hint(format!("go on with: {}", mark.command())));
         }
         let copied = mark.revision;
-        let (revision, walked) = self.newest(target).await?;
+        let (revision, walked) = self.compare_newest(target).await?;
         if walked.total() > 0 {
             let count = walked.total();
             let differ = if count == 1 { "1 document differs".to_owned() } else { format!("{count} documents differ") };
             return Err(CommandFailure::new(format!(
                 "{from} and {to} are not equal: {differ} since revision {copied} was copied:{}",
-                walked.list()
+                walked.list_keys()
             ))
             .hint(format!("stop the runtime and bring it up to date with: margay migrate {from} {to}")));
         }
@@ -203,7 +203,7 @@ impl MigrationStores<'_> {
                 &json,
             );
         }
-        let held = self.hold(revision).await?;
+        let held = self.lock_source(revision).await?;
         let opened = target.unmark().await;
         if let Some(held) = held {
             held.close().await.map_err(|error| from.explain(error))?;
@@ -220,7 +220,7 @@ impl MigrationStores<'_> {
     /// the target. Every other target is refused.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
-        let (revision, walked) = self.newest(target).await?;
+        let (revision, walked) = self.compare_newest(target).await?;
         if walked.total() > 0 || walked.tally.keys == 0 {
             return Err(CommandFailure::new(format!("{to} is not the target of a migration"))
                 .hint(format!("begin one with: margay migrate {from} {to}")));
@@ -231,7 +231,7 @@ impl MigrationStores<'_> {
 
     /// Holds the lock of an embedded source while the target is opened, so that nothing is assigned meanwhile. Fails if
     /// the source has changed. A cluster cannot be locked.
-    async fn hold(&self, revision: Revision) -> Result<Option<OpenStore>> {
+    async fn lock_source(&self, revision: Revision) -> Result<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);
         }
@@ -245,7 +245,7 @@ impl MigrationStores<'_> {
     }
 
     /// Refuses a target that this source must not fill.
-    async fn may_fill(&self, target: &Target<'_>) -> Result<()> {
+    async fn require_fillable(&self, target: &Target<'_>) -> Result<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
             return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
                 .hint("give two stores"));
@@ -264,12 +264,13 @@ impl MigrationStores<'_> {
     }
 
     /// Compares the newest revision of the source with the target.
-    async fn newest(&self, target: &mut Target<'_>) -> Result<(Revision, Differences)> {
-        retry_at_one_revision(self.from, async || self.through(target, Revision::UNSET, FillMode::DryRun).await).await
+    async fn compare_newest(&self, target: &mut Target<'_>) -> Result<(Revision, Differences)> {
+        retry_at_one_revision(self.from, async || self.compare_or_fill(target, Revision::UNSET, FillMode::DryRun).await)
+            .await
     }
 
     /// Goes through a revision of the source.
-    async fn through(
+    async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,
         at: Revision,
@@ -337,7 +338,7 @@ async fn remove_from(
     }
     let from = mark.from.clone();
     target.remark(Mark { state: State::Removing, ..mark }).await?;
-    let removed = target.empty().await?;
+    let removed = target.remove_written_keys().await?;
     target.unmark().await?;
     CommandAnswer::new(
         format!("Successfully removed {removed} keys that came from {from}: {at} is empty again"),

@@ -15,7 +15,7 @@ use kv::Deadline;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use super::report::{EndpointRow, addresses, endpoints, since};
+use super::report::{EndpointRow, assignment_time, count_addresses, count_endpoints};
 use super::{Gc, MAX_COMMITS_PER_OPENING, Machine, STORE_CALL_TIMEOUT, lists, own_names, survey};
 use crate::command::{CommandAnswer, Invocation, runtime};
 use crate::error::{CommandFailure, Result};
@@ -32,16 +32,16 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
     let named = args.free.then(|| args.node.clone().unwrap_or_default());
     let (estates, mut skipped) = match &named {
         Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
-        None => all(at, &runtime, list.as_ref(), &own)?,
+        None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
     // The stores were read before: an address that is assigned meanwhile is no candidate.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
         match why_this_machine(estate, &evidence) {
-            Some(why) if named.is_some() => return Err(is_this_machine(&estate.node, &why)),
+            Some(why) if named.is_some() => return Err(this_machine_failure(&estate.node, &why)),
             Some(why) => skipped.push(SkippedNode { node: estate.node.clone(), why }),
-            None => reports.push((estate, GoneNodeReport::of(&location, estate))),
+            None => reports.push((estate, DepartedNodeReport::of(&location, estate))),
         }
     }
     if args.apply {
@@ -52,9 +52,9 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
             }
         }
     }
-    let stores: Vec<GoneNodeReport> = reports.into_iter().map(|(_, report)| report).collect();
+    let stores: Vec<DepartedNodeReport> = reports.into_iter().map(|(_, report)| report).collect();
     let failed = stores.iter().any(|report| report.failed);
-    invocation.print(GoneReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
+    invocation.print(DepartedReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
     match failed {
         true => Err(CommandFailure::new("not everything could be freed; see above")
             .hint("the same command goes on where it was")),
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
 }
 
 /// Nodes by name.
-type DepartedNodes = BTreeMap<String, Estate>;
+type DepartedNodesByName = BTreeMap<String, Estate>;
 
 /// The estate of a named node; an error unless it is gone.
 fn read_named_node(
@@ -71,7 +71,7 @@ fn read_named_node(
     runtime: &Runtime,
     node: &str,
     own: &BTreeSet<String>,
-) -> Result<DepartedNodes> {
+) -> Result<DepartedNodesByName> {
     let found = runtime.block_on(survey(at, |_, name| name == node))?;
     if found.known.registered.contains(node) {
         return Err(CommandFailure::new(format!(
@@ -81,18 +81,18 @@ fn read_named_node(
         .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
     }
     if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
-        return Err(is_this_machine(node, "it is the name of this machine"));
+        return Err(this_machine_failure(node, "it is the name of this machine"));
     }
     Ok(found.estates)
 }
 
 /// The estates of all nodes that are gone, and the nodes that are skipped.
-fn all(
+fn read_departed_nodes(
     at: StoreAccess<'_>,
     runtime: &Runtime,
     list: Option<&BTreeSet<String>>,
     own: &BTreeSet<String>,
-) -> Result<(DepartedNodes, Vec<SkippedNode>)> {
+) -> Result<(DepartedNodesByName, Vec<SkippedNode>)> {
     let wanted = |known: &Known, node: &str| {
         !known.registered.contains(node)
             && known.pinned.as_deref() != Some(node)
@@ -155,7 +155,7 @@ fn why_this_machine(estate: &Estate, evidence: &Evidence) -> Option<String> {
     Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))
 }
 
-fn is_this_machine(node: &str, why: &str) -> CommandFailure {
+fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
     let node = printable(node);
     CommandFailure::new(format!("node {node} is this very machine: {why}; nothing was freed")).hint(format!(
         "margay gc --boot and --netns free what it does not use; to make all that it has another node's: margay gc --node \
@@ -165,7 +165,7 @@ fn is_this_machine(node: &str, why: &str) -> CommandFailure {
 
 /// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
 /// containers can start meanwhile.
-async fn free(at: StoreAccess<'_>, estate: &Estate, report: &mut GoneNodeReport) -> Result<()> {
+async fn free(at: StoreAccess<'_>, estate: &Estate, report: &mut DepartedNodeReport) -> Result<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
     for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
         at.with_operator(StoreUse::Release, async |operator| {
@@ -259,20 +259,20 @@ impl Candidate {
             self.address.to_string(),
             text(&self.handle),
             text(&self.interface),
-            since(self.since.as_deref()),
+            assignment_time(self.since.as_deref()),
         ]
     }
 }
 
 /// The numbers of addresses that stay in a node's blocks, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct GoneKeptCounts {
+struct DepartedKeptCounts {
     two_owners: usize,
     no_node: usize,
     other_nodes: usize,
 }
 
-impl GoneKeptCounts {
+impl DepartedKeptCounts {
     /// The numbers in words; empty if all are 0.
     fn text(&self) -> String {
         let parts = [
@@ -288,7 +288,7 @@ impl GoneKeptCounts {
 
 /// One node.
 #[derive(Debug, Serialize)]
-struct GoneNodeReport {
+struct DepartedNodeReport {
     store: String,
     node: String,
     /// True if not everything could be freed.
@@ -303,10 +303,10 @@ struct GoneNodeReport {
     /// The node's own blocks, which are released.
     blocks: Vec<IpNet>,
     gave_up: Vec<IpNet>,
-    left: GoneKeptCounts,
+    left: DepartedKeptCounts,
 }
 
-impl GoneNodeReport {
+impl DepartedNodeReport {
     fn of(location: &Location, estate: &Estate) -> Self {
         Self {
             store: location.to_string(),
@@ -319,7 +319,11 @@ impl GoneNodeReport {
             deleted_endpoints: Vec::new(),
             blocks: estate.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
             gave_up: Vec::new(),
-            left: GoneKeptCounts { two_owners: estate.shared, no_node: estate.nameless, other_nodes: estate.of_others },
+            left: DepartedKeptCounts {
+                two_owners: estate.shared,
+                no_node: estate.nameless,
+                other_nodes: estate.of_others,
+            },
         }
     }
 
@@ -328,26 +332,26 @@ impl GoneNodeReport {
         *text += &EndpointRow::table(&self.endpoints);
         let and = |verb: &str, count: usize| match count {
             0 => String::new(),
-            _ => format!(", {verb} {}", endpoints(count)),
+            _ => format!(", {verb} {}", count_endpoints(count)),
         };
         _ = match applied {
             true => writeln!(
                 text,
                 "freed {}{} and gave up {} of node {node}",
-                addresses(self.freed.len()),
+                count_addresses(self.freed.len()),
                 and("deleted", self.deleted_endpoints.len()),
-                blocks(self.gave_up.len())
+                count_blocks(self.gave_up.len())
             ),
             false => writeln!(
                 text,
                 "would free {}{} and give up {} of node {node}; do it with --apply",
-                addresses(self.candidates.len()),
+                count_addresses(self.candidates.len()),
                 and("delete", self.endpoints.len()),
-                blocks(self.blocks.len())
+                count_blocks(self.blocks.len())
             ),
         };
         if !self.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(self.changed.len()));
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(self.changed.len()));
         }
         let left = self.left.text();
         if !left.is_empty() {
@@ -365,16 +369,16 @@ struct SkippedNode {
 
 /// All nodes.
 #[derive(Debug, Serialize)]
-struct GoneReport {
+struct DepartedReport {
     applied: bool,
     /// The node that was named.
     #[serde(skip)]
     node: Option<String>,
-    stores: Vec<GoneNodeReport>,
+    stores: Vec<DepartedNodeReport>,
     skipped: Vec<SkippedNode>,
 }
 
-impl GoneReport {
+impl DepartedReport {
     fn answer(&mut self) -> Result<CommandAnswer> {
         for report in &mut self.stores {
             report.candidates.sort_by_key(|row| row.address);
@@ -406,6 +410,6 @@ impl GoneReport {
 }
 
 /// A number of blocks in words.
-pub(super) fn blocks(count: usize) -> String {
+pub(super) fn count_blocks(count: usize) -> String {
     if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") }
 }

@@ -68,25 +68,25 @@ impl OpenStoreCommand for Release {
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         if let Some(ip) = self.ip {
-            return by_address(operator, ip, deadline).await;
+            return release_address(operator, ip, deadline).await;
         }
         if let Some(handle) = &self.handle {
             let released = operator.ipam().release_by_handle(handle, deadline).await;
             return released_answer(
-                &released.map_err(|error| unknown(error, "handle", handle))?,
+                &released.map_err(|error| unknown_holder_failure(error, "handle", handle))?,
                 &format!("handle {handle}"),
             );
         }
         let container = self.container.as_deref().unwrap_or_default();
         let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
-            unknown(error, "container", container)
+            unknown_holder_failure(error, "container", container)
                 .hint("what Calico itself assigned is not recorded by container; use --handle NETWORK.CONTAINER there")
         });
         released_answer(&released?, &format!("container {container}"))
     }
 }
 
-async fn by_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
+async fn release_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
     let done = operator.ipam().release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
     if done.released.is_empty() {
         return Err(CommandFailure::new(format!("IP address {ip} is not assigned")));
@@ -100,7 +100,7 @@ fn released_answer(released: &[IpAddr], whose: &str) -> Result<CommandAnswer> {
     Ok(if released.is_empty() { answer.note(format!("{whose} was on record, but held no address")) } else { answer })
 }
 
-fn unknown(error: Error, kind: &str, name: &str) -> CommandFailure {
+fn unknown_holder_failure(error: Error, kind: &str, name: &str) -> CommandFailure {
     match error {
         Error::NotFound { .. } => CommandFailure::new(format!("no IP address is assigned to {kind} {name}")),
         other => other.into(),
@@ -136,7 +136,7 @@ impl StoreCommand for Release {
         if !self.force {
             require_current(&reports, &current)?;
         }
-        let (addresses, handles) = (addresses(&reports), handles(&reports));
+        let (addresses, handles) = (agreed_addresses(&reports), agreed_handles(&reports));
         let mut done = FromReportJson { dry_run: self.dry_run, ..FromReportJson::default() };
         if self.dry_run {
             done.released = addresses.iter().map(|request| request.address).collect();
@@ -193,7 +193,7 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Result
 }
 
 /// The unused addresses, with the handle and the number on which all reports agree.
-fn addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
+fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     let leaked = |report: &CheckReport| -> BTreeSet<(IpAddr, String, u64)> {
         let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
         let free = rows.filter(|(_, row): &(IpAddr, &ReportedAddress)| !row.in_use && !row.cooling_down);
@@ -212,7 +212,7 @@ fn addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
 }
 
 /// The handles that hold nothing in any report, and were not written between them.
-fn handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
+fn agreed_handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
     let Some((first, others)) = reports.split_first() else { return Vec::new() };
     let mut common = first.leaked_handles.clone();
     common.retain(|handle| others.iter().all(|report| report.leaked_handles.contains(handle)));

@@ -15,7 +15,7 @@ use ipam_operator::Operator;
 use ipam_operator::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namespaces, WriteMode};
 use kv::Deadline;
 
-pub(crate) use self::change::values;
+pub(crate) use self::change::parse_values;
 use self::change::{DeleteDocuments, FolderDepth, WriteDocuments};
 use self::get::DocumentForm;
 use super::pool::BridgedPoolArgs;
@@ -225,10 +225,11 @@ impl StoreCommand for Get {
             Some(kind) if which.name.is_empty() => ShownDocuments::All(kind),
             kind => {
                 let manifests = match kind {
-                    None if self.skip_empty => {
-                        placed(change::read_any_documents(&which.filename, depth(which.recursive))?, &scope)?
-                    }
-                    _ => selected(which, &scope)?,
+                    None if self.skip_empty => place_in_namespace(
+                        change::read_any_documents(&which.filename, folder_depth(which.recursive))?,
+                        &scope,
+                    )?,
+                    _ => read_selected(which, &scope)?,
                 };
                 // calicoctl exports only documents that are named, not those of a file.
                 let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
@@ -263,8 +264,8 @@ impl OpenStoreCommand for ShowDocuments<'_> {
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         match &self.what {
-            ShownDocuments::All(kind) => get::all(operator, *kind, &self.scope, deadline).await,
-            ShownDocuments::Named(names, form) => get::named(operator, names, *form, &self.scope, deadline).await,
+            ShownDocuments::All(kind) => get::get_all(operator, *kind, &self.scope, deadline).await,
+            ShownDocuments::Named(names, form) => get::get_named(operator, names, *form, &self.scope, deadline).await,
         }
     }
 }
@@ -298,25 +299,25 @@ impl StoreCommand for Delete {
             return Err(CommandFailure::new("resource name must be specified")
                 .hint("name what is to be deleted, such as: margay delete ippool main"));
         }
-        let manifests = selected(&self.which, &NamespaceScope::by_delete(self))?;
+        let manifests = read_selected(&self.which, &NamespaceScope::by_delete(self))?;
         at.carry_out(&DeleteDocuments { args: self, manifests }).await
     }
 }
 
 /// The named documents, by kind and name or in files.
-fn selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
     match which.kind {
         Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
-        None => placed(change::read_documents(&which.filename, depth(which.recursive))?, scope),
+        None => place_in_namespace(change::read_documents(&which.filename, folder_depth(which.recursive))?, scope),
     }
 }
 
 /// The documents that files name, in the requested namespace.
-fn placed(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+fn place_in_namespace(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
     manifests.into_iter().map(|manifest| scope.of_file(manifest)).collect()
 }
 
-fn depth(recursive: bool) -> FolderDepth {
+fn folder_depth(recursive: bool) -> FolderDepth {
     if recursive { FolderDepth::All } else { FolderDepth::Files }
 }
 
@@ -377,7 +378,7 @@ impl<'a> NamespaceScope<'a> {
     /// All namespaces are requested, and a name alone does not identify the document.
     fn named(&self, kind: DocumentKind, name: &str) -> Result<Manifest> {
         match self {
-            Self::All if kind.is_namespaced() => Err(single()),
+            Self::All if kind.is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => Ok(Manifest::named(kind, kind.full_name(namespace, name))),
             Self::All | Self::Default => Ok(Manifest::named(kind, kind.full_name(DEFAULT_NAMESPACE, name))),
         }
@@ -389,7 +390,7 @@ impl<'a> NamespaceScope<'a> {
     /// The error of [`named`](Self::named); the file names another namespace.
     fn of_file(&self, manifest: Manifest) -> Result<Manifest> {
         match self {
-            Self::All if manifest.kind().is_namespaced() => Err(single()),
+            Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {
                 CommandFailure::new(printable(&error.to_string())).hint("leave --namespace away: the document has one")
             }),
@@ -398,7 +399,7 @@ impl<'a> NamespaceScope<'a> {
     }
 }
 
-fn single() -> CommandFailure {
+fn single_resource_failure() -> CommandFailure {
     CommandFailure::new("cannot use --all-namespace flag for getting a single resource")
         .hint("say in which namespace it is: -n NAMESPACE")
 }

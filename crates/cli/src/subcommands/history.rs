@@ -87,7 +87,7 @@ impl StoreCommand for ShowHistory {
             }
         }
         if let Some(since) = self.since {
-            report.cut(since.time(OffsetDateTime::now_utc()));
+            report.drop_before(since.time(OffsetDateTime::now_utc()));
         }
         report.answer()
     }
@@ -113,7 +113,7 @@ impl HistoryReport {
         let read = loop {
             match follower.read().await {
                 Ok(parts) => {
-                    if parts.into_iter().any(|part| self.take(subject, part)) {
+                    if parts.into_iter().any(|part| self.add_part(subject, part)) {
                         break Ok(());
                     }
                 }
@@ -125,14 +125,14 @@ impl HistoryReport {
     }
 
     /// Adds a part; true if it was the last one.
-    fn take(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
+    fn add_part(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
             HistoryPart::Begins(oldest, time) => {
                 self.oldest_revision = oldest.get();
                 self.oldest_time = time.map(|time| rfc3339(time.into()));
             }
-            HistoryPart::Listed(at, kvs) => self.listed(subject, at, &kvs),
-            HistoryPart::Happened(batches) => batches.iter().for_each(|batch| self.happened(subject, batch)),
+            HistoryPart::Listed(at, kvs) => self.add_listed(subject, at, &kvs),
+            HistoryPart::Happened(batches) => batches.iter().for_each(|batch| self.add_changes(subject, batch)),
             HistoryPart::GivenUp(after, up_to) => {
                 self.given_up.push(HistoryGap { after_revision: after.get(), up_to_revision: up_to.get() });
             }
@@ -145,7 +145,7 @@ impl HistoryReport {
         false
     }
 
-    fn listed(&mut self, subject: &HistoryOf, at: Revision, kvs: &[Kv]) {
+    fn add_listed(&mut self, subject: &HistoryOf, at: Revision, kvs: &[Kv]) {
         for kv in kvs {
             let reported = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
             let concerned = reported.iter().filter(|happening| subject.concerns(happening));
@@ -153,7 +153,7 @@ impl HistoryReport {
         }
     }
 
-    fn happened(&mut self, subject: &HistoryOf, batch: &Batch) {
+    fn add_changes(&mut self, subject: &HistoryOf, batch: &Batch) {
         let reported = of_batch(batch);
         let concerned = reported.happenings.iter().filter(|happening| subject.concerns(happening));
         let time =
@@ -165,7 +165,7 @@ impl HistoryReport {
 
     /// Removes older events, except the last ones of addresses and blocks that were still in use then. An event without
     /// a time stays, unless an older one comes after it.
-    fn cut(&mut self, since: OffsetDateTime) {
+    fn drop_before(&mut self, since: OffsetDateTime) {
         let is_older = |row: &EventRow| row.time.is_some_and(|time| time < since);
         let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);
         let newer = self.events.split_off(from);

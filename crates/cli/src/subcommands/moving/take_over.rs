@@ -180,14 +180,14 @@ impl StoreCommand for LeaseTakeOver<'_> {
             ..TakeOverReport::default()
         };
         for leases in leases.chunks(MAX_LEASES_PER_OPENING) {
-            at.with_operator(StoreUse::Write, async |operator| take_over_some(operator, leases, &mut report).await)
+            at.with_operator(StoreUse::Write, async |operator| take_over_batch(operator, leases, &mut report).await)
                 .await?;
         }
         report.answer()
     }
 }
 
-async fn take_over_some(operator: &Operator, leases: &[ForeignLease], report: &mut TakeOverReport) -> Result<()> {
+async fn take_over_batch(operator: &Operator, leases: &[ForeignLease], report: &mut TakeOverReport) -> Result<()> {
     for lease in leases {
         match take_over_one(operator, lease, report).await? {
             TakeOverOutcome::TakenOver => report.taken_over += lease.addresses.len(),
@@ -431,7 +431,7 @@ impl StandaloneCommand for FromPodman {
 
 /// Reads a file, or stdin, and takes the containers of one network.
 fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
-    let bytes = content(file, PODMAN_HINT)?;
+    let bytes = read_input(file, PODMAN_HINT)?;
     if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
         return Err(CommandFailure::new(format!(
             "{} is podman's own file, which margay does not read",
@@ -452,7 +452,7 @@ fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
 }
 
 /// The content of a file, or of stdin.
-pub(super) fn content(path: &Path, hint: &str) -> Result<Vec<u8>> {
+pub(super) fn read_input(path: &Path, hint: &str) -> Result<Vec<u8>> {
     let failed = |error: io::Error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
     let mut bytes = Vec::new();
     let read = match path == Path::new("-") {

@@ -14,12 +14,12 @@ use kv::Deadline;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{DOCUMENTS_TIMEOUT, Delete, WriteArgs, depth};
+use super::{DOCUMENTS_TIMEOUT, Delete, WriteArgs, folder_depth};
 use crate::command::{CommandAnswer, OpenStoreCommand};
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
-use crate::verbs::pool;
+use crate::subcommands::pool;
 
 /// Documents to write.
 pub(super) struct WriteDocuments {
@@ -37,7 +37,7 @@ impl WriteDocuments {
     pub(super) fn of(mode: WriteMode, change: &WriteArgs, at: StoreAccess<'_>) -> Result<Self> {
         Ok(Self {
             mode,
-            manifests: read_documents(&change.source.filename, depth(change.source.recursive))?,
+            manifests: read_documents(&change.source.filename, folder_depth(change.source.recursive))?,
             skips_existing: false,
             dry_run: change.dry_run,
             is_of_one_machine: !at.location.is_shared(),
@@ -83,20 +83,20 @@ impl OpenStoreCommand for WriteDocuments {
 
     /// Writes documents in their order. After a document that fails the next ones are still written, as in calicoctl.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
-        let mut tally = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
+        let mut report = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
         let mut first_node = false;
         for manifest in &self.manifests {
             match operator.write_document(manifest, self.mode, deadline).await {
                 Ok(written) => {
                     first_node |= written == Written::Created && manifest.kind() == DocumentKind::Node;
-                    tally.done(manifest);
+                    report.add_done(manifest);
                 }
-                Err(Error::Document(DocumentError::Exists(..))) if self.skips_existing => tally.done(manifest),
-                Err(error) => tally.failed(manifest, &error, advice(&error)),
+                Err(Error::Document(DocumentError::Exists(..))) if self.skips_existing => report.add_done(manifest),
+                Err(error) => report.add_failed(manifest, &error, advice(&error)),
             }
         }
         let note = "from now on this store gives addresses to registered nodes only; see them with: margay get nodes";
-        Ok(tally.answer()?.notes((first_node && self.is_of_one_machine).then(|| note.to_owned())))
+        Ok(report.answer()?.notes((first_node && self.is_of_one_machine).then(|| note.to_owned())))
     }
 }
 
@@ -128,16 +128,16 @@ impl OpenStoreCommand for DeleteDocuments<'_> {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let Self { args, manifests } = self;
         let verb = VerbForms { base: "delete", past: "deleted" };
-        let mut tally = WriteReport::new(verb, manifests, args.dry_run);
+        let mut report = WriteReport::new(verb, manifests, args.dry_run);
         for manifest in manifests {
             let in_use = pool::in_use(&args.bridged, manifest.name());
             match operator.delete_document(manifest, in_use, deadline).await {
-                Ok(()) => tally.done(manifest),
-                Err(Error::Document(DocumentError::NotFound(..))) if args.skip_not_exists => tally.done(manifest),
-                Err(error) => tally.failed(manifest, &error, advice(&error)),
+                Ok(()) => report.add_done(manifest),
+                Err(Error::Document(DocumentError::NotFound(..))) if args.skip_not_exists => report.add_done(manifest),
+                Err(error) => report.add_failed(manifest, &error, advice(&error)),
             }
         }
-        tally.answer()
+        report.answer()
     }
 }
 
@@ -239,7 +239,7 @@ fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// The text is neither; the failure names the line.
-pub(crate) fn values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> {
+pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> {
     // A node may be named n, and a label may have the value off: only true and false are booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     match serde_json::from_slice(text) {
@@ -258,7 +258,7 @@ pub(crate) fn values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> 
 
 fn parse_documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
-    for value in values(name, text, "a document is YAML or JSON, as `margay get ippool -o yaml` prints it")? {
+    for value in parse_values(name, text, "a document is YAML or JSON, as `margay get ippool -o yaml` prints it")? {
         let read = Manifest::read(value).map_err(|error| {
             CommandFailure::new(format!("{name}: {}", printable(&error.to_string())))
                 .hint("a document has the form that `margay get ippool -o yaml` prints")
@@ -312,12 +312,12 @@ impl WriteReport {
     }
 
     /// Counts a document that was done.
-    fn done(&mut self, manifest: &Manifest) {
+    fn add_done(&mut self, manifest: &Manifest) {
         self.done.push(entry(manifest, None));
     }
 
     /// Counts a document that failed, and keeps the first advice.
-    fn failed(&mut self, manifest: &Manifest, error: &Error, advice: Option<String>) {
+    fn add_failed(&mut self, manifest: &Manifest, error: &Error, advice: Option<String>) {
         self.failed.push(entry(manifest, Some(printable(&error.to_string()))));
         self.advice = self.advice.take().or(advice);
     }
@@ -380,13 +380,13 @@ mod tests {
 
     /// The output on stdout and stderr: the first documents, `done` in number, are done, and the others fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
-        let mut tally = WriteReport::new(CREATE, manifests, dry_run);
+        let mut report = WriteReport::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {
             let error = Error::from(DocumentError::Exists(manifest.kind(), manifest.name().to_owned()));
-            if at < done { tally.done(manifest) } else { tally.failed(manifest, &error, Some("do".into())) }
+            if at < done { report.add_done(manifest) } else { report.add_failed(manifest, &error, Some("do".into())) }
         }
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let printed = tally.answer().and_then(|answer| answer.print(Format::Table, &mut out, &mut err));
+        let printed = report.answer().and_then(|answer| answer.print(Format::Table, &mut out, &mut err));
         if let Err(failure) = printed {
             failure.print(&mut err);
         }

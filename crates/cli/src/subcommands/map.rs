@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::quarantine::sentence;
 use crate::command::{CommandAnswer, OpenStoreCommand};
 use crate::error::{CommandFailure, Result};
-use crate::map::{MapDetail, MapSection, MapStyle, draw, html, sections, svg};
+use crate::map::{MapDetail, MapSection, MapStyle, draw, draw_svg, html, sections};
 use crate::output::{Screen, rfc3339, write_whole_file};
 use crate::store::StoreUse;
 
@@ -94,7 +94,7 @@ impl OpenStoreCommand for Map {
             Ok(())
         };
         if let Some(path) = &self.svg {
-            write(path, &svg(&sections, detail))?;
+            write(path, &draw_svg(&sections, detail))?;
         }
         if let Some(path) = &self.html {
             let about = format!("As of {}, at revision {revision}.", rfc3339(SystemTime::now()));
