@@ -5,30 +5,30 @@ use std::ffi::OsString;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use datastore::Drivers;
 
-use crate::command::Options;
+use crate::command::GlobalOptions;
 use crate::command::Task::{self, OnOpenStore, OnStore, Standalone};
 use crate::gc::Gc;
 use crate::install::Install;
 use crate::judge::Conformance;
 use crate::manual::{Completions, ManPages};
 use crate::serve::Serve;
-use crate::verbs::check::{self, Check};
-use crate::verbs::documents::Documents;
-use crate::verbs::explain::{self, Explain};
-use crate::verbs::history::{self, History};
-use crate::verbs::map::{self, Map};
-use crate::verbs::metrics::{self, Metrics};
-use crate::verbs::moving::{Import, Moving, TakeOver};
-use crate::verbs::pool::{self, AssignPrefix, PoolVerb};
-use crate::verbs::quarantine::{self, QuarantineVerb};
-use crate::verbs::quota::{self, QuotaVerb};
-use crate::verbs::release::Release;
-use crate::verbs::reservation::{self, ReservationVerb};
-use crate::verbs::settings::{self, Configure, Split};
-use crate::verbs::show;
-use crate::verbs::show::Show;
-use crate::verbs::sticky::{self, ListKept, Pin, Unpin};
-use crate::verbs::store::{self, StoreVerb};
+use crate::subcommands::check::{self, Check};
+use crate::subcommands::documents::DocumentsSubcommand;
+use crate::subcommands::explain::{self, Explain};
+use crate::subcommands::history::{self, ShowHistory};
+use crate::subcommands::map::{self, Map};
+use crate::subcommands::metrics::{self, Metrics};
+use crate::subcommands::moving::{Import, MovingSubcommand, TakeOverSubcommand};
+use crate::subcommands::pool::{self, AssignPrefix, PoolSubcommand};
+use crate::subcommands::quarantine::{self, QuarantineSubcommand};
+use crate::subcommands::quota::{self, QuotaSubcommand};
+use crate::subcommands::release::Release;
+use crate::subcommands::reservation::{self, ReservationSubcommand};
+use crate::subcommands::settings::{self, Configure, Split};
+use crate::subcommands::show;
+use crate::subcommands::show::Show;
+use crate::subcommands::sticky::{self, ListStickyAddresses, Pin, Unpin};
+use crate::subcommands::store::{self, StoreSubcommand};
 use crate::watch::Watch;
 use crate::{gc, install, judge, manual, serve, watch};
 
@@ -109,7 +109,7 @@ pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::E
 #[command(name = "margay", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: GlobalOptions,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -119,23 +119,23 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Ranges that addresses are taken from
     #[command(subcommand, visible_alias = "pools", after_help = POOL)]
-    Pool(PoolVerb),
+    Pool(PoolSubcommand),
     /// Addresses that are never handed out
     #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
-    Reservation(ReservationVerb),
+    Reservation(ReservationSubcommand),
     /// How many addresses namespaces, networks and nodes may have
     #[command(subcommand, visible_alias = "quotas", after_help = quota::QUOTA)]
-    Quota(QuotaVerb),
+    Quota(QuotaSubcommand),
     /// Addresses: how many there are, who has them, taking them back
     #[command(subcommand, after_help = IPAM)]
-    Ipam(Ipam),
+    Ipam(IpamSubcommand),
     /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
     #[command(after_help = metrics::HELP)]
     Metrics(Metrics),
     #[command(flatten)]
-    Moving(Moving),
+    Moving(MovingSubcommand),
     #[command(flatten)]
-    Documents(Documents),
+    Documents(DocumentsSubcommand),
     /// Take back addresses that nobody on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
@@ -147,7 +147,7 @@ pub(crate) enum Command {
     Serve(Serve),
     /// The store itself: its state, backups, upkeep
     #[command(subcommand, after_help = STORE)]
-    Store(StoreVerb),
+    Store(StoreSubcommand),
     /// Put Margay's plugin in the place of Calico's, and go back
     #[command(after_help = install::HELP)]
     Install(Install),
@@ -163,7 +163,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Ipam {
+pub(crate) enum IpamSubcommand {
     /// Show how many addresses there are and how many are in use, or the holder of one
     #[command(after_help = "\
 Examples:
@@ -192,7 +192,7 @@ A released address can be handed out at once. Release nothing that a running con
     Release(Release),
     /// Addresses that a probe found in use by a device outside of the store
     #[command(subcommand, after_help = quarantine::HELP)]
-    Quarantine(QuarantineVerb),
+    Quarantine(QuarantineSubcommand),
     /// Change the settings that all nodes share
     #[command(after_help = settings::CONFIGURE)]
     Configure(Configure),
@@ -201,7 +201,7 @@ A released address can be handed out at once. Release nothing that a running con
     Split(Split),
     /// Show who had an address, what a container had, or what happened on a node
     #[command(after_help = history::HELP)]
-    History(History),
+    History(ShowHistory),
     /// Show from which pool and block a container on a node would get its address, or why it would get none
     #[command(after_help = explain::HELP)]
     Explain(Explain),
@@ -216,51 +216,51 @@ A released address can be handed out at once. Release nothing that a running con
     Unpin(Unpin),
     /// List the addresses that workloads keep, in use or waiting
     #[command(after_help = sticky::LIST_HELP)]
-    List(ListKept),
+    List(ListStickyAddresses),
 }
 
 impl Command {
     /// The command as a value.
     pub(crate) fn task(&self) -> Task<'_> {
         match self {
-            Self::Pool(PoolVerb::Create(create)) if create.auto.is_some() => OnStore(create),
-            Self::Pool(PoolVerb::Create(create)) => OnOpenStore(create),
-            Self::Pool(PoolVerb::List) => OnOpenStore(&pool::List),
-            Self::Pool(PoolVerb::Delete(delete)) => OnOpenStore(delete),
-            Self::Reservation(ReservationVerb::Create(create)) => OnOpenStore(create),
-            Self::Reservation(ReservationVerb::List) => OnOpenStore(&reservation::List),
-            Self::Reservation(ReservationVerb::Delete(delete)) => OnOpenStore(delete),
-            Self::Quota(QuotaVerb::Set(set)) => OnOpenStore(set),
-            Self::Quota(QuotaVerb::List) => OnOpenStore(&quota::List),
-            Self::Quota(QuotaVerb::Delete(delete)) => OnOpenStore(delete),
+            Self::Pool(PoolSubcommand::Create(create)) if create.auto.is_some() => OnStore(create),
+            Self::Pool(PoolSubcommand::Create(create)) => OnOpenStore(create),
+            Self::Pool(PoolSubcommand::List) => OnOpenStore(&pool::ListPools),
+            Self::Pool(PoolSubcommand::Delete(delete)) => OnOpenStore(delete),
+            Self::Reservation(ReservationSubcommand::Create(create)) => OnOpenStore(create),
+            Self::Reservation(ReservationSubcommand::List) => OnOpenStore(&reservation::ListReservations),
+            Self::Reservation(ReservationSubcommand::Delete(delete)) => OnOpenStore(delete),
+            Self::Quota(QuotaSubcommand::Set(set)) => OnOpenStore(set),
+            Self::Quota(QuotaSubcommand::List) => OnOpenStore(&quota::ListQuotas),
+            Self::Quota(QuotaSubcommand::Delete(delete)) => OnOpenStore(delete),
             Self::Ipam(ipam) => ipam.task(),
             Self::Metrics(metrics) => OnStore(metrics),
-            Self::Moving(Moving::Export(export)) => OnStore(export),
-            Self::Moving(Moving::Import(Import { of: Some(of), .. })) => match of {
-                TakeOver::HostLocal(from) => Standalone(from),
-                TakeOver::Podman(from) => Standalone(from),
-                TakeOver::Whereabouts(from) => Standalone(from),
+            Self::Moving(MovingSubcommand::Export(export)) => OnStore(export),
+            Self::Moving(MovingSubcommand::Import(Import { of: Some(of), .. })) => match of {
+                TakeOverSubcommand::HostLocal(from) => Standalone(from),
+                TakeOverSubcommand::Podman(from) => Standalone(from),
+                TakeOverSubcommand::Whereabouts(from) => Standalone(from),
             },
-            Self::Moving(Moving::Import(import)) => OnStore(import),
-            Self::Moving(Moving::Migrate(migrate)) => Standalone(migrate),
+            Self::Moving(MovingSubcommand::Import(import)) => OnStore(import),
+            Self::Moving(MovingSubcommand::Migrate(migrate)) => Standalone(migrate),
             Self::Documents(documents) => match documents {
-                Documents::Get(get) => OnStore(get),
-                Documents::Create(create) => OnStore(create),
-                Documents::Apply(apply) => OnStore(apply),
-                Documents::Replace(replace) => OnStore(replace),
-                Documents::Delete(delete) => OnStore(delete),
+                DocumentsSubcommand::Get(get) => OnStore(get),
+                DocumentsSubcommand::Create(create) => OnStore(create),
+                DocumentsSubcommand::Apply(apply) => OnStore(apply),
+                DocumentsSubcommand::Replace(replace) => OnStore(replace),
+                DocumentsSubcommand::Delete(delete) => OnStore(delete),
             },
             Self::Gc(gc) => Standalone(gc),
             Self::Watch(watch) => Standalone(watch),
             Self::Serve(serve) => Standalone(serve),
             Self::Store(verb) => match verb {
-                StoreVerb::Status => OnStore(&store::Status),
-                StoreVerb::Verify => OnStore(&store::Verify),
-                StoreVerb::Backup(backup) => OnStore(backup),
-                StoreVerb::Restore(restore) => OnStore(restore),
-                StoreVerb::Compact(compact) => OnStore(compact),
-                StoreVerb::Upgrade(upgrade) => OnStore(upgrade),
-                StoreVerb::Create(create) => OnStore(create),
+                StoreSubcommand::Status => OnStore(&store::Status),
+                StoreSubcommand::Verify => OnStore(&store::Verify),
+                StoreSubcommand::Backup(backup) => OnStore(backup),
+                StoreSubcommand::Restore(restore) => OnStore(restore),
+                StoreSubcommand::Compact(compact) => OnStore(compact),
+                StoreSubcommand::Upgrade(upgrade) => OnStore(upgrade),
+                StoreSubcommand::Create(create) => OnStore(create),
             },
             Self::Install(install) => Standalone(install),
             Self::Conformance(conformance) => Standalone(conformance),
@@ -270,7 +270,7 @@ impl Command {
     }
 }
 
-impl Ipam {
+impl IpamSubcommand {
     fn task(&self) -> Task<'_> {
         match self {
             Self::Show(Show { forecast: true, .. }) => OnStore(&show::ShowForecast),
@@ -279,8 +279,8 @@ impl Ipam {
             Self::Check(check) => OnStore(check),
             Self::Release(release @ Release { from_report, .. }) if !from_report.is_empty() => OnStore(release),
             Self::Release(release) => OnOpenStore(release),
-            Self::Quarantine(QuarantineVerb::List) => OnOpenStore(&quarantine::List),
-            Self::Quarantine(QuarantineVerb::Release(release)) => OnOpenStore(release),
+            Self::Quarantine(QuarantineSubcommand::List) => OnOpenStore(&quarantine::ListQuarantine),
+            Self::Quarantine(QuarantineSubcommand::Release(release)) => OnOpenStore(release),
             Self::Configure(configure) => OnOpenStore(configure),
             Self::Split(split) => OnOpenStore(split),
             Self::History(history) => OnStore(history),

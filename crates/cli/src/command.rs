@@ -28,40 +28,40 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use wiring::masquerade;
 
-use crate::error::{Failure, Result};
-use crate::output::{Row, patiently, table, yaml};
-use crate::store::{Need, StoreAt, WAIT};
-use crate::times::duration;
+use crate::error::{CommandFailure, Result};
+use crate::output::{TableRow, run_with_progress, table, yaml};
+use crate::store::{DEFAULT_LOCK_TIMEOUT, StoreAccess, StoreUse};
+use crate::times::parse_duration;
 
-const GLOBAL: &str = "Global options";
+const GLOBAL_HEADING: &str = "Global options";
 
 /// The global options.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct GlobalOptions {
     /// The URL of the store
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "URL")]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "URL")]
     pub(crate) store: Option<String>,
 
     /// A calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FILE", conflicts_with = "store")]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
     /// Answer as table, wide, yaml or json
-    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    #[arg(short, long, global = true, help_heading = GLOBAL_HEADING, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     #[arg(hide_possible_values = true)]
     pub(crate) output: Format,
 
     /// Where the networks are
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
     /// The log level, off to trace
-    #[arg(short, long, global = true, help_heading = GLOBAL, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
+    #[arg(short, long, global = true, help_heading = GLOBAL_HEADING, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
     /// Longest wait for a store in use [default: 30s]
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "TIME", value_parser = duration)]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = parse_duration)]
     lock_timeout: Option<Duration>,
 
     /// Accepted because scripts for calicoctl give it, and ignored: Margay does not compare versions
@@ -94,23 +94,23 @@ pub(crate) enum LogLevel {
 }
 
 /// The longest time for a command once its store is open.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest time for a command that reads all blocks: on a slow disk, of which other processes use a part, that can take
 /// minutes.
-pub(crate) const READING: Duration = Duration::from_secs(600);
+pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A command.
 pub(crate) enum Task<'a> {
-    OnOpenStore(&'a dyn OnOpenStore),
-    OnStore(&'a dyn OnStore),
-    Standalone(&'a dyn Standalone),
+    OnOpenStore(&'a dyn OpenStoreCommand),
+    OnStore(&'a dyn StoreCommand),
+    Standalone(&'a dyn StandaloneCommand),
 }
 
 /// A command on one store, which is open when it runs.
 #[async_trait(?Send)]
-pub(crate) trait OnOpenStore {
+pub(crate) trait OpenStoreCommand {
     /// The use that it makes of the store.
-    fn need(&self) -> Need;
+    fn store_use(&self) -> StoreUse;
 
     /// True if it only says what it would do: all of its checks are made, and its writes go to memory.
     fn dry_run(&self) -> bool {
@@ -118,8 +118,8 @@ pub(crate) trait OnOpenStore {
     }
 
     /// The longest time for it once the store is open.
-    fn patience(&self) -> Duration {
-        if self.need() == Need::ReadAll { READING } else { PATIENCE }
+    fn timeout_after_open(&self) -> Duration {
+        if self.store_use() == StoreUse::ReadAll { READ_ALL_TIMEOUT } else { DEFAULT_COMMAND_TIMEOUT }
     }
 
     /// True if it may change pools, for which this machine has rules.
@@ -133,63 +133,63 @@ pub(crate) trait OnOpenStore {
     }
 
     /// Carries out the command.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<Answer>;
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer>;
 }
 
 /// A command on one store that opens the store by itself, perhaps several times, or works on its files.
 #[async_trait(?Send)]
-pub(crate) trait OnStore {
+pub(crate) trait StoreCommand {
     /// For a command that needs an embedded store: its name, and what does the same for a cluster.
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         None
     }
 
     /// The words that a terminal shows while the command takes long; `None` if it shows its own.
-    fn doing(&self) -> Option<&'static str> {
+    fn progress_text(&self) -> Option<&'static str> {
         None
     }
 
     /// Carries out the command.
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer>;
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer>;
 }
 
 /// A command without a store, with several, or one that runs until it is stopped.
-pub(crate) trait Standalone {
+pub(crate) trait StandaloneCommand {
     /// Carries out the command, and returns the exit code.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8>;
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8>;
 }
 
 /// A call of the program: its options, the stores that it is made with, its environment and its streams.
-pub(crate) struct Call<'a> {
-    pub(crate) options: &'a Options,
+pub(crate) struct Invocation<'a> {
+    pub(crate) options: &'a GlobalOptions,
     pub(crate) drivers: &'a Drivers,
     pub(crate) env: &'a Environment<'a>,
     pub(crate) out: &'a mut dyn Write,
     pub(crate) err: &'a mut dyn Write,
 }
 
-impl<'a> Call<'a> {
+impl<'a> Invocation<'a> {
     /// Carries out a command, and returns the exit code.
     pub(crate) fn carry_out(&mut self, task: &Task<'_>) -> Result<u8> {
         match task {
-            Task::OnOpenStore(command) => self.on_store(&WithOpening(*command)),
-            Task::OnStore(command) => self.on_store(*command),
+            Task::OnOpenStore(command) => self.run_on_store(&OpeningCommand(*command)),
+            Task::OnStore(command) => self.run_on_store(*command),
             Task::Standalone(command) => command.run(self),
         }
     }
 
     /// Carries out a command on the chosen store, and prints its answer.
-    pub(crate) fn on_store(&mut self, command: &dyn OnStore) -> Result<u8> {
+    pub(crate) fn run_on_store(&mut self, command: &dyn StoreCommand) -> Result<u8> {
         let Chosen { location, .. } = self.choose()?;
         if let Some((what, instead)) = command.only_embedded(self.drivers).filter(|_| location.is_shared()) {
-            return Err(Failure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
+            return Err(CommandFailure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
         }
-        let at = self.at(&location);
+        let at = self.store_at(&location);
         // A name server that does not answer yet must not hold up the answer.
         let runtime = runtime()?;
         let answer = runtime.block_on(async {
-            match command.doing() {
-                Some(doing) => patiently(&format!("{doing} {location}"), command.run(at)).await,
+            match command.progress_text() {
+                Some(progress_text) => run_with_progress(&format!("{progress_text} {location}"), command.run(at)).await,
                 None => command.run(at).await,
             }
         })?;
@@ -198,15 +198,19 @@ impl<'a> Call<'a> {
     }
 
     /// A store as this call opens it.
-    pub(crate) fn at<'l>(&self, location: &'l Location) -> StoreAt<'l>
+    pub(crate) fn store_at<'l>(&self, location: &'l Location) -> StoreAccess<'l>
     where
         'a: 'l,
     {
-        StoreAt { location, wait: self.options.lock_timeout.unwrap_or(WAIT), conf_dir: &self.options.cni_conf_dir }
+        StoreAccess {
+            location,
+            wait: self.options.lock_timeout.unwrap_or(DEFAULT_LOCK_TIMEOUT),
+            conf_dir: &self.options.cni_conf_dir,
+        }
     }
 
     /// Prints an answer in the form that was asked for.
-    pub(crate) fn print(&mut self, answer: Answer) -> Result<()> {
+    pub(crate) fn print(&mut self, answer: CommandAnswer) -> Result<()> {
         answer.print(self.options.output, self.out, self.err)
     }
 
@@ -232,33 +236,35 @@ impl<'a> Call<'a> {
     }
 
     /// The failure for a configuration that leads to no store.
-    pub(crate) fn explain(&self, error: &ConfigError) -> Failure {
-        Failure::new(error).hint(self.drivers.advice(error))
+    pub(crate) fn explain(&self, error: &ConfigError) -> CommandFailure {
+        CommandFailure::new(error).hint(self.drivers.advice(error))
     }
 }
 
 /// A command on an open store, with its opening.
-struct WithOpening<'a>(&'a dyn OnOpenStore);
+struct OpeningCommand<'a>(&'a dyn OpenStoreCommand);
 
 #[async_trait(?Send)]
-impl OnStore for WithOpening<'_> {
-    async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
+impl StoreCommand for OpeningCommand<'_> {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         at.carry_out(self.0).await
     }
 }
 
-impl StoreAt<'_> {
+impl StoreAccess<'_> {
     /// Opens the store for a command, carries it out, and closes the store. A dry run writes nothing, and one that would
     /// make the store begins with an empty one.
-    pub(crate) async fn carry_out(self, command: &dyn OnOpenStore) -> Result<Answer> {
+    pub(crate) async fn carry_out(self, command: &dyn OpenStoreCommand) -> Result<CommandAnswer> {
         command.check()?;
-        patiently(&format!("working on {self}"), async {
-            let need = command.need();
+        run_with_progress(&format!("working on {self}"), async {
+            let store_use = command.store_use();
             if !command.dry_run() {
-                return self.on_ipam(need, async |operator| self.refreshing(command, operator).await).await;
+                return self
+                    .with_operator(store_use, async |operator| self.run_and_refresh_rules(command, operator).await)
+                    .await;
             }
-            let open = match need {
-                Need::Make => match self.open_if_there().await? {
+            let open = match store_use {
+                StoreUse::Make => match self.open_existing().await? {
                     Some(open) => open,
                     None => {
                         care::could_be_made(self.location).await.map_err(|error| self.explain(error))?;
@@ -267,19 +273,20 @@ impl StoreAt<'_> {
                         opened.map_err(|error| self.explain(error))?
                     }
                 },
-                _ => self.open(Need::Read).await?,
+                _ => self.open(StoreUse::Read).await?,
             };
             let rehearsal = Arc::new(Rehearsal::new(open.store()));
-            let run = async |operator: &Operator| command.run(operator, Deadline::after(command.patience())).await;
-            Ok(self.on_ipam_of(open, rehearsal, run).await?.of_a_dry_run())
+            let run =
+                async |operator: &Operator| command.run(operator, Deadline::after(command.timeout_after_open())).await;
+            Ok(self.with_operator_on(open, rehearsal, run).await?.into_dry_run())
         })
         .await
     }
 
     /// Runs a command, and refreshes the rules of this machine for pools if it may have changed some. In a cluster Felix
     /// makes them.
-    async fn refreshing(self, command: &dyn OnOpenStore, operator: &Operator) -> Result<Answer> {
-        let deadline = Deadline::after(command.patience());
+    async fn run_and_refresh_rules(self, command: &dyn OpenStoreCommand, operator: &Operator) -> Result<CommandAnswer> {
+        let deadline = Deadline::after(command.timeout_after_open());
         let work = command.run(operator, deadline);
         match command.changes_pools() && !self.location.is_shared() {
             true => follow_pool_changes(operator, self.location, deadline, work).await,
@@ -290,30 +297,30 @@ impl StoreAt<'_> {
 
 /// The runtime for a command's calls.
 pub(crate) fn runtime() -> Result<Runtime> {
-    started(Builder::new_current_thread())
+    build_runtime(Builder::new_current_thread())
 }
 
 /// The runtime for a watch. Its second thread reads what the store reports while the first one waits for a receiver.
-pub(crate) fn watching() -> Result<Runtime> {
+pub(crate) fn watch_runtime() -> Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1);
-    started(builder)
+    build_runtime(builder)
 }
 
-fn started(mut builder: Builder) -> Result<Runtime> {
-    builder.enable_all().build().map_err(|error| Failure::new(format!("cannot start: {error}")))
+fn build_runtime(mut builder: Builder) -> Result<Runtime> {
+    builder.enable_all().build().map_err(|error| CommandFailure::new(format!("cannot start: {error}")))
 }
 
 /// The answer of a command. It is printed after the store is closed, so that a slow reader delays nobody.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct CommandAnswer {
     text: String,
     /// The text for `-o wide`, if it has more than the other one.
     wide: Option<String>,
     layout: Layout,
     json: String,
     notes: Vec<String>,
-    failure: Option<Failure>,
+    failure: Option<CommandFailure>,
     stdout_is_taken: bool,
 }
 
@@ -326,10 +333,10 @@ enum Layout {
     Exact,
 }
 
-impl Answer {
+impl CommandAnswer {
     /// An answer in both forms.
     pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
-        let json = serde_json::to_string_pretty(json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        let json = serde_json::to_string_pretty(json).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         Ok(Self {
             text: text.into(),
             wide: None,
@@ -342,12 +349,12 @@ impl Answer {
     }
 
     /// An answer that is a list, which JSON has under this name.
-    pub(crate) fn rows<R: Row>(name: &'static str, rows: &[R]) -> Result<Self> {
+    pub(crate) fn rows<R: TableRow>(name: &'static str, rows: &[R]) -> Result<Self> {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
     /// Sets a short text, which replaces the other one, and a wide one. Both are printed to the last line break.
-    pub(crate) fn laid_out(mut self, text: String, wide: String) -> Self {
+    pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
     }
@@ -364,7 +371,7 @@ impl Answer {
     }
 
     /// Makes the answer incomplete: it is printed, and then the command fails with this failure.
-    pub(crate) fn incomplete(mut self, failure: Failure) -> Self {
+    pub(crate) fn incomplete(mut self, failure: CommandFailure) -> Self {
         self.failure = Some(failure);
         self
     }
@@ -376,7 +383,7 @@ impl Answer {
     }
 
     /// Makes it the answer of a dry run: "Successfully ..." becomes "Dry run: would have ...".
-    pub(crate) fn of_a_dry_run(mut self) -> Self {
+    pub(crate) fn into_dry_run(mut self) -> Self {
         let reported = |line: &str| match line.strip_prefix("Successfully ") {
             Some(done) => format!("Dry run: would have {done}"),
             None => line.to_owned(),
@@ -399,7 +406,8 @@ impl Answer {
             Format::Table => self.layout.print(&self.text, out)?,
             Format::Wide => self.layout.print(self.wide.as_ref().unwrap_or(&self.text), out)?,
             Format::Yaml => {
-                let value = serde_json::from_str(&self.json).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+                let value =
+                    serde_json::from_str(&self.json).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
                 write!(out, "{}", yaml(&value))?;
             }
             Format::Json => writeln!(out, "{}", self.json)?,
@@ -427,8 +435,8 @@ async fn follow_pool_changes(
     operator: &Operator,
     location: &Location,
     deadline: Deadline,
-    work: impl Future<Output = Result<Answer>>,
-) -> Result<Answer> {
+    work: impl Future<Output = Result<CommandAnswer>>,
+) -> Result<CommandAnswer> {
     let before = PoolNetworks::read(operator, deadline).await;
     let answer = work.await?;
     let after = PoolNetworks::read(operator, deadline).await;

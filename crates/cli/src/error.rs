@@ -4,18 +4,18 @@ use std::fmt::Display;
 use std::io;
 
 /// A result of a command.
-pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = CommandFailure> = std::result::Result<T, E>;
 
 /// A command that failed: the fault, and the advice if there is any.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CommandFailure {
     message: String,
     hint: Option<String>,
     /// True if the reader of stdout went away, which is not reported.
     pub(crate) silent: bool,
 }
 
-impl Failure {
+impl CommandFailure {
     /// A failure without advice.
     pub(crate) fn new(message: impl Display) -> Self {
         Self { message: message.to_string(), hint: None, silent: false }
@@ -44,19 +44,19 @@ impl Failure {
     }
 }
 
-impl From<kv::Error> for Failure {
+impl From<kv::Error> for CommandFailure {
     fn from(error: kv::Error) -> Self {
         Self::new(error)
     }
 }
 
-impl From<ipam_core::Error> for Failure {
+impl From<ipam_core::Error> for CommandFailure {
     fn from(error: ipam_core::Error) -> Self {
         Self::new(error)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandFailure {
     /// An error of stdout; errors of files and stores are converted where they happen.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;

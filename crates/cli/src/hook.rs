@@ -26,14 +26,14 @@ use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::digest::hex;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::interrupt::Interrupt;
-use crate::output::whole_file;
+use crate::output::write_whole_file;
 
 /// The waits before a failed attempt is repeated: they double up to the second one.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// The pause between two glances at a running program, or at signals.
-const GLANCE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An event for the receiver.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct Delivery {
 
 /// How a delivery ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivered {
+pub(crate) enum DeliveryOutcome {
     Done,
     /// A signal came first.
     Interrupted,
@@ -65,8 +65,8 @@ pub(crate) struct Hook {
 
 #[derive(Debug)]
 enum Receiver {
-    Program(Program),
-    Webhook(Box<Webhook>),
+    Program(ProgramReceiver),
+    Webhook(Box<WebhookReceiver>),
 }
 
 impl Hook {
@@ -75,7 +75,7 @@ impl Hook {
     /// # Errors
     /// There is no such program.
     pub(crate) fn program(path: &Path, timeout: Duration) -> Result<Self> {
-        Ok(Self { receiver: Receiver::Program(Program::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
+        Ok(Self { receiver: Receiver::Program(ProgramReceiver::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
 
     /// A URL, and the file of the secret with which requests are signed.
@@ -84,7 +84,7 @@ impl Hook {
     /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
     pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
         Ok(Self {
-            receiver: Receiver::Webhook(Box::new(Webhook::new(url, secret, timeout)?)),
+            receiver: Receiver::Webhook(Box::new(WebhookReceiver::new(url, secret, timeout)?)),
             first_wait: RETRY_WAITS[0],
         })
     }
@@ -97,27 +97,27 @@ impl Hook {
         interrupt: &Interrupt,
         until: Option<Instant>,
         mut failed: impl FnMut(&str),
-    ) -> Delivered {
+    ) -> DeliveryOutcome {
         let mut wait = self.first_wait;
         loop {
             if interrupt.came() {
-                return Delivered::Interrupted;
+                return DeliveryOutcome::Interrupted;
             }
             let (name, done) = match &self.receiver {
                 Receiver::Program(program) => (program.name(), program.run(&delivery.json, interrupt)),
                 Receiver::Webhook(webhook) => (webhook.name(), webhook.post(&delivery.json)),
             };
-            let Err(why) = done else { return Delivered::Done };
+            let Err(why) = done else { return DeliveryOutcome::Done };
             if interrupt.came() {
-                return Delivered::Interrupted;
+                return DeliveryOutcome::Interrupted;
             }
             failed(&format!("{name} failed for {}: {why}; trying again in {} s", delivery.name, wait.as_secs()));
             let next = Instant::now() + wait;
             if until.is_some_and(|until| next > until) {
-                return Delivered::Late;
+                return DeliveryOutcome::Late;
             }
             while Instant::now() < next && !interrupt.came() {
-                std::thread::sleep(GLANCE);
+                std::thread::sleep(POLL_INTERVAL);
             }
             wait = (wait * 2).min(RETRY_WAITS[1]);
         }
@@ -129,16 +129,16 @@ const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A file with the last revision whose events were all handled.
 #[derive(Debug)]
-pub(crate) struct Cursor {
+pub(crate) struct CursorFile {
     path: PathBuf,
-    saved: Saved,
+    saved: CursorContent,
     /// The revision up to which there was nothing more to handle, perhaps not in the file yet.
     reached: Revision,
     written: Instant,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Saved {
+struct CursorContent {
     /// The id of the store, or of the cluster; empty in the cursors of earlier versions beside a daemon.
     store: String,
     revision: i64,
@@ -147,25 +147,25 @@ struct Saved {
     refused: Option<String>,
 }
 
-impl Cursor {
+impl CursorFile {
     /// Reads the file; it need not be there. A cursor without a store's id becomes one of this store.
     ///
     /// # Errors
     /// The file cannot be read, is none of ours, is about another store than `store`, or was refused before.
     pub(crate) fn load(path: &Path, store: &str) -> Result<Self> {
         let advice = "remove the file to begin with what is in use now, or name another one";
-        let failed = |why: String| Failure::new(format!("the cursor {} {why}", path.display())).hint(advice);
+        let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
         let saved = match fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(failed(format!("cannot be read: {error}"))),
             Ok(bytes) => Some(
-                serde_json::from_slice::<Saved>(&bytes)
+                serde_json::from_slice::<CursorContent>(&bytes)
                     .ok()
                     .filter(|saved| saved.revision > 0)
                     .ok_or_else(|| failed("is not one that margay watch has written".to_owned()))?,
             ),
         };
-        let unused = Saved { store: store.to_owned(), revision: 0, refused: None };
+        let unused = CursorContent { store: store.to_owned(), revision: 0, refused: None };
         let mut saved = saved.unwrap_or(unused);
         if saved.store.is_empty() {
             store.clone_into(&mut saved.store);
@@ -230,8 +230,8 @@ impl Cursor {
     }
 
     fn write(&self) -> Result<()> {
-        let text = serde_json::to_string(&self.saved).map_err(|error| Failure::new(format!("JSON: {error}")))?;
-        whole_file(&self.path, &(text + "\n"))
+        let text = serde_json::to_string(&self.saved).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
+        write_whole_file(&self.path, &(text + "\n"))
     }
 }
 
@@ -240,19 +240,19 @@ const EXIT_GRACE: Duration = Duration::from_secs(1);
 
 /// The program.
 #[derive(Debug)]
-struct Program {
+struct ProgramReceiver {
     path: PathBuf,
     /// A run that takes longer is killed and counts as failed.
     timeout: Duration,
 }
 
-impl Program {
+impl ProgramReceiver {
     /// # Errors
     /// There is no such program.
     fn new(path: &Path, timeout: Duration) -> Result<Self> {
         // A relative path is one of this folder, not of PATH.
         let path = fs::canonicalize(path).map_err(|error| {
-            Failure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
+            CommandFailure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
         })?;
         Ok(Self { path, timeout })
     }
@@ -285,7 +285,7 @@ impl Program {
                     end_program(&mut child);
                     return Err(format!("it ran for more than {} s, and was killed", self.timeout.as_secs()));
                 }
-                None => std::thread::sleep(GLANCE),
+                None => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
@@ -311,7 +311,7 @@ fn end_program(child: &mut Child) {
         if Instant::now() >= until {
             break;
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     _ = killpg(group, Signal::SIGKILL);
     _ = child.wait();
@@ -325,20 +325,20 @@ const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
 
 /// The URL.
 #[derive(Debug)]
-struct Webhook {
+struct WebhookReceiver {
     url: String,
     agent: Agent,
     /// The secret, which `Debug` does not print.
     key: Option<Key>,
 }
 
-impl Webhook {
+impl WebhookReceiver {
     /// # Errors
     /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
     fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
         let is_https = url.starts_with("https://");
         if !is_https && !url.starts_with("http://") {
-            return Err(Failure::new("the URL of --webhook begins with neither http:// nor https://"));
+            return Err(CommandFailure::new("the URL of --webhook begins with neither http:// nor https://"));
         }
         let mut config = Agent::config_builder()
             .timeout_global(Some(timeout))
@@ -378,7 +378,7 @@ impl Webhook {
 
 /// The key from a file; white space at the end does not count.
 fn read_key(path: &Path) -> Result<Key> {
-    let failed = |why: String| Failure::new(format!("the secret {} {why}", path.display()));
+    let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let secret = secret.trim_ascii_end();
     // A secret of random bytes may begin like UTF-16.
@@ -398,7 +398,7 @@ fn read_key(path: &Path) -> Result<Key> {
 fn tls_config() -> Result<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
-        return Err(Failure::new("this system has no trusted certificates for https")
+        return Err(CommandFailure::new("this system has no trusted certificates for https")
             .hint("install ca-certificates, or set SSL_CERT_FILE"));
     }
     let certs: Vec<_> = found.certs.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect();
@@ -437,7 +437,7 @@ mod tests {
         let done =
             Hook { first_wait: Duration::from_millis(10), ..hook }
                 .deliver(&delivery(), &interrupt, None, |note| notes.push(note.to_owned()));
-        assert_eq!((done, notes.len()), (Delivered::Done, 2));
+        assert_eq!((done, notes.len()), (DeliveryOutcome::Done, 2));
         assert!(notes[0].contains("failed for assigned 10.0.0.1: exit code 7; trying again"), "{notes:?}");
         assert_eq!(fs::read_to_string(&seen).unwrap(), "{\"event\":\"assigned\"}\n");
     }
@@ -446,45 +446,45 @@ mod tests {
     fn a_cursor_only_goes_forward_and_is_one_stores() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cursor");
-        let mut cursor = Cursor::load(&path, "a").unwrap();
+        let mut cursor = CursorFile::load(&path, "a").unwrap();
         assert_eq!(cursor.revision(), None);
         cursor.save(Revision::new(7)).unwrap();
         cursor.save(Revision::new(5)).unwrap();
-        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)));
+        assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(7)));
         cursor.reach(Revision::new(6)).unwrap();
         cursor.reach(Revision::new(8)).unwrap();
-        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(7)), "a write for nothing");
+        assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(7)), "a write for nothing");
         cursor.finish().unwrap();
-        assert_eq!(Cursor::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
-        let other = format!("{:?}", Cursor::load(&path, "b").unwrap_err());
+        assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
+        let other = format!("{:?}", CursorFile::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
         // The cursor of an earlier version.
         fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
-        Cursor::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
-        assert!(Cursor::load(&path, "b").is_err());
-        Cursor::load(&path, "a").unwrap().refuse("it went back").unwrap();
-        let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());
+        CursorFile::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
+        assert!(CursorFile::load(&path, "b").is_err());
+        CursorFile::load(&path, "a").unwrap().refuse("it went back").unwrap();
+        let refused = format!("{:?}", CursorFile::load(&path, "a").unwrap_err());
         assert!(refused.contains("was refused before: it went back"), "{refused}");
         let first = folder.path().join("first");
-        let mut cursor = Cursor::load(&first, "a").unwrap();
+        let mut cursor = CursorFile::load(&first, "a").unwrap();
         cursor.refuse("it went back").unwrap();
         assert!(!first.exists(), "nothing was reached");
         cursor.reach(Revision::new(7)).unwrap();
         cursor.refuse("it went back").unwrap();
         cursor.finish().unwrap();
-        assert!(Cursor::load(&first, "a").is_err(), "a refusal at the first run");
+        assert!(CursorFile::load(&first, "a").is_err(), "a refusal at the first run");
         for garbage in ["", "{}", "[1", "{\"store\":\"a\",\"revision\":-1}"] {
             fs::write(&path, garbage).unwrap();
-            let refused = format!("{:?}", Cursor::load(&path, "a").unwrap_err());
+            let refused = format!("{:?}", CursorFile::load(&path, "a").unwrap_err());
             assert!(refused.contains("is not one that margay watch has written"), "{garbage}: {refused}");
         }
     }
 
-    fn program(folder: &Path, script: &str) -> Program {
+    fn program(folder: &Path, script: &str) -> ProgramReceiver {
         let path = folder.join("hook");
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        Program::new(&path, Duration::from_millis(500)).unwrap()
+        ProgramReceiver::new(&path, Duration::from_millis(500)).unwrap()
     }
 
     #[test]
@@ -497,7 +497,7 @@ mod tests {
         );
         assert_eq!(program(folder.path(), "exit 0").run(&"x".repeat(1 << 20), &interrupt), Ok(()));
         assert!(program(folder.path(), "kill -9 $$").run("x", &interrupt).unwrap_err().contains("signal: 9"));
-        assert!(Program::new(&folder.path().join("none"), Duration::from_secs(1)).is_err());
+        assert!(ProgramReceiver::new(&folder.path().join("none"), Duration::from_secs(1)).is_err());
     }
 
     #[test]
@@ -517,16 +517,16 @@ mod tests {
         // A signal comes.
         interrupt.flag().store(true, std::sync::atomic::Ordering::SeqCst);
         let ready = format!("trap ': >{}; exit 0' TERM; sleep 60 & wait", clean.display());
-        let hook = Program { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };
+        let hook = ProgramReceiver { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };
         assert!(hook.run("x", &interrupt).is_err());
     }
 
     #[test]
     fn secrets_are_not_in_the_name() {
-        let name = |url: &str| Webhook::new(url, None, Duration::from_secs(1)).unwrap().name();
+        let name = |url: &str| WebhookReceiver::new(url, None, Duration::from_secs(1)).unwrap().name();
         assert_eq!(name("http://user:secret@h.example:80/a/b?token=secret#x"), "http://h.example:80/a/b");
         assert_eq!(name("http://h.example?token=secret"), "http://h.example/");
-        assert!(Webhook::new("ftp://user:secret@h/", None, Duration::from_secs(1)).is_err());
+        assert!(WebhookReceiver::new("ftp://user:secret@h/", None, Duration::from_secs(1)).is_err());
     }
 
     #[test]

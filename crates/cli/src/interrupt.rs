@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// The exit code of an interrupted run.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -29,7 +29,7 @@ impl Interrupt {
                 signal_hook::flag::register(signal, flag.clone()),
             ];
             for id in registered {
-                this.ids.push(id.map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?);
+                this.ids.push(id.map_err(|error| CommandFailure::new(format!("cannot listen for signals: {error}")))?);
             }
         }
         Ok(this)

@@ -1,6 +1,6 @@
 //! The operator command `margay`.
 //!
-//! A command is parsed ([`args`]), becomes a value that says what it needs ([`verbs`]), and is carried out ([`command`]): the
+//! A command is parsed ([`args`]), becomes a value that says what it needs ([`subcommands`]), and is carried out ([`command`]): the
 //! store is chosen and opened, the command makes an answer, and the store is closed. Only then the answer is printed on
 //! stdout; everything else is on stderr.
 
@@ -20,9 +20,9 @@ mod map;
 mod output;
 mod serve;
 mod store;
+mod subcommands;
 mod times;
 mod transfer;
-mod verbs;
 mod watch;
 
 use std::ffi::OsString;
@@ -34,9 +34,9 @@ use std::sync::{Mutex, PoisonError};
 use datastore::{Drivers, Environment, process_environment};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::command::{Call, LogLevel};
-use crate::error::Failure;
-use crate::verbs::check::{report_hint, with_report};
+use crate::command::{Invocation, LogLevel};
+use crate::error::CommandFailure;
+use crate::subcommands::check::{report_hint, with_report};
 
 /// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
 #[cfg(doctest)]
@@ -63,7 +63,7 @@ pub fn run(
     let cli = match args::parse(drivers, &args) {
         Ok(cli) => cli,
         Err(usage) => {
-            let code = explain(&usage, out, err);
+            let code = print_usage(&usage, out, err);
             if let Some(hint) = report_hint(&usage, &args) {
                 _ = writeln!(err, "{hint}");
             }
@@ -71,7 +71,7 @@ pub fn run(
         }
     };
     log_to_stderr(cli.options.log_level);
-    let done = Call { options: &cli.options, drivers, env, out, err }.carry_out(&cli.command.task());
+    let done = Invocation { options: &cli.options, drivers, env, out, err }.carry_out(&cli.command.task());
     match done {
         Ok(code) => code,
         Err(failure) => {
@@ -83,12 +83,12 @@ pub fn run(
 
 /// Plays the role for which a case of `margay conformance` has started this process, if any. Returns the exit code.
 fn play_role(drivers: &Drivers) -> Option<ExitCode> {
-    conformance::play_role(&judge::site::Joining(drivers.clone()))
+    conformance::play_role(&judge::site::JoiningHarness(drivers.clone()))
 }
 
 /// Reports a bug, and returns the exit code.
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
-    let failure = Failure::new(format!("internal error: {what}"));
+    let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
         .hint("this is a bug in margay; a store is never left half written, so the command can be repeated")
         .print(err);
@@ -96,7 +96,7 @@ fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
 }
 
 /// Prints help and version on stdout, and an error of the usage on stderr.
-fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+fn print_usage(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let text = usage.render();
     if usage.use_stderr() {
         _ = write!(err, "{text}");
@@ -105,7 +105,7 @@ fn explain(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 
     match write!(out, "{text}").and_then(|()| out.flush()) {
         Ok(()) => 0,
         Err(error) => {
-            let failure = Failure::from(error);
+            let failure = CommandFailure::from(error);
             failure.print(err);
             u8::from(!failure.silent)
         }
@@ -138,7 +138,7 @@ pub fn main(drivers: &Drivers) -> ExitCode {
     {
         return code;
     }
-    std::panic::set_hook(Box::new(remember));
+    std::panic::set_hook(Box::new(remember_panic));
     let run = || run(drivers, std::env::args_os(), &process_environment, &mut stdout().lock(), &mut stderr());
     ExitCode::from(catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
         let what = LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +146,7 @@ pub fn main(drivers: &Drivers) -> ExitCode {
     }))
 }
 
-fn remember(panic: &PanicHookInfo<'_>) {
+fn remember_panic(panic: &PanicHookInfo<'_>) {
     let what = panic.to_string().replace('\n', " ");
     *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = what;
 }

@@ -8,8 +8,8 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::args::definition;
-use crate::command::{Call, Standalone};
-use crate::error::{Failure, Result};
+use crate::command::{Invocation, StandaloneCommand};
+use crate::error::{CommandFailure, Result};
 
 pub(crate) const COMPLETIONS: &str = "\
 Examples:
@@ -39,25 +39,25 @@ const SEE_ALSO: &str = "\
 the plugin
 ";
 
-impl Standalone for Completions {
+impl StandaloneCommand for Completions {
     /// Prints the script by which a shell completes the commands.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut definition(call.drivers), "margay", &mut script);
-        call.out.write_all(&script)?;
-        call.out.flush()?;
+        clap_complete::generate(self.shell, &mut definition(invocation.drivers), "margay", &mut script);
+        invocation.out.write_all(&script)?;
+        invocation.out.flush()?;
         Ok(0)
     }
 }
 
-impl Standalone for ManPages {
+impl StandaloneCommand for ManPages {
     /// Writes a man page for each command into a folder, which is made if it does not exist.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let folder = &self.folder;
-        let mut command = definition(call.drivers).disable_help_subcommand(true);
+        let mut command = definition(invocation.drivers).disable_help_subcommand(true);
         command.build();
         fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
-            Failure::new(format!("cannot write man pages into {}: {error}", folder.display()))
+            CommandFailure::new(format!("cannot write man pages into {}: {error}", folder.display()))
                 .hint("name a folder that can be written to")
         })?;
         Ok(0)

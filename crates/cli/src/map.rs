@@ -10,11 +10,11 @@ use serde::Serialize;
 use crate::output::printable;
 
 /// The most blocks of a pool that is drawn with a sign for each address; larger pools have a sign for each block.
-const MOST_BLOCKS_IN_DETAIL: usize = 64;
+const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
 /// The detail of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Detail {
+pub(crate) enum MapDetail {
     /// Addresses in pools with few blocks, otherwise blocks.
     Auto,
     /// A sign for each address.
@@ -25,7 +25,7 @@ pub(crate) enum Detail {
 
 /// The blocks of a pool, or all blocks that are in no pool.
 #[derive(Debug, Serialize)]
-pub(crate) struct Section {
+pub(crate) struct MapSection {
     /// The pool's name; `None` for blocks that are in no pool.
     pub(crate) pool: Option<String>,
     /// Its network.
@@ -35,12 +35,12 @@ pub(crate) struct Section {
     #[serde(skip)]
     pub(crate) places: Option<u64>,
     /// Its blocks.
-    blocks: Vec<Drawn>,
+    blocks: Vec<DrawnBlock>,
 }
 
 /// A block.
 #[derive(Debug, Serialize)]
-struct Drawn {
+struct DrawnBlock {
     /// The block.
     cidr: String,
     /// The node or other owner of the block; empty if there is none.
@@ -64,28 +64,28 @@ struct Drawn {
 }
 
 /// The sections to draw: these pools, or all pools and the blocks that are in no pool.
-pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<Section> {
+pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<MapSection> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
     };
-    let mut sections: Vec<Section> = Vec::new();
+    let mut sections: Vec<MapSection> = Vec::new();
     for pool in census.pools.into_iter().filter(|pool| wanted(pool.pool.name(), pool.pool.cidr())) {
         let bits = u32::from(pool.pool.block_size().saturating_sub(pool.pool.cidr().prefix_len()));
-        sections.push(Section {
+        sections.push(MapSection {
             pool: Some(printable(pool.pool.name())),
             cidr: Some(pool.pool.cidr().to_string()),
             places: 1_u64.checked_shl(bits).filter(|_| bits < 40),
-            blocks: pool.blocks.into_iter().map(Drawn::new).collect(),
+            blocks: pool.blocks.into_iter().map(DrawnBlock::new).collect(),
         });
     }
     if pools.is_empty() && !census.orphaned.is_empty() {
-        let blocks = census.orphaned.into_iter().map(Drawn::new).collect();
-        sections.push(Section { pool: None, cidr: None, places: None, blocks });
+        let blocks = census.orphaned.into_iter().map(DrawnBlock::new).collect();
+        sections.push(MapSection { pool: None, cidr: None, places: None, blocks });
     }
     sections
 }
 
-impl Drawn {
+impl DrawnBlock {
     fn new(block: BlockCensus) -> Self {
         let count = |wanted| block.count(wanted);
         let borrowed = count(AddressUse::Borrowed);
@@ -133,19 +133,19 @@ impl Drawn {
     }
 }
 
-impl Section {
+impl MapSection {
     /// True if there is a sign for each address.
-    fn in_detail(&self, detail: Detail) -> bool {
+    fn in_detail(&self, detail: MapDetail) -> bool {
         match detail {
-            Detail::Auto => self.blocks.len() <= MOST_BLOCKS_IN_DETAIL,
-            Detail::Addresses => true,
-            Detail::Blocks => false,
+            MapDetail::Auto => self.blocks.len() <= MAX_BLOCKS_IN_DETAIL,
+            MapDetail::Addresses => true,
+            MapDetail::Blocks => false,
         }
     }
 
     /// The heading: the pool and its numbers.
     fn heading(&self) -> String {
-        let sum = |of: fn(&Drawn) -> usize| self.blocks.iter().map(of).sum::<usize>();
+        let sum = |of: fn(&DrawnBlock) -> usize| self.blocks.iter().map(of).sum::<usize>();
         let name = match (&self.pool, &self.cidr) {
             (Some(pool), Some(cidr)) => format!("{pool}  {cidr}"),
             _ => "in no pool".to_owned(),
@@ -176,8 +176,8 @@ impl Section {
 
 /// The meaning of a sign for one address, or for several that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cell {
-    /// The use of all these addresses; if they differ, the one that comes first in [`Cell::of`].
+enum AddressSign {
+    /// The use of all these addresses; if they differ, the one that comes first in [`AddressSign::of`].
     All(AddressUse),
     /// Some of these addresses are in use, and none is borrowed.
     Some,
@@ -215,7 +215,7 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
     COLOURS.get(tenths).copied().unwrap_or("#b32400")
 }
 
-impl Cell {
+impl AddressSign {
     /// The sign of several addresses: if they differ, borrowed ones come first, then used, resting and free ones.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
@@ -268,27 +268,27 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
 }
 
 /// In pools with more places for blocks than this, only claimed blocks are drawn.
-const MOST_PLACES: u64 = 4096;
+const MAX_PLACES: u64 = 4096;
 /// The length of the longest name of an owner that is drawn whole.
-const MOST_OF_OWNER: usize = 24;
+const MAX_OWNER_CHARS: usize = 24;
 /// The least number of signs of a line, however narrow the terminal is.
-const LEAST_CELLS: usize = 8;
+const MIN_SIGNS: usize = 8;
 /// The sign of a place without a claimed block.
-const UNCLAIMED: char = '-';
+const UNCLAIMED_SIGN: char = '-';
 
 /// The look of a drawing.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Style {
+pub(crate) struct MapStyle {
     /// The number of columns.
     pub(crate) width: usize,
     /// True if there are colours.
     pub(crate) colours: bool,
     /// The detail.
-    pub(crate) detail: Detail,
+    pub(crate) detail: MapDetail,
 }
 
 /// Draws pools one below the other, with the meaning of the signs at the end.
-pub(crate) fn draw(sections: &[Section], style: Style) -> String {
+pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     let mut text = String::new();
     let (mut has_addresses, mut has_blocks) = (false, false);
     for section in sections {
@@ -313,47 +313,47 @@ pub(crate) fn draw(sections: &[Section], style: Style) -> String {
     }
     if has_blocks {
         text.push_str(&format!(
-            "a sign is a block: . all free   1 to 9 tenths that are not   # none free   {UNCLAIMED} not claimed\n"
+            "a sign is a block: . all free   1 to 9 tenths that are not   # none free   {UNCLAIMED_SIGN} not claimed\n"
         ));
     }
     text
 }
 
 /// Draws a line for each block, with a sign for each address, or for several if there is not enough room.
-fn draw_addresses(blocks: &[Drawn], style: Style, text: &mut String) {
+fn draw_addresses(blocks: &[DrawnBlock], style: MapStyle, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
-    let owners = blocks.iter().map(|block| short(&block.owner).chars().count()).max().unwrap_or_default();
-    let counts = blocks.iter().map(|block| count(block).len()).max().unwrap_or_default();
-    let room = style.width.saturating_sub(cidrs + owners + counts + 6).max(LEAST_CELLS);
+    let owners = blocks.iter().map(|block| shorten_owner(&block.owner).chars().count()).max().unwrap_or_default();
+    let counts = blocks.iter().map(|block| usage_text(block).len()).max().unwrap_or_default();
+    let room = style.width.saturating_sub(cidrs + owners + counts + 6).max(MIN_SIGNS);
     for block in blocks {
         let each = block.uses.len().div_ceil(room).max(1);
-        let cells: Vec<Cell> = block.uses.chunks(each).map(Cell::of).collect();
-        let owner = short(&block.owner);
+        let cells: Vec<AddressSign> = block.uses.chunks(each).map(AddressSign::of).collect();
+        let owner = shorten_owner(&block.owner);
         text.push_str(&format!("{:cidrs$}  {owner:owners$}  ", block.cidr));
         paint(cells.iter().map(|cell| (cell.sign(), cell.terminal_colour())), style.colours, text);
         let padding = room.min(block.uses.len()).saturating_sub(cells.len());
-        text.push_str(&format!("{:padding$}  {:>counts$}\n", "", count(block)));
+        text.push_str(&format!("{:padding$}  {:>counts$}\n", "", usage_text(block)));
     }
 }
 
-fn count(block: &Drawn) -> String {
+fn usage_text(block: &DrawnBlock) -> String {
     format!("{}/{}", block.in_use, block.uses.len())
 }
 
-fn short(owner: &str) -> String {
-    if owner.chars().count() <= MOST_OF_OWNER {
+fn shorten_owner(owner: &str) -> String {
+    if owner.chars().count() <= MAX_OWNER_CHARS {
         return owner.to_owned();
     }
-    let kept: String = owner.chars().take(MOST_OF_OWNER - 1).collect();
+    let kept: String = owner.chars().take(MAX_OWNER_CHARS - 1).collect();
     format!("{kept}~")
 }
 
 /// Draws a sign for each block, and for each place without a block if there are not too many places.
-fn draw_blocks(section: &Section, style: Style, text: &mut String) {
-    let places = places(section);
-    let label = |place: &Place<'_>| place.first.to_string();
+fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
+    let places = block_places(section);
+    let label = |place: &BlockPlace<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
-    let room = style.width.saturating_sub(labels + 2).max(LEAST_CELLS);
+    let room = style.width.saturating_sub(labels + 2).max(MIN_SIGNS);
     // A power of two, so that lines begin at round addresses.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
@@ -361,7 +361,7 @@ fn draw_blocks(section: &Section, style: Style, text: &mut String) {
         text.push_str(&format!("{:labels$}  ", label(first)));
         let cells = line.iter().map(|place| match place.block {
             Some(block) => (sign_of_tenths(block.tenths()), terminal_colour_of_tenths(block.tenths())),
-            None => (UNCLAIMED, Some(90)),
+            None => (UNCLAIMED_SIGN, Some(90)),
         });
         paint(cells, style.colours, text);
         text.push('\n');
@@ -369,14 +369,14 @@ fn draw_blocks(section: &Section, style: Style, text: &mut String) {
 }
 
 /// A place for a block.
-struct Place<'a> {
+struct BlockPlace<'a> {
     first: IpAddr,
-    block: Option<&'a Drawn>,
+    block: Option<&'a DrawnBlock>,
 }
 
-fn places(section: &Section) -> Vec<Place<'_>> {
-    let claimed = |block| Place { first: Drawn::first(block), block: Some(block) };
-    let all = section.places.filter(|places| *places <= MOST_PLACES);
+fn block_places(section: &MapSection) -> Vec<BlockPlace<'_>> {
+    let claimed = |block| BlockPlace { first: DrawnBlock::first(block), block: Some(block) };
+    let all = section.places.filter(|places| *places <= MAX_PLACES);
     let bits = section.blocks.first().map(|block| block.net.prefix_len());
     let pool = section.cidr.as_ref().and_then(|cidr| cidr.parse::<IpNet>().ok());
     let even = bits.filter(|bits| section.blocks.iter().all(|block| block.net.prefix_len() == *bits));
@@ -385,10 +385,10 @@ fn places(section: &Section) -> Vec<Place<'_>> {
     };
     let Ok(subnets) = pool.subnets(bits) else { return section.blocks.iter().map(claimed).collect() };
     let mut blocks = section.blocks.iter().peekable();
-    subnets.map(|net| Place { first: net.network(), block: blocks.next_if(|block| block.net == net) }).collect()
+    subnets.map(|net| BlockPlace { first: net.network(), block: blocks.next_if(|block| block.net == net) }).collect()
 }
 
-impl Drawn {
+impl DrawnBlock {
     fn first(&self) -> IpAddr {
         self.net.network()
     }
@@ -417,7 +417,7 @@ const SVG_LABEL: usize = 330;
 const SVG_CELL: usize = 12;
 
 /// A picture of all pools.
-pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
+pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     let mut body = String::new();
     let mut y = SVG_MARGIN;
     for section in sections {
@@ -447,26 +447,26 @@ pub(crate) fn svg(sections: &[Section], detail: Detail) -> String {
 }
 
 /// The picture in a page of its own, with a text about it, and lines below it.
-pub(crate) fn html(sections: &[Section], detail: Detail, about: &str, below: &[String]) -> String {
+pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, below: &[String]) -> String {
     let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escape_xml(line))).collect();
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Addresses</title>\n\
          <style>body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}</style>\n</head>\n<body>\n\
          <p>{}</p>\n{}{below}</body>\n</html>\n",
         escape_xml(about),
-        svg(sections, detail)
+        draw_svg(sections, detail)
     )
 }
 
 /// Draws a line for each block; neighbouring addresses of the same use share a rectangle.
-fn svg_addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
+fn svg_addresses(blocks: &[DrawnBlock], top: usize, body: &mut String) -> usize {
     let mut y = top;
     let room = SVG_WIDTH - SVG_LABEL - 2 * SVG_MARGIN;
     for block in blocks {
         let text = y + SVG_LINE - 5;
         _ = writeln!(body, r#"<g><title>{}</title>"#, escape_xml(&block.reported()));
         let owner = if block.owner.is_empty() { "-" } else { &block.owner };
-        let label = clipped(&format!("{}  {owner}", block.cidr));
+        let label = clip_label(&format!("{}  {owner}", block.cidr));
         _ = writeln!(body, r#"<text x="{SVG_MARGIN}" y="{text}">{}</text>"#, escape_xml(&label));
         let all = block.uses.len().max(1);
         let mut begun = 0;
@@ -490,7 +490,7 @@ fn svg_addresses(blocks: &[Drawn], top: usize, body: &mut String) -> usize {
 }
 
 /// Draws a square for each block.
-fn svg_blocks(section: &Section, top: usize, body: &mut String) -> usize {
+fn svg_blocks(section: &MapSection, top: usize, body: &mut String) -> usize {
     let each = 64;
     let mut y = top;
     for line in section.blocks.chunks(each) {
@@ -532,9 +532,13 @@ fn svg_legend(top: usize, body: &mut String) -> usize {
 }
 
 /// A label, cut if there is no room for it.
-fn clipped(label: &str) -> String {
-    const MOST: usize = 44;
-    if label.chars().count() <= MOST { label.to_owned() } else { label.chars().take(MOST - 1).chain(['~']).collect() }
+fn clip_label(label: &str) -> String {
+    const MAX_LABEL_CHARS: usize = 44;
+    if label.chars().count() <= MAX_LABEL_CHARS {
+        label.to_owned()
+    } else {
+        label.chars().take(MAX_LABEL_CHARS - 1).chain(['~']).collect()
+    }
 }
 
 /// A text, escaped for XML.
@@ -559,13 +563,13 @@ mod tests {
             (vec![Reserved, Free], '.'),
         ];
         for (uses, sign) in reported {
-            assert_eq!(Cell::of(&uses).sign(), sign, "{uses:?}");
+            assert_eq!(AddressSign::of(&uses).sign(), sign, "{uses:?}");
         }
     }
 
     #[test]
     fn text_is_escaped() {
         assert_eq!(escape_xml(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
-        assert_eq!(clipped(&"x".repeat(50)).chars().count(), 44);
+        assert_eq!(clip_label(&"x".repeat(50)).chars().count(), 44);
     }
 }

@@ -9,9 +9,9 @@ use clap::{Args, value_parser};
 use datastore::care::Retention;
 use datastore::{Location, served};
 
-use crate::command::{Call, Standalone};
-use crate::error::{Failure, Result};
-use crate::times::{duration, interval};
+use crate::command::{Invocation, StandaloneCommand};
+use crate::error::{CommandFailure, Result};
+use crate::times::{parse_duration, parse_interval};
 
 pub(crate) const HELP: &str = "\
 Plugins and commands find the daemon by the store, and go on without it. Other
@@ -67,7 +67,7 @@ pub(crate) struct Serve {
 
     // In an example only: with so long a name the help would not fit a screen.
     /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
-    #[arg(long, value_name = "TIME", value_parser = interval, requires = "listen", hide = true)]
+    #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
 
     /// Revisions to keep [with --listen: 10000]
@@ -75,7 +75,7 @@ pub(crate) struct Serve {
     pub(crate) history_revisions: Option<u64>,
 
     /// Their greatest age [with --listen: 7d]
-    #[arg(long, value_name = "AGE", value_parser = duration)]
+    #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_age: Option<Duration>,
 
     /// Their greatest size, in MiB [with --listen: 64]
@@ -83,7 +83,7 @@ pub(crate) struct Serve {
     pub(crate) history_mib: Option<u64>,
 
     /// Their least age [with --listen: 5m]
-    #[arg(long, value_name = "AGE", value_parser = duration)]
+    #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 
     /// Print the name of the store's daemon, which is the instance of its systemd units, and end
@@ -91,24 +91,24 @@ pub(crate) struct Serve {
     pub(crate) name: bool,
 }
 
-impl Standalone for Serve {
+impl StandaloneCommand for Serve {
     /// Serves a store until a signal ends the process.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let location = match &self.folder {
-            Some(folder) if call.options.store.is_none() => in_folder(call, folder)?,
-            _ => call.choose()?.location,
+            Some(folder) if invocation.options.store.is_none() => in_folder(invocation, folder)?,
+            _ => invocation.choose()?.location,
         };
         if self.name {
             let name = served::instance(&location);
-            let name = name.ok_or_else(|| Failure::new(format!("{location} has no daemon")))?;
-            writeln!(call.out, "{name}")?;
+            let name = name.ok_or_else(|| CommandFailure::new(format!("{location} has no daemon")))?;
+            writeln!(invocation.out, "{name}")?;
             return Ok(0);
         }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         // The work is reads and commits, which are short. Each further thread would have a heap of its own: with eight
         // callers and watches that was 30 MiB more.
         let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
-        let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+        let runtime = runtime.map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
         let defaults = Retention::WITH_CLIENTS;
         let bounds = Retention {
             revisions: self.history_revisions.or(defaults.revisions),
@@ -119,9 +119,9 @@ impl Standalone for Serve {
         let is_bounded = self.history_revisions.or(self.history_mib).is_some()
             || self.history_age.or(self.history_min_age).is_some();
         if is_bounded && location.path().is_none() {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "the options --history-... take a store on {}; {location} is none",
-                call.drivers.local_names("", "")
+                invocation.drivers.local_names("", "")
             )));
         }
         let options = Options {
@@ -142,16 +142,16 @@ impl Standalone for Serve {
             node: host::node_name(""),
             boot: host::boot_id().as_deref().and_then(host::short_boot),
         };
-        let served = runtime.block_on(life::run(options, |said| _ = writeln!(call.err, "{said}")));
+        let served = runtime.block_on(life::run(options, |said| _ = writeln!(invocation.err, "{said}")));
         runtime.shutdown_background();
-        served.map(|()| 0).map_err(|refusal| Failure::new(refusal.to_string()))
+        served.map(|()| 0).map_err(|refusal| CommandFailure::new(refusal.to_string()))
     }
 }
 
 /// The store in a folder.
-fn in_folder(call: &Call<'_>, folder: &Path) -> Result<Location> {
+fn in_folder(invocation: &Invocation<'_>, folder: &Path) -> Result<Location> {
     if !folder.is_absolute() {
-        return Err(Failure::new(format!("{} is not an absolute path", folder.display())));
+        return Err(CommandFailure::new(format!("{} is not an absolute path", folder.display())));
     }
-    call.drivers.in_folder(folder).map_err(|error| call.explain(&error))
+    invocation.drivers.in_folder(folder).map_err(|error| invocation.explain(&error))
 }

@@ -11,14 +11,14 @@ use ipam_core::Nodes;
 use ipam_operator::Operator;
 use kv::{ErrorKind, Store};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// The longest wait for the store lock, by default. Plugins hold it for milliseconds.
-pub(crate) const WAIT: Duration = Duration::from_secs(30);
+pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The use that a command makes of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum StoreUse {
     /// It reads an existing store.
     Read,
     /// It reads all blocks of an existing store. Other processes that wait for the store lock get it in between; a daemon
@@ -34,7 +34,7 @@ pub(crate) enum Need {
 
 /// A store, and how it is opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StoreAt<'a> {
+pub(crate) struct StoreAccess<'a> {
     pub(crate) location: &'a Location,
     /// The longest wait for the store lock.
     pub(crate) wait: Duration,
@@ -42,24 +42,24 @@ pub(crate) struct StoreAt<'a> {
     pub(crate) conf_dir: &'a Path,
 }
 
-impl fmt::Display for StoreAt<'_> {
+impl fmt::Display for StoreAccess<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.location.fmt(f)
     }
 }
 
-impl<'a> StoreAt<'a> {
+impl<'a> StoreAccess<'a> {
     #[cfg(test)]
     pub(crate) fn of(location: &'a Location) -> Self {
-        Self { location, wait: WAIT, conf_dir: Path::new("/nowhere") }
+        Self { location, wait: DEFAULT_LOCK_TIMEOUT, conf_dir: Path::new("/nowhere") }
     }
 
     /// Another store, opened in the same way.
-    pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAt<'b>
+    pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAccess<'b>
     where
         'a: 'b,
     {
-        StoreAt { location, ..self }
+        StoreAccess { location, ..self }
     }
 
     /// The store with another longest wait for its lock.
@@ -68,19 +68,19 @@ impl<'a> StoreAt<'a> {
     }
 
     /// Opens the store, through its daemon if there is one. A store that does not exist yet has no daemon.
-    pub(crate) async fn open(self, need: Need) -> Result<OpenStore> {
-        let sharing = if need == Need::ReadAll { Sharing::InTurns } else { Sharing::Served };
-        self.open_with(self.options(need).with_sharing(sharing)).await
+    pub(crate) async fn open(self, store_use: StoreUse) -> Result<OpenStore> {
+        let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
+        self.open_with(self.options(store_use).with_sharing(sharing)).await
     }
 
     /// Opens the store's own files; its daemon hands the store over for that.
-    pub(crate) async fn open_files(self, need: Need) -> Result<OpenStore> {
-        self.open_with(self.options(need)).await
+    pub(crate) async fn open_files(self, store_use: StoreUse) -> Result<OpenStore> {
+        self.open_with(self.options(store_use)).await
     }
 
     /// Opens the store to read it, through its daemon if there is one; `None` if there is no store.
-    pub(crate) async fn open_if_there(self) -> Result<Option<OpenStore>> {
-        match datastore::open(self.location, &self.options(Need::Read).with_sharing(Sharing::Served)).await {
+    pub(crate) async fn open_existing(self) -> Result<Option<OpenStore>> {
+        match datastore::open(self.location, &self.options(StoreUse::Read).with_sharing(Sharing::Served)).await {
             Err(error) if *error.kind() == ErrorKind::Missing => Ok(None),
             opened => opened.map(Some).map_err(|error| self.explain(error)),
         }
@@ -90,34 +90,38 @@ impl<'a> StoreAt<'a> {
         datastore::open(self.location, &options).await.map_err(|error| self.explain(error))
     }
 
-    fn options(self, need: Need) -> OpenOptions {
-        match need {
-            Need::Read | Need::ReadAll | Need::Write => Create::Never.with_wait(self.wait),
-            Need::Make => Create::IfMissing.with_wait(self.wait),
-            Need::Release => Create::Never.with_wait(self.wait).with_purpose(Purpose::Release),
+    fn options(self, store_use: StoreUse) -> OpenOptions {
+        match store_use {
+            StoreUse::Read | StoreUse::ReadAll | StoreUse::Write => Create::Never.with_wait(self.wait),
+            StoreUse::Make => Create::IfMissing.with_wait(self.wait),
+            StoreUse::Release => Create::Never.with_wait(self.wait).with_purpose(Purpose::Release),
         }
     }
 
     /// Opens the store, works on its documents, and closes it, also after an error.
-    pub(crate) async fn on_ipam<T>(self, need: Need, work: impl AsyncFnOnce(&Operator) -> Result<T>) -> Result<T> {
-        let open = self.open(need).await?;
+    pub(crate) async fn with_operator<T>(
+        self,
+        store_use: StoreUse,
+        work: impl AsyncFnOnce(&Operator) -> Result<T>,
+    ) -> Result<T> {
+        let open = self.open(store_use).await?;
         let store = open.store();
-        self.on_ipam_of(open, store, work).await
+        self.with_operator_on(open, store, work).await
     }
 
     /// Works on the documents of `store`, which is the open store or a wrapper of it, and closes it, also after an error.
-    pub(crate) async fn on_ipam_of<T>(
+    pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
         store: Arc<dyn Store>,
         work: impl AsyncFnOnce(&Operator) -> Result<T>,
     ) -> Result<T> {
         let operator = Operator::new(store, self.nodes());
-        self.and_close(open, async move |_: &OpenStore| work(&operator).await).await
+        self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
 
     /// Works on an open store and closes it, also after an error.
-    pub(crate) async fn and_close<T, E: From<Failure>>(
+    pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
         work: impl AsyncFnOnce(&OpenStore) -> Result<T, E>,
@@ -135,22 +139,22 @@ impl<'a> StoreAt<'a> {
     }
 
     /// True if another process waits for the store lock.
-    pub(crate) async fn somebody_waits(self) -> Result<bool> {
+    pub(crate) async fn has_waiters(self) -> Result<bool> {
         Ok(care::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 
     /// The failure for an error of the store, with advice.
-    pub(crate) fn explain(self, error: kv::Error) -> Failure {
+    pub(crate) fn explain(self, error: kv::Error) -> CommandFailure {
         explain(self.location, error)
     }
 }
 
 /// The failure for an error of a store, with advice.
-fn explain(location: &Location, error: kv::Error) -> Failure {
+fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     let is_here = location.path().is_some();
     let hint = match error.kind() {
         ErrorKind::Missing if is_here => {
-            return Failure::new(format!("there is no store at {location}")).hint(format!(
+            return CommandFailure::new(format!("there is no store at {location}")).hint(format!(
                 "if this is the right place, make one with: margay --store {location} pool create NAME CIDR"
             ));
         }
@@ -164,10 +168,10 @@ fn explain(location: &Location, error: kv::Error) -> Failure {
         },
         kind => match advice(kind, is_here, system_error(&error)) {
             Some(advice) => advice.to_owned(),
-            None => return Failure::from(error),
+            None => return CommandFailure::from(error),
         },
     };
-    Failure::from(error).hint(hint)
+    CommandFailure::from(error).hint(hint)
 }
 
 /// The folder of a location as the store of another engine: of the engine whose files are there, else of any other.

@@ -11,14 +11,14 @@ use time::OffsetDateTime;
 
 /// The beginning of a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Since {
+pub(crate) enum SinceTime {
     /// This time.
     At(OffsetDateTime),
     /// The time that is so long ago.
     Ago(Duration),
 }
 
-impl Since {
+impl SinceTime {
     /// The time, with `now` as the present.
     pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
         match self {
@@ -28,7 +28,7 @@ impl Since {
     }
 }
 
-impl FromStr for Since {
+impl FromStr for SinceTime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -40,7 +40,7 @@ impl FromStr for Since {
             let at = OffsetDateTime::from_unix_timestamp(at.as_second());
             return at.map(Self::At).map_err(|error| error.to_string());
         }
-        duration(text).map(Self::Ago).map_err(|_| {
+        parse_duration(text).map(Self::Ago).map_err(|_| {
             "not a time such as 2026-11-21T10:00:00Z, or 2026-11-21T10:00 of this machine, and not a duration such as \
              90s, 15m, 2h or 3d"
                 .to_owned()
@@ -49,18 +49,18 @@ impl FromStr for Since {
 }
 
 /// A span of time: a whole number and `s`, `m`, `h` or `d`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// Parses a duration as etcd's flags take it, such as `1m30s`, `1.5s` or `500us`, or as [`duration`] does.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+/// Parses a duration as etcd's flags take it, such as `1m30s`, `1.5s` or `500us`, or as [`parse_duration`] does.
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());
-    parsed.map_or_else(|| duration(text), Ok)
+    parsed.map_or_else(|| parse_duration(text), Ok)
 }
 
 /// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
-pub(crate) fn both(at: OffsetDateTime) -> [String; 2] {
+pub(crate) fn utc_and_local(at: OffsetDateTime) -> [String; 2] {
     let local = Timestamp::from_second(at.unix_timestamp())
         .map(|at| at.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string());
     [rfc3339(at), local.unwrap_or_default()]
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn times_and_durations() {
         let now = datetime!(2026-11-21 12:00 UTC);
-        let time = |text: &str| text.parse::<Since>().map(|since| since.time(now));
+        let time = |text: &str| text.parse::<SinceTime>().map(|since| since.time(now));
         assert_eq!(time("2026-11-21T10:00:00Z"), Ok(datetime!(2026-11-21 10:00 UTC)));
         assert_eq!(time("2026-11-21T10:00:00.5+01:00"), Ok(datetime!(2026-11-21 9:00:00.5 UTC)));
         for (text, expected) in [
@@ -86,14 +86,14 @@ mod tests {
             assert_eq!(time(text), Ok(expected), "{text}");
         }
         for local in ["2026-11-21T10:00", "2026-11-21 10:00:00", "2026-11-21"] {
-            assert!(matches!(local.parse(), Ok(Since::At(_))), "{local}");
+            assert!(matches!(local.parse(), Ok(SinceTime::At(_))), "{local}");
         }
         for wrong in
             ["", "s", "-1s", "1.5h", "5", "5 m", "5é", "99999999999999999999s", "99999999999999999d", "yesterday"]
         {
             assert!(time(wrong).unwrap_err().contains("15m"), "{wrong}");
         }
-        assert_eq!(Since::Ago(Duration::MAX).time(now), now, "longer than time itself");
+        assert_eq!(SinceTime::Ago(Duration::MAX).time(now), now, "longer than time itself");
     }
 
     #[test]
@@ -106,16 +106,16 @@ mod tests {
             ("10m", Duration::from_secs(600)),
             ("3d", Duration::from_secs(3 * 24 * 60 * 60)),
         ] {
-            assert_eq!(interval(text), Ok(expected), "{text}");
+            assert_eq!(parse_interval(text), Ok(expected), "{text}");
         }
         for wrong in ["", "s", "-1s", "1", "1s2", "1.2.3s", "1x", "1e9s", "99999999999999999999999h", "1é"] {
-            assert!(interval(wrong).unwrap_err().contains("15m"), "{wrong}");
+            assert!(parse_interval(wrong).unwrap_err().contains("15m"), "{wrong}");
         }
     }
 
     #[test]
     fn a_time_is_shown_twice() {
-        let [utc, local] = both(datetime!(2026-11-21 10:00:00.9 UTC));
+        let [utc, local] = utc_and_local(datetime!(2026-11-21 10:00:00.9 UTC));
         assert_eq!(utc, "2026-11-21T10:00:00Z");
         assert!(local.starts_with("2026-11-2") && local.matches(' ').count() == 2, "{local}");
     }

@@ -18,16 +18,16 @@ use kv::{Deadline, Range, Revision};
 use serde::Serialize;
 use tokio::task::block_in_place;
 
-use crate::command::{Call, Format, Standalone, watching};
-use crate::error::{Failure, Result};
-use crate::follow::{Follower, Part, Start, Stop};
-use crate::hook::{Cursor, Delivered, Delivery, Hook};
+use crate::command::{Format, Invocation, StandaloneCommand, watch_runtime};
+use crate::error::{CommandFailure, Result};
+use crate::follow::{FollowStart, FollowStop, Follower, HistoryPart};
+use crate::hook::{CursorFile, Delivery, DeliveryOutcome, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::output::yaml;
-use crate::store::{Need, StoreAt};
-use crate::times::duration;
-use crate::transfer::identity;
-use crate::verbs::history::InWords;
+use crate::store::{StoreAccess, StoreUse};
+use crate::subcommands::history::DescribeEvent;
+use crate::times::parse_duration;
+use crate::transfer::read_identity;
 
 pub(crate) const HELP: &str = "\
 One line for each address that is assigned or released, and each block that is
@@ -74,7 +74,7 @@ pub(crate) struct Watch {
     pub(crate) webhook_secret: Option<PathBuf>,
 
     /// Repeat a run or a post that takes longer
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
     /// Keep in this file which events were handled, and go on there
@@ -82,28 +82,33 @@ pub(crate) struct Watch {
     pub(crate) cursor: Option<PathBuf>,
 
     /// End after this time, such as 30s or 10m
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) time: Option<Duration>,
 }
 
 /// The longest time to read the network of a pool.
-const PATIENCE: Duration = Duration::from_secs(60);
+const POOL_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause before the next check for changes.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-impl Standalone for Watch {
+impl StandaloneCommand for Watch {
     /// Watches until it is interrupted or has printed enough.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
-        let location = call.choose()?.location;
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+        let location = invocation.choose()?.location;
         let interrupt = Interrupt::listen()?;
-        let at = call.at(&location);
-        watching()?.block_on(watch(self, at, &interrupt, call))
+        let at = invocation.store_at(&location);
+        watch_runtime()?.block_on(watch(self, at, &interrupt, invocation))
     }
 }
 
-async fn watch(args: &Watch, at: StoreAt<'_>, interrupt: &Interrupt, call: &mut Call<'_>) -> Result<u8> {
+async fn watch(
+    args: &Watch,
+    at: StoreAccess<'_>,
+    interrupt: &Interrupt,
+    invocation: &mut Invocation<'_>,
+) -> Result<u8> {
     let pool = match &args.pool {
-        Some(name) => Some(network(at, name).await?),
+        Some(name) => Some(read_pool_network(at, name).await?),
         None => None,
     };
     let left = args.count.map_or(u64::MAX, NonZeroU64::get);
@@ -111,42 +116,42 @@ async fn watch(args: &Watch, at: StoreAt<'_>, interrupt: &Interrupt, call: &mut 
         (Some(program), _) => Some(Hook::program(program, args.attempt_timeout)?),
         (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
         _ if args.cursor.is_some() => {
-            return Err(Failure::new("--cursor needs --exec or --webhook")
+            return Err(CommandFailure::new("--cursor needs --exec or --webhook")
                 .hint("a list of lines has no reader that says what it has handled"));
         }
         _ => None,
     };
     let cursor = match &args.cursor {
-        Some(path) => Some(Cursor::load(path, &id_of(at).await?)?),
+        Some(path) => Some(CursorFile::load(path, &read_store_id(at).await?)?),
         None => None,
     };
-    let start = match cursor.as_ref().map(Cursor::revision) {
-        Some(Some(revision)) => Start::After(revision),
-        Some(None) => Start::Newest,
-        None if args.list => Start::Newest,
-        None => Start::Next,
+    let start = match cursor.as_ref().map(CursorFile::revision) {
+        Some(Some(revision)) => FollowStart::After(revision),
+        Some(None) => FollowStart::Newest,
+        None if args.list => FollowStart::Newest,
+        None => FollowStart::Next,
     };
     let node = args.node.clone().map(HistoryOf::Node);
-    let mut teller = Teller {
+    let mut printer = EventPrinter {
         node,
         pool,
-        format: call.options.output,
+        format: invocation.options.output,
         left,
-        begins_with_state: start == Start::Newest,
+        begins_with_state: start == FollowStart::Newest,
         finishes_list: false,
         ends_list: false,
         hook,
         cursor,
         deliveries: Vec::new(),
         handled: None,
-        out: call.out,
-        err: call.err,
+        out: invocation.out,
+        err: invocation.err,
     };
     let mut follower = Follower::new(at, Range::Prefix(keys::ipam_prefix()), start).await;
     let until = args.time.map(|time| Instant::now() + time);
-    let done = follow(&mut follower, &mut teller, at, interrupt, until).await;
+    let done = follow(&mut follower, &mut printer, at, interrupt, until).await;
     let closed = follower.close().await;
-    let finished = teller.cursor.as_mut().map_or(Ok(()), Cursor::finish);
+    let finished = printer.cursor.as_mut().map_or(Ok(()), CursorFile::finish);
     let code = done?;
     closed?;
     finished?;
@@ -155,8 +160,8 @@ async fn watch(args: &Watch, at: StoreAt<'_>, interrupt: &Interrupt, call: &mut 
 
 async fn follow(
     follower: &mut Follower<'_>,
-    teller: &mut Teller<'_>,
-    at: StoreAt<'_>,
+    printer: &mut EventPrinter<'_>,
+    at: StoreAccess<'_>,
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> Result<u8> {
@@ -170,25 +175,25 @@ async fn follow(
             return Ok(0);
         }
         if is_current && !follower.is_worth_reading().await? {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             continue;
         }
-        for part in follower.read().await.map_err(|stop| teller.stopped(stop))? {
-            is_current = matches!(part, Part::Reached(_));
-            may_end |= matches!(part, Part::Reached(_) | Part::Interrupted(_));
-            if matches!(part, Part::Interrupted(_)) {
-                tokio::time::sleep(PAUSE).await;
+        for part in follower.read().await.map_err(|stop| printer.record_stop(stop))? {
+            is_current = matches!(part, HistoryPart::Reached(_));
+            may_end |= matches!(part, HistoryPart::Reached(_) | HistoryPart::Interrupted(_));
+            if matches!(part, HistoryPart::Interrupted(_)) {
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
-            teller.tell(at, part)?;
-            match teller.deliver(follower, interrupt, until)? {
-                Delivered::Done => {}
-                Delivered::Interrupted => return Ok(INTERRUPTED),
-                Delivered::Late => {
-                    return Err(Failure::new("the time is over, and not all events were handled")
+            printer.print_part(at, part)?;
+            match printer.deliver(follower, interrupt, until)? {
+                DeliveryOutcome::Done => {}
+                DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
+                DeliveryOutcome::Late => {
+                    return Err(CommandFailure::new("the time is over, and not all events were handled")
                         .hint("with --cursor the next run goes on there"));
                 }
             }
-            if teller.left == 0 && !teller.finishes_list {
+            if printer.left == 0 && !printer.finishes_list {
                 return Ok(0);
             }
         }
@@ -196,23 +201,24 @@ async fn follow(
 }
 
 /// The id of a store, as a cursor records it.
-async fn id_of(at: StoreAt<'_>) -> Result<String> {
-    let open = at.open(Need::Read).await?;
-    at.and_close(open, async |open: &OpenStore| Ok(identity(at, open).await?.id)).await
+async fn read_store_id(at: StoreAccess<'_>) -> Result<String> {
+    let open = at.open(StoreUse::Read).await?;
+    at.run_and_close(open, async |open: &OpenStore| Ok(read_identity(at, open).await?.id)).await
 }
 
 /// The network of a pool.
-async fn network(at: StoreAt<'_>, name: &str) -> Result<IpNet> {
-    let read = async |operator: &Operator| Ok(operator.ipam().inventory(Deadline::after(PATIENCE)).await?.pools);
-    let pools = at.on_ipam(Need::Read, read).await?;
+async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> Result<IpNet> {
+    let read =
+        async |operator: &Operator| Ok(operator.ipam().inventory(Deadline::after(POOL_READ_TIMEOUT)).await?.pools);
+    let pools = at.with_operator(StoreUse::Read, read).await?;
     let pool = pools.iter().find(|pool| pool.name() == name).map(|pool| pool.cidr());
     pool.ok_or_else(|| {
-        Failure::new(format!("there is no pool {name}")).hint("see which there are with: margay pool list")
+        CommandFailure::new(format!("there is no pool {name}")).hint("see which there are with: margay pool list")
     })
 }
 
 /// The printer of events.
-struct Teller<'a> {
+struct EventPrinter<'a> {
     node: Option<HistoryOf>,
     pool: Option<IpNet>,
     format: Format,
@@ -225,7 +231,7 @@ struct Teller<'a> {
     /// True if a list was reported to its end, and the cursor is not behind it yet.
     ends_list: bool,
     hook: Option<Hook>,
-    cursor: Option<Cursor>,
+    cursor: Option<CursorFile>,
     /// The events for the hook that were not handled yet.
     deliveries: Vec<Delivery>,
     /// The revision up to which the hook has handled all when it has handled these.
@@ -236,52 +242,52 @@ struct Teller<'a> {
 
 /// A part of the history that was removed before it was read.
 #[derive(Serialize)]
-struct Gap {
+struct GapEvent {
     event: &'static str,
     after_revision: i64,
     up_to_revision: i64,
 }
 
-impl Gap {
+impl GapEvent {
     fn new(after: Revision, up_to: Revision) -> Self {
         Self { event: "gap", after_revision: after.get(), up_to_revision: up_to.get() }
     }
 }
 
-impl Teller<'_> {
-    fn tell(&mut self, store: StoreAt<'_>, part: Part) -> Result<()> {
+impl EventPrinter<'_> {
+    fn print_part(&mut self, store: StoreAccess<'_>, part: HistoryPart) -> Result<()> {
         match part {
-            Part::Begins(at, _) => {
+            HistoryPart::Begins(at, _) => {
                 self.note(&format!("watching {store} from revision {at} on"));
                 if self.begins_with_state && self.hook.is_some() {
                     // The receiver may have a list of an earlier watch.
                     self.queue_gap(Revision::UNSET, at)?;
                 }
             }
-            Part::Listed(at, kvs) => {
+            HistoryPart::Listed(at, kvs) => {
                 self.finishes_list = self.cursor.is_some();
                 let reported = kvs.iter().filter_map(|kv| of_listed(&kv.key, kv.value.as_bytes())).flatten();
                 reported
                     .map(|one| (one, at))
-                    .try_for_each(|(one, at)| self.row(&one, || EventRow::listed(at, &one)))?;
+                    .try_for_each(|(one, at)| self.print_event(&one, || EventRow::listed(at, &one)))?;
             }
-            Part::Happened(batches) => {
+            HistoryPart::Happened(batches) => {
                 for batch in batches {
                     if self.left == 0 {
                         break;
                     }
                     let (reported, at) = (of_batch(&batch), batch.revision);
                     let row = |one: &Happening| EventRow::happened(at, time_of(batch.time, &one.what), one);
-                    reported.happenings.iter().try_for_each(|one| self.row(one, || row(one)))?;
+                    reported.happenings.iter().try_for_each(|one| self.print_event(one, || row(one)))?;
                     if let Some(last) = self.deliveries.last_mut() {
                         last.completes = Some(at);
                     }
                     self.handled = Some(at);
                 }
             }
-            Part::GivenUp(after, up_to) => self.gap(after, up_to)?,
-            Part::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
-            Part::Reached(at) => {
+            HistoryPart::GivenUp(after, up_to) => self.report_gap(after, up_to)?,
+            HistoryPart::Interrupted(why) => self.note(&format!("{why}; going on as soon as it can be reached")),
+            HistoryPart::Reached(at) => {
                 self.handled = Some(at);
                 self.ends_list |= std::mem::take(&mut self.finishes_list);
             }
@@ -296,8 +302,8 @@ impl Teller<'_> {
         follower: &mut Follower<'_>,
         interrupt: &Interrupt,
         until: Option<Instant>,
-    ) -> Result<Delivered> {
-        let Some(hook) = &self.hook else { return Ok(Delivered::Done) };
+    ) -> Result<DeliveryOutcome> {
+        let Some(hook) = &self.hook else { return Ok(DeliveryOutcome::Done) };
         let (handled, deliveries) = (self.handled.take(), std::mem::take(&mut self.deliveries));
         let must_save = std::mem::take(&mut self.ends_list) || !deliveries.is_empty();
         for delivery in deliveries {
@@ -307,7 +313,7 @@ impl Teller<'_> {
             };
             // The watch goes on meanwhile: a store drops one that nobody reads, and its events with it.
             match block_in_place(|| hook.deliver(&delivery, interrupt, until, failed)) {
-                Delivered::Done => {}
+                DeliveryOutcome::Done => {}
                 ended => return Ok(ended),
             }
             if let (Some(cursor), Some(at)) = (&mut self.cursor, delivery.completes) {
@@ -319,11 +325,11 @@ impl Teller<'_> {
             (Some(cursor), Some(at)) => cursor.reach(at)?,
             _ => {}
         }
-        Ok(Delivered::Done)
+        Ok(DeliveryOutcome::Done)
     }
 
     /// Prints an event, if the arguments select it.
-    fn row(&mut self, happening: &Happening, row: impl FnOnce() -> EventRow) -> Result<()> {
+    fn print_event(&mut self, happening: &Happening, row: impl FnOnce() -> EventRow) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
         // A cursor stands behind a whole revision, or a whole list.
@@ -338,12 +344,12 @@ impl Teller<'_> {
         }
         match self.format {
             Format::Table | Format::Wide => Ok(writeln!(self.out, "{}", row.line())?),
-            Format::Json | Format::Yaml => self.document(&row),
+            Format::Json | Format::Yaml => self.print_document(&row),
         }
     }
 
     /// Reports that history is missing: as a note, and for programs also in the output.
-    fn gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
+    fn report_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
              read; what is in use at revision {up_to} follows"
@@ -351,17 +357,17 @@ impl Teller<'_> {
         match self.format {
             _ if self.hook.is_some() => self.queue_gap(after, up_to),
             Format::Table | Format::Wide => Ok(()),
-            Format::Json | Format::Yaml => self.document(&Gap::new(after, up_to)),
+            Format::Json | Format::Yaml => self.print_document(&GapEvent::new(after, up_to)),
         }
     }
 
     fn queue_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
-        self.queue(&Gap::new(after, up_to), format!("a gap up to revision {up_to}"))
+        self.queue(&GapEvent::new(after, up_to), format!("a gap up to revision {up_to}"))
     }
 
     /// Records in the cursor that the store does not go on there, if that is why the reader ends.
-    fn stopped(&mut self, stop: Stop) -> Failure {
-        if let (Stop::Another(why), Some(cursor)) = (&stop, &mut self.cursor)
+    fn record_stop(&mut self, stop: FollowStop) -> CommandFailure {
+        if let (FollowStop::OtherStore(why), Some(cursor)) = (&stop, &mut self.cursor)
             && let Err(unwritten) = cursor.refuse(why.message())
         {
             self.note(unwritten.message());
@@ -371,14 +377,14 @@ impl Teller<'_> {
 
     /// Lets an event wait for the hook.
     fn queue(&mut self, event: &impl Serialize, name: String) -> Result<()> {
-        let json = serde_json::to_string(event).map_err(|error| Failure::new(format!("JSON: {error}")))?;
+        let json = serde_json::to_string(event).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         self.deliveries.push(Delivery { json, name, completes: None });
         Ok(())
     }
 
     /// A line of JSON, or a document of YAML.
-    fn document(&mut self, what: &impl Serialize) -> Result<()> {
-        let failed = |error| Failure::new(format!("JSON: {error}"));
+    fn print_document(&mut self, what: &impl Serialize) -> Result<()> {
+        let failed = |error| CommandFailure::new(format!("JSON: {error}"));
         match self.format {
             Format::Yaml => Ok(write!(self.out, "---\n{}", yaml(&serde_json::to_value(what).map_err(failed)?))?),
             _ => Ok(writeln!(self.out, "{}", serde_json::to_string(what).map_err(failed)?)?),

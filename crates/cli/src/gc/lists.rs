@@ -13,14 +13,14 @@ use ipam_core::gc::{Listed, RuntimeList};
 use serde_json::Value;
 
 use crate::cni::is_cni_name;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
 /// A size that no list exceeds.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// A list as it was read.
-struct List {
+struct ListInput {
     /// Its name in messages.
     name: String,
     /// Its contents.
@@ -29,7 +29,7 @@ struct List {
     made: SystemTime,
 }
 
-impl List {
+impl ListInput {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
@@ -51,15 +51,15 @@ impl List {
     }
 
     /// The error for a fault in the list.
-    fn wrong(&self, what: &str, expected: &str) -> Failure {
-        Failure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
+    fn wrong(&self, what: &str, expected: &str) -> CommandFailure {
+        CommandFailure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }
 
     /// Refuses an empty list, unless `is_meant` says that this is right.
     ///
     /// # Errors
     /// The list is empty.
-    fn unless_empty(&self, is_empty: bool, is_meant: bool) -> Result<()> {
+    fn require_not_empty(&self, is_empty: bool, is_meant: bool) -> Result<()> {
         match is_empty && !is_meant {
             true => Err(self.wrong("it is empty", "if there really is nothing, say so with --empty")),
             false => Ok(()),
@@ -71,7 +71,7 @@ impl List {
 ///
 /// # Errors
 /// A path cannot be read, or is no file.
-fn folder(path: &Path) -> Result<Vec<List>> {
+fn read_folder(path: &Path) -> Result<Vec<ListInput>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<PathBuf>>>());
@@ -81,7 +81,7 @@ fn folder(path: &Path) -> Result<Vec<List>> {
     for path in paths {
         match File::open(&path).and_then(read_text) {
             Ok(text) => {
-                files.push(List { name: printable(&path.display().to_string()), text, made: SystemTime::now() });
+                files.push(ListInput { name: printable(&path.display().to_string()), text, made: SystemTime::now() });
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(&path, &error)),
@@ -90,8 +90,8 @@ fn folder(path: &Path) -> Result<Vec<List>> {
     Ok(files)
 }
 
-fn cannot_read(name: &str, error: &io::Error) -> Failure {
-    Failure::new(format!("nothing was freed: cannot read {}: {error}", printable(name)))
+fn cannot_read(name: &str, error: &io::Error) -> CommandFailure {
+    CommandFailure::new(format!("nothing was freed: cannot read {}: {error}", printable(name)))
 }
 
 fn read_text(from: impl Read) -> io::Result<String> {
@@ -109,18 +109,18 @@ fn read_text(from: impl Read) -> io::Result<String> {
 }
 
 /// The member of a network configuration in which CNI lists attachments.
-const CNI: &str = "cni.dev/valid-attachments";
+const CNI_MEMBER: &str = "cni.dev/valid-attachments";
 /// The name that CNI's specification once had for it: libcni writes both.
-const CNI_BEFORE: &str = "cni.dev/attachments";
+const CNI_FORMER_MEMBER: &str = "cni.dev/attachments";
 /// libcni's name for its record of an attachment.
-const CNI_CACHED: &str = "cniCacheV1";
+const CNI_CACHE_KIND: &str = "cniCacheV1";
 /// The accepted forms.
 const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
 
 /// The contents of a list, and the network if it is about only one.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Parsed {
+struct ParsedList {
     network: Option<String>,
     listed: Vec<Listed>,
 }
@@ -137,10 +137,10 @@ pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> Result<
 }
 
 fn read_file(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
-    let list = List::read(path)?;
-    let Parsed { network, listed } =
+    let list = ListInput::read(path)?;
+    let ParsedList { network, listed } =
         parse_attachments(&list.text).map_err(|what| list.wrong(&what, EXPECTED_ATTACHMENTS))?;
-    list.unless_empty(listed.is_empty(), may_be_empty)?;
+    list.require_not_empty(listed.is_empty(), may_be_empty)?;
     let read = RuntimeList::new(list.made.into(), listed);
     Ok(match network {
         Some(network) => read.only_for(network),
@@ -151,8 +151,8 @@ fn read_file(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
 /// The folder in which libcni keeps a file for each attachment.
 fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
     let made = SystemTime::now();
-    let files = folder(path)?;
-    let attachment = |file: &List| {
+    let files = read_folder(path)?;
+    let attachment = |file: &ListInput| {
         let value = serde_json::from_str(&file.text).map_err(|error| format!("it is no JSON: {error}"));
         let listed = value.and_then(|value| parse_cached(&value));
         listed.map_err(|what| {
@@ -160,15 +160,15 @@ fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
         })
     };
     let listed: Vec<Listed> = files.iter().map(attachment).collect::<Result<_>>()?;
-    let all = List { name: printable(&path.display().to_string()), text: String::new(), made };
-    all.unless_empty(listed.is_empty(), may_be_empty)?;
+    let all = ListInput { name: printable(&path.display().to_string()), text: String::new(), made };
+    all.require_not_empty(listed.is_empty(), may_be_empty)?;
     Ok(RuntimeList::new(made.into(), listed))
 }
 
-fn parse_attachments(text: &str) -> Result<Parsed, String> {
+fn parse_attachments(text: &str) -> Result<ParsedList, String> {
     match text.trim_start().chars().next() {
         Some('{' | '[') => parse_json(text),
-        _ => Ok(Parsed { network: None, listed: parse_lines(text)? }),
+        _ => Ok(ParsedList { network: None, listed: parse_lines(text)? }),
     }
 }
 
@@ -185,25 +185,26 @@ fn parse_container(id: &str) -> Result<Listed, String> {
     }
 }
 
-fn parse_json(text: &str) -> Result<Parsed, String> {
+fn parse_json(text: &str) -> Result<ParsedList, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
     if let Some(elements) = value.as_array() {
-        return Ok(Parsed { network: None, listed: each(elements, parse_element)? });
+        return Ok(ParsedList { network: None, listed: each(elements, parse_element)? });
     }
-    let named =
-        [CNI, CNI_BEFORE].into_iter().find_map(|name| Some((name, value.get(name).filter(|one| !one.is_null())?)));
+    let named = [CNI_MEMBER, CNI_FORMER_MEMBER]
+        .into_iter()
+        .find_map(|name| Some((name, value.get(name).filter(|one| !one.is_null())?)));
     if let Some((name, listed)) = named {
         let elements = listed.as_array().ok_or_else(|| format!("{name} is no array"))?;
         let network = value.get("name").and_then(Value::as_str).map(str::to_owned);
-        return Ok(Parsed { network, listed: each(elements, parse_attachment)? });
+        return Ok(ParsedList { network, listed: each(elements, parse_attachment)? });
     }
     if let Some(pods) = value.get("items").and_then(Value::as_array) {
         let pod = |pod: &Value| parse_container(text_of(pod, "id")?);
-        return Ok(Parsed { network: None, listed: each(pods, pod)? });
+        return Ok(ParsedList { network: None, listed: each(pods, pod)? });
     }
     match value.get("containers") {
         Some(_) => Err("it lists containers, and networks belong to pods: crictl pods -o json lists those".to_owned()),
-        None => Err(format!("it has neither {CNI} nor items")),
+        None => Err(format!("it has neither {CNI_MEMBER} nor items")),
     }
 }
 
@@ -230,8 +231,8 @@ fn parse_attachment(value: &Value) -> Result<Listed, String> {
 }
 
 fn parse_cached(value: &Value) -> Result<Listed, String> {
-    if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHED) {
-        return Err(format!("its kind is not {CNI_CACHED}"));
+    if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHE_KIND) {
+        return Err(format!("its kind is not {CNI_CACHE_KIND}"));
     }
     let named = parse_container(text_of(value, "containerId")?)?;
     let [interface, network] = ["ifName", "networkName"].map(|name| text_of(value, name).map(str::to_owned));
@@ -252,9 +253,9 @@ const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json pri
 /// # Errors
 /// The file cannot be read, or is no such list; the error names the place.
 pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> Result<BTreeSet<String>> {
-    let list = List::read(path)?;
+    let list = ListInput::read(path)?;
     let nodes = parse_nodes(&list.text).map_err(|what| list.wrong(&what, EXPECTED_NODES))?;
-    list.unless_empty(nodes.is_empty(), may_be_empty)?;
+    list.require_not_empty(nodes.is_empty(), may_be_empty)?;
     Ok(nodes)
 }
 

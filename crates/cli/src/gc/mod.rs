@@ -1,12 +1,12 @@
 //! `margay gc`: frees the addresses that nothing on this machine uses any more. The estates of nodes that are gone
-//! are in [`gone`], those of a renamed node in [`hand_over`].
+//! are in [`departed`], those of a renamed node in [`node_move`].
 //!
 //! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
 //! the leftovers. So no container waits for a scan, and an address that is assigned meanwhile is no candidate.
 
-mod gone;
-mod hand_over;
+mod departed;
 mod lists;
+mod node_move;
 mod report;
 pub(crate) mod scans;
 
@@ -24,12 +24,12 @@ use ipam_operator::Operator;
 use kv::Deadline;
 use tokio::runtime::Runtime;
 
-use self::hand_over::HandOver;
-use self::report::{EndpointRow, Left, LeftByList, Reason, Report, Row, StoreReport};
-use self::scans::{APART, Memory, Scans};
-use crate::command::{Call, Standalone, runtime};
-use crate::error::{Failure, Result};
-use crate::store::{Need, StoreAt};
+use self::node_move::NodeMove;
+use self::report::{EndpointRow, FreeReason, GcReport, KeptByListCounts, KeptCounts, LeftoverRow, StoreReport};
+use self::scans::{MIN_SCAN_INTERVAL, ScanMemory, ScanRecord};
+use crate::command::{Invocation, StandaloneCommand, runtime};
+use crate::error::{CommandFailure, Result};
+use crate::store::{StoreAccess, StoreUse};
 
 pub(crate) const HELP: &str = "\
 Without --apply it only shows. Never freed are addresses that an interface of
@@ -111,20 +111,20 @@ pub(crate) struct Gc {
 }
 
 /// The longest time for one read of a store, or one commit.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of commits before the store is closed for a moment, so that containers can start.
-const COMMITS_AT_ONCE: usize = 16;
+const MAX_COMMITS_PER_OPENING: usize = 16;
 
 /// The request, and its evidence.
-struct Request<'r> {
+struct GcRequest<'r> {
     args: &'r Gc,
     machine: &'r Machine,
     lists: &'r [RuntimeList],
 }
 
 /// A store and the findings in it.
-struct Found<'l> {
-    at: StoreAt<'l>,
+struct StoreFindings<'l> {
+    at: StoreAccess<'l>,
     report: StoreReport,
     /// The holdings of the node.
     holdings: Holdings,
@@ -136,66 +136,67 @@ struct Found<'l> {
     missing: Option<Duration>,
 }
 
-impl Standalone for Gc {
+impl StandaloneCommand for Gc {
     /// Finds the leftovers, and with `--apply` frees them.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         match &self.move_to {
-            Some(to) => return call.on_store(&HandOver::new(self, to)?),
-            None if self.gone || self.free => return gone::run(self, call),
+            Some(to) => return invocation.run_on_store(&NodeMove::new(self, to)?),
+            None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
         // Lists are read first: the older a list is, the fewer addresses are freed because of it.
         let lists = lists::read_attachments(&self.attachments, self.empty)?;
-        let stores = match choose_stores(self, call)? {
-            Stores::These(stores) => stores,
-            Stores::None(why) => {
-                call.print(Report::default().answer_because(why)?)?;
+        let stores = match choose_stores(self, invocation)? {
+            StoreChoice::These(stores) => stores,
+            StoreChoice::None(why) => {
+                invocation.print(GcReport::default().answer_because(why)?)?;
                 return Ok(0);
             }
         };
-        let stores: Vec<StoreAt<'_>> = stores.iter().map(|chosen| call.at(&chosen.location)).collect();
+        let stores: Vec<StoreAccess<'_>> = stores.iter().map(|chosen| invocation.store_at(&chosen.location)).collect();
         let machine = Machine::of(self.node.as_deref())?;
-        let request = Request { args: self, machine: &machine, lists: &lists };
+        let request = GcRequest { args: self, machine: &machine, lists: &lists };
         let runtime = runtime()?;
-        let (mut found, mut evidence) = once(&request, &stores, &runtime, call.err)?;
+        let (mut found, mut evidence) = scan_once(&request, &stores, &runtime, invocation.err)?;
         let missing = found.iter().filter_map(|store| store.missing).max();
         if let Some(missing) = missing.filter(|_| self.wait) {
-            _ = writeln!(call.err, "note: looking again in {} s", missing.as_secs() + 1);
+            _ = writeln!(invocation.err, "note: looking again in {} s", missing.as_secs() + 1);
             std::thread::sleep(missing);
-            (found, evidence) = once(&request, &stores, &runtime, call.err)?;
+            (found, evidence) = scan_once(&request, &stores, &runtime, invocation.err)?;
         }
         for store in &mut found {
             if let Err(failure) = runtime.block_on(find_endpoints(&machine.node, &evidence, store)) {
-                failure.print(call.err);
+                failure.print(invocation.err);
                 store.report.failed = true;
             }
         }
         if self.apply {
             for store in &mut found {
                 if let Err(failure) = runtime.block_on(free(store)) {
-                    failure.print(call.err);
+                    failure.print(invocation.err);
                     store.report.failed = true;
                 }
             }
         }
         let failed = found.iter().any(|store| store.report.failed);
-        let mut report = Report { applied: self.apply, stores: found.into_iter().map(|store| store.report).collect() };
-        call.print(report.answer()?)?;
-        if failed { Err(Failure::new("not every store was gone through; see above")) } else { Ok(0) }
+        let mut report =
+            GcReport { applied: self.apply, stores: found.into_iter().map(|store| store.report).collect() };
+        invocation.print(report.answer()?)?;
+        if failed { Err(CommandFailure::new("not every store was gone through; see above")) } else { Ok(0) }
     }
 }
 
 /// Reads all stores, scans the machine, and decides.
-fn once<'l>(
-    request: &Request<'_>,
-    stores: &[StoreAt<'l>],
+fn scan_once<'l>(
+    request: &GcRequest<'_>,
+    stores: &[StoreAccess<'l>],
     runtime: &Runtime,
     err: &mut dyn Write,
-) -> Result<(Vec<Found<'l>>, Evidence)> {
-    let Request { args, machine, .. } = request;
+) -> Result<(Vec<StoreFindings<'l>>, Evidence)> {
+    let GcRequest { args, machine, .. } = request;
     let mut read = Vec::new();
     for at in stores {
-        match runtime.block_on(holdings(request, *at)) {
+        match runtime.block_on(read_holdings(request, *at)) {
             Ok(found) => read.push((*at, Ok(found))),
             // One of several stores that cannot be read must not keep the other stores from being cleaned.
             Err(failure) if args.all_stores || args.local_stores => {
@@ -206,73 +207,75 @@ fn once<'l>(
         }
     }
     let evidence = machine.evidence()?;
-    let decide = |(at, read): (StoreAt<'l>, std::result::Result<_, ()>)| match read {
+    let decide = |(at, read): (StoreAccess<'l>, std::result::Result<_, ()>)| match read {
         Ok(Some((operator, holdings))) => decide(request, at, &operator, holdings, &evidence),
-        Ok(None) => Ok(Found::nothing(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
-        Err(()) => Ok(Found::nothing(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),
+        Ok(None) => Ok(StoreFindings::empty(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
+        Err(()) => Ok(StoreFindings::empty(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),
     };
     let found = read.into_iter().map(decide).collect::<Result<_>>()?;
     Ok((found, evidence))
 }
 
-impl<'l> Found<'l> {
-    fn nothing(at: StoreAt<'l>, report: StoreReport) -> Self {
+impl<'l> StoreFindings<'l> {
+    fn empty(at: StoreAccess<'l>, report: StoreReport) -> Self {
         let (holdings, ready, going) = (Holdings::default(), Vec::new(), Vec::new());
         Self { at, report, holdings, ready, going, missing: None }
     }
 
     /// Adds allocations that may be freed.
-    fn take(&mut self, allocations: Vec<Allocation>, reason: Reason) {
-        self.report.candidates.extend(allocations.iter().map(|one| Row::new(one, reason)));
+    fn add(&mut self, allocations: Vec<Allocation>, reason: FreeReason) {
+        self.report.candidates.extend(allocations.iter().map(|one| LeftoverRow::new(one, reason)));
         self.ready.extend(allocations);
     }
 }
 
 /// The holdings of the node in a store, read in one opening; `None` if there is no store.
-async fn holdings(request: &Request<'_>, at: StoreAt<'_>) -> Result<Option<(Operator, Holdings)>> {
-    let Some(open) = at.open_if_there().await? else { return Ok(None) };
+async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<Option<(Operator, Holdings)>> {
+    let Some(open) = at.open_existing().await? else { return Ok(None) };
     let operator = Operator::new(open.store(), at.nodes());
-    let holdings = at.and_close(open, async |_: &OpenStore| read(request, at, &operator).await).await?;
+    let holdings =
+        at.run_and_close(open, async |_: &OpenStore| read_blocks_of_node(request, at, &operator).await).await?;
     Ok(Some((operator, holdings)))
 }
 
 /// The addresses that the node holds, in the blocks that this scan reads.
-async fn read(request: &Request<'_>, at: StoreAt<'_>, operator: &Operator) -> Result<Holdings> {
-    let Request { args, machine: Machine { node, boot_id }, .. } = request;
-    let Some(memory) = Memory::of(&args.looks, at.location, node, boot_id) else {
-        return Ok(operator.ipam().holdings(node, Deadline::after(PATIENCE)).await?);
+async fn read_blocks_of_node(request: &GcRequest<'_>, at: StoreAccess<'_>, operator: &Operator) -> Result<Holdings> {
+    let GcRequest { args, machine: Machine { node, boot_id }, .. } = request;
+    let Some(memory) = ScanMemory::of(&args.looks, at.location, node, boot_id) else {
+        return Ok(operator.ipam().holdings(node, Deadline::after(STORE_CALL_TIMEOUT)).await?);
     };
-    let plan = memory.plan(operator, args.all_blocks).await?;
-    let (holdings, passed) = operator.ipam().holdings_within(node, &plan.reach, Deadline::after(PATIENCE)).await?;
-    plan.keep(&holdings, passed);
+    let plan = memory.plan_scan(operator, args.all_blocks).await?;
+    let (holdings, passed) =
+        operator.ipam().holdings_within(node, &plan.reach, Deadline::after(STORE_CALL_TIMEOUT)).await?;
+    plan.save(&holdings, passed);
     Ok(holdings)
 }
 
 /// Sorts the allocations: those that may be freed, those that need another scan, and those that stay.
 fn decide<'l>(
-    request: &Request<'_>,
-    at: StoreAt<'l>,
+    request: &GcRequest<'_>,
+    at: StoreAccess<'l>,
     operator: &Operator,
     holdings: Holdings,
     evidence: &Evidence,
-) -> Result<Found<'l>> {
+) -> Result<StoreFindings<'l>> {
     let args = request.args;
     let mut judged = operator.ipam().judge(&holdings, evidence);
-    let mut found = Found::nothing(at, StoreReport::of(at.location));
+    let mut found = StoreFindings::empty(at, StoreReport::of(at.location));
     if args.boot {
-        found.take(std::mem::take(&mut judged.earlier), Reason::EarlierBoot);
+        found.add(std::mem::take(&mut judged.earlier), FreeReason::EarlierBoot);
     }
     let by_list = match request.lists {
         [] => None,
-        lists => Some(by_list(lists, &mut judged, &mut found)?),
+        lists => Some(take_unlisted(lists, &mut judged, &mut found)?),
     };
     if args.netns {
-        let earlier = std::mem::take(&mut judged.earlier).into_iter().map(|one| (one, Reason::EarlierBoot));
-        let gone = std::mem::take(&mut judged.gone).into_iter().map(|one| (one, Reason::NamespaceGone));
-        by_scans(request, earlier.chain(gone).collect(), &mut found)?;
+        let earlier = std::mem::take(&mut judged.earlier).into_iter().map(|one| (one, FreeReason::EarlierBoot));
+        let gone = std::mem::take(&mut judged.gone).into_iter().map(|one| (one, FreeReason::NamespaceGone));
+        take_unused_twice(request, earlier.chain(gone).collect(), &mut found)?;
     }
     found.report.node.clone_from(&holdings.node);
-    found.report.left = Left {
+    found.report.left = KeptCounts {
         live: judged.live.len(),
         namespace_gone: judged.gone.len(),
         outside: judged.outside.len(),
@@ -289,14 +292,14 @@ fn decide<'l>(
 
 /// Finds the workload endpoints of the allocations that may be freed. They are read only if there are such
 /// allocations, so that a scan without findings costs no more.
-async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found<'_>) -> Result<()> {
+async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> Result<()> {
     if found.ready.is_empty() {
         return Ok(());
     }
     // A store may know the node under a name that the plugin does not use any more.
     let names = [found.holdings.node.as_str(), node];
-    let endpoints = found.at.on_ipam(Need::ReadAll, async |operator| {
-        Ok(operator.ipam().node_endpoints(|node| names.contains(&node), Deadline::after(PATIENCE)).await?)
+    let endpoints = found.at.with_operator(StoreUse::ReadAll, async |operator| {
+        Ok(operator.ipam().node_endpoints(|node| names.contains(&node), Deadline::after(STORE_CALL_TIMEOUT)).await?)
     });
     found.going = with_endpoints(&found.ready, &found.holdings, &endpoints.await?, evidence);
     for endpoint in found.going.iter().filter_map(|hold| hold.endpoint.as_ref()) {
@@ -312,11 +315,15 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found<'_>) 
 ///
 /// # Errors
 /// The lists cannot be of this machine.
-fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found<'_>) -> Result<LeftByList> {
+fn take_unlisted(
+    lists: &[RuntimeList],
+    judged: &mut Judged,
+    found: &mut StoreFindings<'_>,
+) -> Result<KeptByListCounts> {
     let live = unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
         let count = live.gone.len();
-        return Err(Failure::new(format!(
+        return Err(CommandFailure::new(format!(
             "nothing was freed: of what is in use on this machine ({count}) nothing is in the list"
         ))
         .hint(
@@ -326,8 +333,8 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found<'_>) ->
     }
     let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
     let said = unlisted(unused, lists);
-    found.take(said.gone, Reason::NotListed);
-    Ok(LeftByList {
+    found.add(said.gone, FreeReason::NotListed);
+    Ok(KeptByListCounts {
         listed: said.listed,
         young: said.young,
         undated: said.undated,
@@ -336,36 +343,40 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found<'_>) ->
     })
 }
 
-/// Takes the addresses that are unused now and were unused at a scan at least [`APART`] ago.
-fn by_scans(request: &Request<'_>, unused: Vec<(Allocation, Reason)>, found: &mut Found<'_>) -> Result<()> {
+/// Takes the addresses that are unused now and were unused at a scan at least [`MIN_SCAN_INTERVAL`] ago.
+fn take_unused_twice(
+    request: &GcRequest<'_>,
+    unused: Vec<(Allocation, FreeReason)>,
+    found: &mut StoreFindings<'_>,
+) -> Result<()> {
     let folder = &request.args.looks;
-    let now = host::running().ok_or_else(|| Failure::new("the kernel does not tell its clock"))?;
-    let mut scans = Scans::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
-    let since = scans.note(unused.iter().map(|(one, _)| one), now);
+    let now = host::running().ok_or_else(|| CommandFailure::new("the kernel does not tell its clock"))?;
+    let mut scans = ScanRecord::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
+    let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
-        Failure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
+        CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
             .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
     })?;
     for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);
-        if age >= APART {
-            found.take(vec![one], reason);
+        if age >= MIN_SCAN_INTERVAL {
+            found.add(vec![one], reason);
         } else {
-            found.missing = found.missing.max(Some(APART - age));
-            found.report.waiting.push(Row::new(&one, reason));
+            found.missing = found.missing.max(Some(MIN_SCAN_INTERVAL - age));
+            found.report.waiting.push(LeftoverRow::new(&one, reason));
         }
     }
     Ok(())
 }
 
 /// Frees the allocations that may be freed.
-async fn free(found: &mut Found<'_>) -> Result<()> {
+async fn free(found: &mut StoreFindings<'_>) -> Result<()> {
     let batches = batches(&found.going);
-    for some in batches.chunks(COMMITS_AT_ONCE) {
+    for some in batches.chunks(MAX_COMMITS_PER_OPENING) {
         let at = found.at;
-        at.on_ipam(Need::Release, async |operator| {
+        at.with_operator(StoreUse::Release, async |operator| {
             for batch in some {
-                let freed = operator.ipam().free(batch, Deadline::after(PATIENCE)).await?;
+                let freed = operator.ipam().free(batch, Deadline::after(STORE_CALL_TIMEOUT)).await?;
                 found.report.freed.extend(freed.released);
                 found.report.changed.extend(freed.changed);
                 found.report.deleted_endpoints.extend(freed.endpoints.iter().map(EndpointRow::from));
@@ -378,13 +389,15 @@ async fn free(found: &mut Found<'_>) -> Result<()> {
 }
 
 /// The estates of the `wanted` nodes in a store, read in several openings.
-async fn survey(at: StoreAt<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
-    at.on_ipam(Need::ReadAll, async |operator| Ok(operator.ipam().estates(wanted, Deadline::after(PATIENCE)).await?))
-        .await
+async fn survey(at: StoreAccess<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
+    at.with_operator(StoreUse::ReadAll, async |operator| {
+        Ok(operator.ipam().estates(wanted, Deadline::after(STORE_CALL_TIMEOUT)).await?)
+    })
+    .await
 }
 
 /// The stores of a collection.
-enum Stores {
+enum StoreChoice {
     /// These stores, at least one.
     These(Vec<Chosen>),
     /// No store, for this reason.
@@ -395,32 +408,32 @@ enum Stores {
 ///
 /// For the systemd units a machine without a network of ours is no error. Nor is a machine that has only stores of
 /// clusters, for the unit that runs before there is a network.
-fn choose_stores(args: &Gc, call: &mut Call<'_>) -> Result<Stores> {
+fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> Result<StoreChoice> {
     if !args.all_stores && !args.local_stores {
-        return Ok(Stores::These(vec![call.choose()?]));
+        return Ok(StoreChoice::These(vec![invocation.choose()?]));
     }
-    let stores = all_for_operator(call.drivers, call.env, &call.options.cni_conf_dir);
-    let mut stores = stores.map_err(|error| call.explain(&error))?;
+    let stores = all_for_operator(invocation.drivers, invocation.env, &invocation.options.cni_conf_dir);
+    let mut stores = stores.map_err(|error| invocation.explain(&error))?;
     for chosen in &stores {
         for problem in &chosen.unreadable {
-            _ = writeln!(call.err, "warning: skipped {problem}");
+            _ = writeln!(invocation.err, "warning: skipped {problem}");
         }
         if chosen.source == Source::Default {
             if chosen.location.path().is_none_or(|path| !path.exists()) {
-                let folder = call.options.cni_conf_dir.display();
-                return Ok(Stores::None(format!(
+                let folder = invocation.options.cni_conf_dir.display();
+                return Ok(StoreChoice::None(format!(
                     "no network in {folder} takes its addresses from Margay; nothing to free"
                 )));
             }
-            _ = writeln!(call.err, "store: {} ({})", chosen.location, chosen.source);
+            _ = writeln!(invocation.err, "store: {} ({})", chosen.location, chosen.source);
         }
     }
     if args.local_stores {
         stores.retain(|chosen| !chosen.location.is_shared());
     }
     Ok(match stores.is_empty() {
-        true => Stores::None("all stores are clusters'; margay-gc.timer goes through them".to_owned()),
-        false => Stores::These(stores),
+        true => StoreChoice::None("all stores are clusters'; margay-gc.timer goes through them".to_owned()),
+        false => StoreChoice::These(stores),
     })
 }
 
@@ -439,7 +452,7 @@ impl Machine {
     /// The kernel does not report its boot id.
     fn of(given: Option<&str>) -> Result<Self> {
         Ok(Self {
-            boot_id: host::boot_id().ok_or_else(|| Failure::new("the kernel does not tell its boot id"))?,
+            boot_id: host::boot_id().ok_or_else(|| CommandFailure::new("the kernel does not tell its boot id"))?,
             node: host::node_name(given.unwrap_or_default()),
         })
     }
@@ -450,13 +463,13 @@ impl Machine {
     /// Not everything can be scanned, or the kernel does not report when it began.
     fn evidence(&self) -> Result<Evidence> {
         let host::Sight { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
-            Failure::new(format!("nothing was freed: {blind}")).hint(
+            CommandFailure::new(format!("nothing was freed: {blind}")).hint(
                 "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
                  that is in use cannot be told from one that is not",
             )
         })?;
         let known = host::short_boot(&self.boot_id).zip(host::uptime());
-        let (boot, up) = known.ok_or_else(|| Failure::new("the kernel does not tell when it began"))?;
+        let (boot, up) = known.ok_or_else(|| CommandFailure::new("the kernel does not tell when it began"))?;
         Ok(Evidence { boot, up, live, namespaces, within })
     }
 
@@ -469,8 +482,10 @@ impl Machine {
         let evidence = self.evidence()?;
         match evidence.within {
             None => Ok(evidence),
-            Some(_) => Err(Failure::new("nothing was freed: in a container nothing is seen of the machine around it")
-                .hint("run margay gc --gone and --free on a machine itself, or in a pod with hostPID")),
+            Some(_) => {
+                Err(CommandFailure::new("nothing was freed: in a container nothing is seen of the machine around it")
+                    .hint("run margay gc --gone and --free on a machine itself, or in a pod with hostPID"))
+            }
         }
     }
 }
@@ -497,7 +512,7 @@ mod tests {
             namespaces: None,
             within: None,
         };
-        let mut found = Found::nothing(StoreAt::of(&nowhere), StoreReport::of(&nowhere));
+        let mut found = StoreFindings::empty(StoreAccess::of(&nowhere), StoreReport::of(&nowhere));
         let looked = runtime().unwrap().block_on(find_endpoints("node1", &evidence, &mut found));
         assert!(looked.is_ok(), "the store was opened");
     }

@@ -8,21 +8,21 @@ use ipam_core::endpoints::{EndpointOf, EndpointOwner};
 use ipam_core::gc::{Allocation, NodeEndpoint};
 use serde::Serialize;
 
-use super::scans::APART;
-use crate::command::Answer;
+use super::scans::MIN_SCAN_INTERVAL;
+use crate::command::CommandAnswer;
 use crate::error::Result;
 use crate::output::{Column, printable, render};
 
 /// Why an address may be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Reason {
+pub(super) enum FreeReason {
     EarlierBoot,
     NamespaceGone,
     NotListed,
 }
 
-impl Reason {
+impl FreeReason {
     fn text(self) -> &'static str {
         match self {
             Self::EarlierBoot => "of an earlier boot",
@@ -34,18 +34,18 @@ impl Reason {
 
 /// An address that may be freed.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct LeftoverRow {
     address: IpAddr,
     network: String,
     container: String,
     interface: String,
-    reason: Reason,
+    reason: FreeReason,
     /// The recorded time of its assignment.
     since: Option<String>,
 }
 
-impl Row {
-    pub(super) fn new(one: &Allocation, reason: Reason) -> Self {
+impl LeftoverRow {
+    pub(super) fn new(one: &Allocation, reason: FreeReason) -> Self {
         Self {
             address: one.address,
             network: one.network.clone(),
@@ -59,7 +59,7 @@ impl Row {
     fn cells(&self) -> Vec<String> {
         let texts = [&self.network, &self.container, &self.interface].map(|text| printable(text));
         let [network, container, interface] = texts;
-        let (reason, since) = (self.reason.text().to_owned(), since(self.since.as_deref()));
+        let (reason, since) = (self.reason.text().to_owned(), assignment_time(self.since.as_deref()));
         vec![self.address.to_string(), network, container, interface, reason, since]
     }
 }
@@ -104,7 +104,7 @@ impl EndpointRow {
 
 /// The numbers of addresses that the node keeps, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Left {
+pub(super) struct KeptCounts {
     pub(super) live: usize,
     pub(super) namespace_gone: usize,
     /// Addresses of this boot; whether their network namespace exists is unknown.
@@ -117,12 +117,12 @@ pub(super) struct Left {
     pub(super) no_workloads: usize,
     /// Present only if a list was given.
     #[serde(flatten)]
-    pub(super) by_list: Option<LeftByList>,
+    pub(super) by_list: Option<KeptByListCounts>,
 }
 
 /// The numbers of addresses that the node keeps because of a runtime's list.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct LeftByList {
+pub(super) struct KeptByListCounts {
     pub(super) listed: usize,
     pub(super) young: usize,
     pub(super) undated: usize,
@@ -131,7 +131,7 @@ pub(super) struct LeftByList {
     pub(super) live_unlisted: usize,
 }
 
-impl Left {
+impl KeptCounts {
     /// The numbers in words; empty if all are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
@@ -172,16 +172,16 @@ pub(super) struct StoreReport {
     pub(super) missing: bool,
     /// True if the store could not be read, or not everything could be freed.
     pub(super) failed: bool,
-    pub(super) candidates: Vec<Row>,
+    pub(super) candidates: Vec<LeftoverRow>,
     /// The addresses that are unused, but not yet for long enough.
-    pub(super) waiting: Vec<Row>,
+    pub(super) waiting: Vec<LeftoverRow>,
     /// The workload endpoints that go with the candidates.
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
     /// The addresses that were assigned again or released meanwhile.
     pub(super) changed: Vec<IpAddr>,
-    pub(super) left: Left,
+    pub(super) left: KeptCounts,
 }
 
 impl StoreReport {
@@ -192,18 +192,18 @@ impl StoreReport {
 
 /// All stores.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Report {
+pub(super) struct GcReport {
     pub(super) applied: bool,
     pub(super) stores: Vec<StoreReport>,
 }
 
-impl Report {
+impl GcReport {
     /// The answer if there is no store to scan, with the reason.
-    pub(super) fn answer_because(&self, why: String) -> Result<Answer> {
-        Answer::new(why, self)
+    pub(super) fn answer_because(&self, why: String) -> Result<CommandAnswer> {
+        CommandAnswer::new(why, self)
     }
 
-    pub(super) fn answer(&mut self) -> Result<Answer> {
+    pub(super) fn answer(&mut self) -> Result<CommandAnswer> {
         for store in &mut self.stores {
             store.candidates.sort_by_key(|row| row.address);
             store.waiting.sort_by_key(|row| row.address);
@@ -216,12 +216,12 @@ impl Report {
             if self.stores.len() > 1 {
                 _ = writeln!(text, "{}:", store.store);
             }
-            self.one(store, &mut text);
+            self.write_store(store, &mut text);
         }
-        Answer::new(text, self)
+        CommandAnswer::new(text, self)
     }
 
-    fn one(&self, store: &StoreReport, text: &mut String) {
+    fn write_store(&self, store: &StoreReport, text: &mut String) {
         if store.missing {
             _ = writeln!(text, "there is no store at {}, so there is nothing to free", store.store);
             return;
@@ -232,31 +232,31 @@ impl Report {
         }
         let titles = ["ADDRESS", "NETWORK", "CONTAINER", "INTERFACE", "REASON", "SINCE (UTC)"];
         if !store.candidates.is_empty() {
-            let rows: Vec<Vec<String>> = store.candidates.iter().map(Row::cells).collect();
+            let rows: Vec<Vec<String>> = store.candidates.iter().map(LeftoverRow::cells).collect();
             *text += &render(&titles.map(Column::Text), &rows);
         }
         *text += &EndpointRow::table(&store.endpoints);
         let count = store.candidates.len();
         let and = |verb: &str, count: usize| match count {
             0 => String::new(),
-            _ => format!(" and {verb} {}", endpoints(count)),
+            _ => format!(" and {verb} {}", count_endpoints(count)),
         };
         _ = match (count, self.applied) {
             (0, _) => writeln!(text, "nothing to free for node {}", printable(&store.node)),
             (_, true) => {
                 let deleted = and("deleted", store.deleted_endpoints.len());
-                writeln!(text, "freed {}{deleted}", addresses(store.freed.len()))
+                writeln!(text, "freed {}{deleted}", count_addresses(store.freed.len()))
             }
             (_, false) => {
                 let delete = and("delete", store.endpoints.len());
-                writeln!(text, "would free {}{delete}; do it with --apply", addresses(count))
+                writeln!(text, "would free {}{delete}; do it with --apply", count_addresses(count))
             }
         };
         if !store.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", addresses(store.changed.len()));
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(store.changed.len()));
         }
         if !store.waiting.is_empty() {
-            let (count, apart) = (addresses(store.waiting.len()), APART.as_secs());
+            let (count, apart) = (count_addresses(store.waiting.len()), MIN_SCAN_INTERVAL.as_secs());
             _ = writeln!(text, "{count} seen unused now; run again after {apart} s, or use --wait");
         }
         let left = store.left.text();
@@ -267,17 +267,17 @@ impl Report {
 }
 
 /// The time of an assignment, for a table.
-pub(super) fn since(recorded: Option<&str>) -> String {
+pub(super) fn assignment_time(recorded: Option<&str>) -> String {
     let text = recorded.map_or("unknown", |text| text.split('.').next().unwrap_or(text));
     printable(text.trim_end_matches(" +0000 UTC"))
 }
 
 /// A number of addresses in words.
-pub(super) fn addresses(count: usize) -> String {
+pub(super) fn count_addresses(count: usize) -> String {
     if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
 }
 
 /// A number of workload endpoints in words.
-pub(super) fn endpoints(count: usize) -> String {
+pub(super) fn count_endpoints(count: usize) -> String {
     if count == 1 { "1 workload endpoint".to_owned() } else { format!("{count} workload endpoints") }
 }

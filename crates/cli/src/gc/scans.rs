@@ -31,69 +31,73 @@ use crate::error::Result;
 
 /// The least time between two scans that find an address unused, before it is freed. A runtime configures an interface
 /// well within this time after the address was assigned.
-pub(super) const APART: Duration = Duration::from_secs(60);
+pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The form of the file.
-const FORMAT: u32 = 1;
+const SCAN_FILE_FORMAT: u32 = 1;
 /// A size that the file of a whole machine does not reach.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
 /// One assignment of an address; a later assignment of the same address is another one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Seen {
+struct AssignmentId {
     address: IpAddr,
     handle: String,
     sequence_number: u64,
 }
 
-impl Seen {
+impl AssignmentId {
     fn of(one: &Allocation) -> Self {
         Self { address: one.address, handle: one.handle.clone(), sequence_number: one.sequence_number }
     }
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct ScanFile {
     format: u32,
     boot_id: String,
     store: String,
-    looks: Vec<Scan>,
+    looks: Vec<ScanEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Scan {
+struct ScanEntry {
     #[serde(flatten)]
-    seen: Seen,
+    seen: AssignmentId,
     /// The time of the first scan that found it unused, in milliseconds of the machine's running time.
     since: u64,
 }
 
 /// The assignments of a store that scans have found unused.
 #[derive(Debug)]
-pub(super) struct Scans {
+pub(super) struct ScanRecord {
     path: PathBuf,
     boot_id: String,
     store: String,
-    since: BTreeMap<Seen, Duration>,
+    since: BTreeMap<AssignmentId, Duration>,
 }
 
-impl Scans {
+impl ScanRecord {
     /// Reads the findings of this boot; there are none if there is no file, or it is not surely ours.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
         let path = folder.join(format!("looks-{:016x}.json", hasher.finish()));
-        let stored =
-            read_stored_scan(&path).filter(|it| it.format == FORMAT && it.boot_id == boot_id && it.store == store);
+        let stored = read_stored_scan(&path)
+            .filter(|it| it.format == SCAN_FILE_FORMAT && it.boot_id == boot_id && it.store == store);
         let looks = stored.into_iter().flat_map(|stored| stored.looks);
         let since = looks.map(|scan| (scan.seen, Duration::from_millis(scan.since))).filter(|(_, since)| *since <= now);
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
     /// Records that these assignments and no others are unused now. Returns since when each of them is.
-    pub(super) fn note<'a>(&mut self, unused: impl Iterator<Item = &'a Allocation>, now: Duration) -> Vec<Duration> {
-        let seen = |one| Seen::of(one);
-        let unused: Vec<(Seen, Duration)> = unused
+    pub(super) fn record_unused<'a>(
+        &mut self,
+        unused: impl Iterator<Item = &'a Allocation>,
+        now: Duration,
+    ) -> Vec<Duration> {
+        let seen = |one| AssignmentId::of(one);
+        let unused: Vec<(AssignmentId, Duration)> = unused
             .map(seen)
             .map(|one| {
                 let since = self.since.get(&one).copied().unwrap_or(now);
@@ -110,12 +114,16 @@ impl Scans {
     /// # Errors
     /// Those of the file system.
     pub(super) fn save(&self) -> io::Result<()> {
-        let looks = self.since.iter().map(|(seen, since)| Scan {
+        let looks = self.since.iter().map(|(seen, since)| ScanEntry {
             seen: seen.clone(),
             since: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
         });
-        let stored =
-            Stored { format: FORMAT, boot_id: self.boot_id.clone(), store: self.store.clone(), looks: looks.collect() };
+        let stored = ScanFile {
+            format: SCAN_FILE_FORMAT,
+            boot_id: self.boot_id.clone(),
+            store: self.store.clone(),
+            looks: looks.collect(),
+        };
         let bytes = serde_json::to_vec(&stored).map_err(io::Error::other)?;
         if let Some(folder) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -134,7 +142,7 @@ impl Scans {
 }
 
 /// The contents of a file, if it is ours and no other user has access to it.
-fn read_stored_scan(path: &Path) -> Option<Stored> {
+fn read_stored_scan(path: &Path) -> Option<ScanFile> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let about = file.metadata().ok()?;
@@ -156,13 +164,13 @@ const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The next scan of all blocks is later by up to this time, so that the nodes of a cluster do not all scan at once.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// The most blocks of a cluster that are all scanned at the first scan of a boot.
-const FEW: u64 = 64;
+const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
 /// In a larger cluster the first scan of all blocks is later by up to this time for each block, a day at most. So a
 /// cluster is read at a steady rate even if all its nodes were started at once.
-const PER_BLOCK: Duration = Duration::from_secs(17);
+const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
 /// A node's memory of a cluster's store.
-pub(crate) struct Memory {
+pub(crate) struct ScanMemory {
     held: HeldBlocks,
     boot_id: String,
     notes: Notes,
@@ -170,14 +178,14 @@ pub(crate) struct Memory {
 }
 
 /// The blocks that a scan reads, and the memory to write afterwards.
-pub(super) struct Plan {
+pub(super) struct ScanPlan {
     pub(super) reach: Reach,
-    memory: Memory,
+    memory: ScanMemory,
     /// The time of the next scan of all blocks, in seconds since the boot began.
     due: u64,
 }
 
-impl Memory {
+impl ScanMemory {
     /// The memory below a folder; `None` for a store of one machine, which is always read as a whole.
     pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
         if !location.is_shared() {
@@ -197,7 +205,7 @@ impl Memory {
     }
 
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
-    pub(super) async fn plan(self, operator: &Operator, all: bool) -> Result<Plan> {
+    pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> Result<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
@@ -211,7 +219,7 @@ impl Memory {
             let passed = self.found.as_ref().and_then(|found| found.passed);
             reach.pass = Pass::Since(passed.map_or(Revision::UNSET, Revision::new));
         }
-        Ok(Plan { reach, memory: self, due: if all { next } else { due } })
+        Ok(ScanPlan { reach, memory: self, due: if all { next } else { due } })
     }
 }
 
@@ -219,16 +227,16 @@ impl Memory {
 async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = operator.ipam().store().range(all).await?.count;
-    if blocks <= FEW {
+    if blocks <= MAX_BLOCKS_FOR_EARLY_SCAN {
         return Ok((true, next));
     }
-    let longest = blocks.saturating_mul(PER_BLOCK.as_secs()).min(FULL_SCAN_INTERVAL.as_secs());
+    let longest = blocks.saturating_mul(SCAN_DELAY_PER_BLOCK.as_secs()).min(FULL_SCAN_INTERVAL.as_secs());
     Ok((false, now + fastrand::u64(..longest)))
 }
 
-impl Plan {
+impl ScanPlan {
     /// Records the blocks in which something was found. If that fails, the next scan reads more; that is no error.
-    pub(super) fn keep(self, holdings: &Holdings, passed: Option<Revision>) {
+    pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = Held {
             blocks: holdings.allocations.iter().map(|one| one.block.to_string()).collect(),
@@ -251,7 +259,7 @@ mod tests {
         let [one, other] = ["etcd://a:1,b:1", "etcd://b:1,a:1"].map(|url| stores::at(url).unwrap());
         HeldBlocks::new(folder.path(), &one.in_order(), "n").note("10.0.0.0/26").unwrap();
         for location in [one, other] {
-            let memory = Memory::of(folder.path(), &location, "n", "boot").unwrap();
+            let memory = ScanMemory::of(folder.path(), &location, "n", "boot").unwrap();
             assert_eq!(memory.reach(), Reach::near(["10.0.0.0/26".parse().unwrap()]), "{location}");
         }
     }

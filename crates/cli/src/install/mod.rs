@@ -1,7 +1,7 @@
 //! `margay install`: puts Margay's plugins in the place of Calico's `calico-ipam` and, as a second step, `calico` on
 //! this node, and goes back to Calico's. The report names the program that a call runs now, the changes, and the next step.
 
-mod place;
+mod plugin_folder;
 mod program;
 mod runtime;
 
@@ -13,12 +13,12 @@ use clap::{ArgGroup, Args};
 use datastore::{CalicoNetwork, ConfigError, calico_networks};
 use serde::Serialize;
 
-use self::place::{Installed, Others, Place, State, Undone};
-pub(crate) use self::program::Program;
+use self::plugin_folder::{InstallOutcome, InstallState, OtherPlugins, PluginFolder, UndoOutcome};
+pub(crate) use self::program::PluginProgram;
 use self::program::Role;
 use self::runtime::PluginPath;
-use crate::command::{Answer, Call, Standalone};
-use crate::error::{Failure, Result};
+use crate::command::{CommandAnswer, Invocation, StandaloneCommand};
+use crate::error::{CommandFailure, Result};
 
 pub(crate) const HELP: &str = "\
 calico-node puts its own back when it starts, unless told not to, once:
@@ -84,17 +84,18 @@ fn absolute(text: &str) -> io::Result<PathBuf> {
 }
 
 /// The file name of Margay's plugin.
-const PLUGIN: &str = "margay-ipam";
+const PLUGIN_FILE: &str = "margay-ipam";
 
 /// The folders of plugins on different systems.
 pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
 
 /// The command that keeps calico-node from putting its own plugin back.
-const KEEP: &str = "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
+const KEEP_PLUGIN_COMMAND: &str =
+    "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
-impl Standalone for Install {
+impl StandaloneCommand for Install {
     /// Installs, goes back or shows the status, and prints the answer.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let path = PluginPath::find(self)?;
         let role = if self.main_plugin { Role::Main } else { Role::Ipam };
         let answer = if self.status {
@@ -102,24 +103,24 @@ impl Standalone for Install {
         } else if self.undo {
             undo(role, self, &path)?
         } else {
-            install(role, self, &path, call)?
+            install(role, self, &path, invocation)?
         };
-        call.print(answer)?;
+        invocation.print(answer)?;
         Ok(0)
     }
 }
 
-fn install(role: Role, args: &Install, path: &PluginPath, call: &mut Call<'_>) -> Result<Answer> {
-    let networks = networks(role, call)?;
-    let place = find_place(role, args, path)?;
+fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invocation<'_>) -> Result<CommandAnswer> {
+    let networks = networks(role, invocation)?;
+    let plugin_folder = find_folder(role, args, path)?;
     let plugin = match role {
         Role::Ipam => find_plugin(args, path)?,
         Role::Main => installed_ipam(path)?,
     };
-    let version = match Program::ask(&plugin, role) {
-        Program::Margay(version) => version,
+    let version = match PluginProgram::ask(&plugin, role) {
+        PluginProgram::Margay(version) => version,
         program => {
-            let failure = Failure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
+            let failure = CommandFailure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
             return Err(failure.hint(match role {
                 Role::Ipam => "name Margay's plugin, built for this machine, with --plugin FILE".to_owned(),
                 Role::Main => format!("an older one knows no main plugin: first {}", Role::Ipam.install()),
@@ -127,16 +128,16 @@ fn install(role: Role, args: &Install, path: &PluginPath, call: &mut Call<'_>) -
         }
     };
     // Before the stores, because a user without this right often cannot use a store either; running as root solves both.
-    place.check_writable()?;
+    plugin_folder.check_writable()?;
     for network in &networks {
-        program::check_store(&plugin, role, network, &path.listed(), call.env)?;
+        program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
     }
-    let change = Change::install(&place, &plugin, &version);
+    let change = FolderChange::install(&plugin_folder, &plugin, &version);
     if args.dry_run {
         return dry_run_answer(&[change]);
     }
-    let done = place.install(&plugin)?;
-    let report = Report::make(role, path, args)?;
+    let done = plugin_folder.install(&plugin)?;
+    let report = RoleStatus::make(role, path, args)?;
     let failure = report.failure(path, args);
     let mut answer = installed_answer(&change, done, &report)?;
     if let Some(note) = warn_of_different_programs(path) {
@@ -144,15 +145,15 @@ fn install(role: Role, args: &Install, path: &PluginPath, call: &mut Call<'_>) -
     }
     Ok(match failure {
         Some(failure) => answer.incomplete(failure),
-        None if done == Installed::Already => answer,
+        None if done == InstallOutcome::Already => answer,
         None => answer.note(format!(
-            "calico-node puts its own back when it starts anew, unless it is configured not to, once for the cluster: {KEEP}"
+            "calico-node puts its own back when it starts anew, unless it is configured not to, once for the cluster: {KEEP_PLUGIN_COMMAND}"
         )),
     })
 }
 
 /// Goes back to Calico's main plugin alone, or to both of its plugins, the main plugin first.
-fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<Answer> {
+fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
     let mut failure = None;
@@ -172,14 +173,14 @@ fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<Answer> {
     })
 }
 
-fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<Change>) -> Result<()> {
-    let touched: Vec<Place> = places(role, args, path).filter(Place::is_touched).collect();
-    for place in touched {
-        place.check_writable()?;
-        let change = Change::undo(&place);
+fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<FolderChange>) -> Result<()> {
+    let touched: Vec<PluginFolder> = plugin_folders(role, args, path).filter(PluginFolder::is_touched).collect();
+    for plugin_folder in touched {
+        plugin_folder.check_writable()?;
+        let change = FolderChange::undo(&plugin_folder);
         if !args.dry_run {
-            let others = path.all(role).any(|file| file != place.target());
-            let undone = place.undo(if others { Others::Some } else { Others::None })?;
+            let others = path.all(role).any(|file| file != plugin_folder.target());
+            let undone = plugin_folder.undo(if others { OtherPlugins::Some } else { OtherPlugins::None })?;
             changes.push(change.done(undone));
         } else {
             changes.push(change);
@@ -188,9 +189,9 @@ fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<Cha
     Ok(())
 }
 
-fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
-    let report = Report::make(Role::Ipam, path, args)?;
-    let main = Report::make(Role::Main, path, args)?;
+fn status(args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
+    let report = RoleStatus::make(Role::Ipam, path, args)?;
+    let main = RoleStatus::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
     // The package may have been upgraded since; the installed plugin does not follow by itself.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
@@ -209,33 +210,33 @@ fn status(args: &Install, path: &PluginPath) -> Result<Answer> {
 }
 
 /// The place in which the plugin of a role will be installed.
-fn find_place(role: Role, args: &Install, path: &PluginPath) -> Result<Place> {
+fn find_folder(role: Role, args: &Install, path: &PluginPath) -> Result<PluginFolder> {
     match (&args.own_folder, path.first(role)) {
         (Some(folder), _) => {
             path.check_own_folder(folder)?;
-            Ok(Place::new(role, folder))
+            Ok(PluginFolder::new(role, folder))
         }
-        (None, Some(file)) => Ok(Place::new(role, file.parent().unwrap_or(Path::new("/")))),
+        (None, Some(file)) => Ok(PluginFolder::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
             // Somebody may have removed the plugin after it was installed.
-            let touched = places(role, args, path).find(|place| place.previous().exists());
+            let touched = plugin_folders(role, args, path).find(|plugin_folder| plugin_folder.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
     }
 }
 
 /// The places in which an installation may be.
-fn places<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = Place> + 'a {
+fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = PluginFolder> + 'a {
     let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
-    own.chain(&path.folders).map(move |folder| Place::new(role, folder))
+    own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
 
 /// Calico's networks that use the plugin of a role. A network on the Kubernetes API is refused.
-fn networks(role: Role, call: &mut Call<'_>) -> Result<Vec<CalicoNetwork>> {
-    let folder = call.options.cni_conf_dir.as_path();
-    let (mut networks, unreadable) = calico_networks(call.drivers, folder);
+fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNetwork>> {
+    let folder = invocation.options.cni_conf_dir.as_path();
+    let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);
     for problem in &unreadable {
-        _ = writeln!(call.err, "warning: skipped {problem}");
+        _ = writeln!(invocation.err, "warning: skipped {problem}");
     }
     let mut wanted = format!("\"ipam\": {{\"type\": \"{}\"}}", Role::Ipam.program());
     if role == Role::Main {
@@ -244,14 +245,14 @@ fn networks(role: Role, call: &mut Call<'_>) -> Result<Vec<CalicoNetwork>> {
         wanted = format!("\"type\": \"{program}\" and {wanted}");
     }
     if networks.is_empty() {
-        return Err(Failure::new(format!("no network in {} has {wanted}", folder.display())).hint(
+        return Err(CommandFailure::new(format!("no network in {} has {wanted}", folder.display())).hint(
             "this is for nodes on which Calico runs: name the folder with its networks with --cni-conf-dir; without \
                  Calico see docs/network-configuration.md",
         ));
     }
     for network in &networks {
         if matches!(network.store, Err(ConfigError::Kubernetes)) {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{} keeps addresses in the Kubernetes API (datastore_type kubernetes), which Margay does not support",
                 network.file.display()
             ))
@@ -264,9 +265,9 @@ fn networks(role: Role, call: &mut Call<'_>) -> Result<Vec<CalicoNetwork>> {
 /// The plugin for addresses that calls run now. It must be Margay's: the main plugin becomes a second name of it.
 fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
-    match Program::ask(&file, Role::Ipam) {
-        Program::Margay(_) => Ok(file),
-        program => Err(Failure::new(format!("a CNI call for addresses runs {} ({program})", file.display()))
+    match PluginProgram::ask(&file, Role::Ipam) {
+        PluginProgram::Margay(_) => Ok(file),
+        program => Err(CommandFailure::new(format!("a CNI call for addresses runs {} ({program})", file.display()))
             .hint(format!("the main plugin is the second step: first {}", Role::Ipam.install()))),
     }
 }
@@ -275,40 +276,40 @@ fn find_plugin(args: &Install, path: &PluginPath) -> Result<PathBuf> {
     if let Some(plugin) = &args.plugin {
         return match plugin.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(plugin.clone()),
-            Ok(_) => Err(Failure::new(format!("{} is no file", plugin.display())).hint("name Margay's plugin")),
-            Err(error) => Err(Failure::new(format!("{}: {error}", plugin.display()))
+            Ok(_) => Err(CommandFailure::new(format!("{} is no file", plugin.display())).hint("name Margay's plugin")),
+            Err(error) => Err(CommandFailure::new(format!("{}: {error}", plugin.display()))
                 .hint("make install puts the plugin into place; or name another with --plugin FILE")),
         };
     }
     let usual = PLUGIN_FOLDERS.iter().map(PathBuf::from);
     let mut folders = path.folders.iter().cloned().chain(usual);
-    folders.find_map(|folder| Some(folder.join(PLUGIN)).filter(|file| file.is_file())).ok_or_else(|| {
-        Failure::new(format!("{PLUGIN} is not in {}, nor in {}", path.listed(), PLUGIN_FOLDERS.join(", ")))
+    folders.find_map(|folder| Some(folder.join(PLUGIN_FILE)).filter(|file| file.is_file())).ok_or_else(|| {
+        CommandFailure::new(format!("{PLUGIN_FILE} is not in {}, nor in {}", path.listed(), PLUGIN_FOLDERS.join(", ")))
             .hint("make install puts it into place; or name it with --plugin FILE")
     })
 }
 
-fn nothing_to_run(role: Role, path: &PluginPath) -> Failure {
-    Failure::new(format!("there is no {} in {path}", role.program())).hint(
+fn nothing_to_run(role: Role, path: &PluginPath) -> CommandFailure {
+    CommandFailure::new(format!("there is no {} in {path}", role.program())).hint(
         "calico-node puts it there when it starts; if the runtime looks elsewhere, name the folders with --cni-bin-dir",
     )
 }
 
 /// The status of one of the two plugins on this node.
 #[derive(Debug)]
-struct Report {
+struct RoleStatus {
     role: Role,
     /// The file that a call runs, and what it is.
-    runs: Option<(PathBuf, Program)>,
+    runs: Option<(PathBuf, PluginProgram)>,
     /// The folders in which something was installed, or begun.
-    places: Vec<Seen>,
+    folders: Vec<InstalledFolder>,
 }
 
 /// A folder in which something was installed.
 #[derive(Debug)]
-struct Seen {
+struct InstalledFolder {
     folder: PathBuf,
-    state: Option<State>,
+    state: Option<InstallState>,
     unfinished: bool,
     previous: Option<PathBuf>,
 }
@@ -345,27 +346,27 @@ struct InstalledJson<'a> {
     previous_version: Option<&'a str>,
 }
 
-impl Report {
+impl RoleStatus {
     fn make(role: Role, path: &PluginPath, args: &Install) -> Result<Self> {
         let runs = path.first(role).map(|file| {
-            let program = Program::ask(&file, role);
+            let program = PluginProgram::ask(&file, role);
             (file, program)
         });
         let mut seen = Vec::new();
-        for place in places(role, args, path).filter(Place::is_touched) {
-            seen.push(Seen {
-                state: place.state()?,
-                unfinished: place.is_unfinished(),
-                previous: Some(place.previous()).filter(|file| file.symlink_metadata().is_ok()),
-                folder: place.folder().to_owned(),
+        for plugin_folder in plugin_folders(role, args, path).filter(PluginFolder::is_touched) {
+            seen.push(InstalledFolder {
+                state: plugin_folder.state()?,
+                unfinished: plugin_folder.is_unfinished(),
+                previous: Some(plugin_folder.previous()).filter(|file| file.symlink_metadata().is_ok()),
+                folder: plugin_folder.folder().to_owned(),
             });
         }
-        Ok(Self { role, runs, places: seen })
+        Ok(Self { role, runs, folders: seen })
     }
 
     /// True if an installation was completed or begun.
     fn is_wanted(&self) -> bool {
-        !self.places.is_empty()
+        !self.folders.is_empty()
     }
 
     fn is_ours(&self) -> bool {
@@ -374,57 +375,59 @@ impl Report {
 
     /// The file and version of a plugin, if a call runs Margay's plugin in another version.
     fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
-        let (_, Program::Margay(runs)) = self.runs.as_ref()? else { return None };
-        match Program::ask(plugin, self.role) {
-            Program::Margay(version) if version != *runs => Some((plugin.to_owned(), version)),
+        let (_, PluginProgram::Margay(runs)) = self.runs.as_ref()? else { return None };
+        match PluginProgram::ask(plugin, self.role) {
+            PluginProgram::Margay(version) if version != *runs => Some((plugin.to_owned(), version)),
             _ => None,
         }
     }
 
     /// True if somebody has replaced the installed program of a folder by another one.
-    fn is_overwritten(&self, seen: &Seen) -> bool {
+    fn is_overwritten(&self, seen: &InstalledFolder) -> bool {
         let there = self.runs.as_ref().filter(|(file, _)| file.parent() == Some(&seen.folder));
         !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
     }
 
     /// The fault, if a call does not run Margay's plugin.
-    fn failure(&self, path: &PluginPath, args: &Install) -> Option<Failure> {
+    fn failure(&self, path: &PluginPath, args: &Install) -> Option<CommandFailure> {
         let (again, undo) = (self.role.install(), self.role.undo());
         let Some((file, program)) = &self.runs else { return Some(nothing_to_run(self.role, path)) };
         if program.is_ours() {
             return None;
         }
         let file = file.display();
-        if self.places.iter().any(|seen| self.is_overwritten(seen)) {
-            let failure = Failure::new(format!("{file} was overwritten since Margay's was put there"));
+        if self.folders.iter().any(|seen| self.is_overwritten(seen)) {
+            let failure = CommandFailure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
-                "run {again} again; calico-node does this when it starts, unless it is configured not to: {KEEP}"
+                "run {again} again; calico-node does this when it starts, unless it is configured not to: {KEEP_PLUGIN_COMMAND}"
             )));
         }
-        if let Some(seen) = self.places.iter().find(|seen| seen.unfinished) {
-            let failure = Failure::new(format!("an installation in {} was interrupted", seen.folder.display()));
+        if let Some(seen) = self.folders.iter().find(|seen| seen.unfinished) {
+            let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
             return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
         }
         // The plugin is installed, but the runtime finds another one first.
-        let own = self.places.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
+        let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
         Some(match own {
-            Some(folder) => Failure::new(format!("a CNI call runs {file}, and not what is in {}", folder.display()))
-                .hint(path.how_to_prefer(folder)),
-            None => Failure::new(format!("a CNI call runs {file}, which is not Margay's"))
+            Some(folder) => {
+                CommandFailure::new(format!("a CNI call runs {file}, and not what is in {}", folder.display()))
+                    .hint(path.how_to_prefer(folder))
+            }
+            None => CommandFailure::new(format!("a CNI call runs {file}, which is not Margay's"))
                 .hint(format!("to change that: {again}")),
         })
     }
 
     /// The answer of `--status`, with the status of the main plugin.
-    fn answer(&self, path: &PluginPath, main: &Self) -> Result<Answer> {
+    fn answer(&self, path: &PluginPath, main: &Self) -> Result<CommandAnswer> {
         let mut lines = vec![self.runs_line("Runs now:    "), format!("Plugin path: {path}")];
-        if self.places.is_empty() {
+        if self.folders.is_empty() {
             lines.push("Installed:   no".to_owned());
         }
-        self.add_places(&mut lines);
+        self.add_folders(&mut lines);
         if main.runs.is_some() || main.is_wanted() {
             lines.push(main.runs_line("Main plugin: "));
-            main.add_places(&mut lines);
+            main.add_folders(&mut lines);
         }
         let json = StatusJson {
             ipam: self.json(),
@@ -432,7 +435,7 @@ impl Report {
             plugin_path_from: path.source.to_string(),
             main_plugin: main.json(),
         };
-        Answer::new(lines.join("\n"), &json)
+        CommandAnswer::new(lines.join("\n"), &json)
     }
 
     fn runs_line(&self, label: &str) -> String {
@@ -442,8 +445,8 @@ impl Report {
         }
     }
 
-    fn add_places(&self, lines: &mut Vec<String>) {
-        for seen in &self.places {
+    fn add_folders(&self, lines: &mut Vec<String>) {
+        for seen in &self.folders {
             let folder = seen.folder.display();
             lines.push(match &seen.state {
                 Some(state) if !seen.unfinished => format!("Installed:   Margay {} in {folder}", state.version),
@@ -459,17 +462,17 @@ impl Report {
         let runs = self.runs.as_ref().map(|(file, program)| RunsJson {
             file,
             program: match program {
-                Program::Margay(_) => "margay",
-                Program::Other(_) => "other",
-                Program::Broken(_) => "broken",
+                PluginProgram::Margay(_) => "margay",
+                PluginProgram::Other(_) => "other",
+                PluginProgram::Broken(_) => "broken",
             },
             version: program.version(),
         });
-        let installed = self.places.iter().map(|seen| self.installed_json(seen)).collect();
+        let installed = self.folders.iter().map(|seen| self.installed_json(seen)).collect();
         RoleJson { ours: self.is_ours(), runs, installed }
     }
 
-    fn installed_json<'a>(&self, seen: &'a Seen) -> InstalledJson<'a> {
+    fn installed_json<'a>(&self, seen: &'a InstalledFolder) -> InstalledJson<'a> {
         InstalledJson {
             folder: &seen.folder,
             version: seen.state.as_ref().map(|state| state.version.as_str()),
@@ -480,7 +483,7 @@ impl Report {
     }
 }
 
-impl Seen {
+impl InstalledFolder {
     fn previous_version(&self) -> Option<&str> {
         self.state.as_ref()?.previous.as_ref()?.version.as_deref()
     }
@@ -492,7 +495,7 @@ impl Seen {
 
 /// The work in a folder, planned or done.
 #[derive(Debug, Serialize)]
-struct Change {
+struct FolderChange {
     #[serde(skip)]
     role: Role,
     file: PathBuf,
@@ -502,33 +505,36 @@ struct Change {
     text: String,
 }
 
-impl Change {
+impl FolderChange {
     /// The plan of an installation.
-    fn install(place: &Place, plugin: &Path, version: &str) -> Self {
-        let file = place.target();
+    fn install(plugin_folder: &PluginFolder, plugin: &Path, version: &str) -> Self {
+        let file = plugin_folder.target();
         let mut text = format!("put {} (Margay {version}) into place as {}", plugin.display(), file.display());
-        if file.is_file() && !Program::ask(&file, place.role()).is_ours() {
-            text += &format!(", and keep what is there as {}", place.previous().display());
+        if file.is_file() && !PluginProgram::ask(&file, plugin_folder.role()).is_ours() {
+            text += &format!(", and keep what is there as {}", plugin_folder.previous().display());
         }
-        Self { role: place.role(), file, action: "install", version: Some(version.to_owned()), text }
+        Self { role: plugin_folder.role(), file, action: "install", version: Some(version.to_owned()), text }
     }
 
     /// The plan of going back.
-    fn undo(place: &Place) -> Self {
-        let text = format!("put back {} as it was before", place.target().display());
-        Self { role: place.role(), file: place.target(), action: "undo", version: None, text }
+    fn undo(plugin_folder: &PluginFolder) -> Self {
+        let text = format!("put back {} as it was before", plugin_folder.target().display());
+        Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
     /// The outcome of going back.
-    fn done(self, undone: Undone) -> Self {
+    fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
-            Undone::Restored => ("restored", format!("{file} is what it was before")),
-            Undone::Removed => ("removed", format!("{file} is gone; it was only there for Margay")),
-            Undone::Left => ("left", format!("{file} is not Margay's any more, and stays")),
+            UndoOutcome::Restored => ("restored", format!("{file} is what it was before")),
+            UndoOutcome::Removed => ("removed", format!("{file} is gone; it was only there for Margay")),
+            UndoOutcome::Left => ("left", format!("{file} is not Margay's any more, and stays")),
         };
-        let version =
-            self.file.is_file().then(|| Program::ask(&self.file, self.role).version().map(str::to_owned)).flatten();
+        let version = self
+            .file
+            .is_file()
+            .then(|| PluginProgram::ask(&self.file, self.role).version().map(str::to_owned))
+            .flatten();
         let text = version.as_ref().map_or(text.clone(), |version| format!("{text} ({version})"));
         Self { action, text, version, ..self }
     }
@@ -537,49 +543,49 @@ impl Change {
 #[derive(Serialize)]
 struct ChangesJson<'a> {
     dry_run: bool,
-    changes: &'a [Change],
+    changes: &'a [FolderChange],
     #[serde(skip_serializing_if = "Option::is_none")]
     ours: Option<bool>,
 }
 
 /// The answer of `--dry-run`.
-fn dry_run_answer(changes: &[Change]) -> Result<Answer> {
+fn dry_run_answer(changes: &[FolderChange]) -> Result<CommandAnswer> {
     let lines: Vec<_> = changes.iter().map(|change| format!("would {}", change.text)).collect();
     let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
-    Answer::new(text, &ChangesJson { dry_run: true, changes, ours: None })
+    CommandAnswer::new(text, &ChangesJson { dry_run: true, changes, ours: None })
 }
 
 /// The answer of `--beside-calico`.
-fn installed_answer(change: &Change, done: Installed, report: &Report) -> Result<Answer> {
+fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleStatus) -> Result<CommandAnswer> {
     let (file, version) = (change.file.display(), change.version.as_deref().unwrap_or_default());
     let mut text = match done {
-        Installed::Now => format!("{file} is Margay's {version} now"),
-        Installed::Already => format!("{file} is Margay's {version} already"),
+        InstallOutcome::Now => format!("{file} is Margay's {version} now"),
+        InstallOutcome::Already => format!("{file} is Margay's {version} already"),
     };
-    let here = report.places.iter().find(|seen| change.file.parent() == Some(&seen.folder));
+    let here = report.folders.iter().find(|seen| change.file.parent() == Some(&seen.folder));
     if let Some((seen, previous)) = here.and_then(|seen| Some((seen, seen.previous.as_ref()?))) {
         text += &format!("; what was there is kept as {} ({})", previous.display(), seen.previous_reported());
     }
-    let change = Change {
+    let change = FolderChange {
         role: change.role,
         file: change.file.clone(),
-        action: if done == Installed::Now { "installed" } else { "already" },
+        action: if done == InstallOutcome::Now { "installed" } else { "already" },
         version: change.version.clone(),
         text: String::new(),
     };
-    Answer::new(text, &ChangesJson { dry_run: false, changes: &[change], ours: Some(report.is_ours()) })
+    CommandAnswer::new(text, &ChangesJson { dry_run: false, changes: &[change], ours: Some(report.is_ours()) })
 }
 
 /// The answer of `--undo` for these plugins.
-fn undone_answer(roles: &[Role], changes: &[Change], path: &PluginPath) -> Result<Answer> {
+fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) -> Result<CommandAnswer> {
     let lines: Vec<_> = changes.iter().map(|change| change.text.as_str()).collect();
     let text = if lines.is_empty() { format!("nothing was installed in {path}") } else { lines.join("\n") };
-    let is_ours = |role: &&Role| path.first(**role).is_some_and(|file| Program::ask(&file, **role).is_ours());
+    let is_ours = |role: &&Role| path.first(**role).is_some_and(|file| PluginProgram::ask(&file, **role).is_ours());
     let ours = roles.iter().find(is_ours);
-    let answer = Answer::new(text, &ChangesJson { dry_run: false, changes, ours: Some(ours.is_some()) })?;
+    let answer = CommandAnswer::new(text, &ChangesJson { dry_run: false, changes, ours: Some(ours.is_some()) })?;
     Ok(match ours {
         Some(role) => answer.incomplete(
-            Failure::new(format!(
+            CommandFailure::new(format!(
                 "a CNI call still runs Margay's {}, which margay install has not put there",
                 role.program()
             ))
@@ -593,7 +599,7 @@ fn undone_answer(roles: &[Role], changes: &[Change], path: &PluginPath) -> Resul
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;
-        let Program::Margay(version) = Program::ask(&file, role) else { return None };
+        let PluginProgram::Margay(version) = PluginProgram::ask(&file, role) else { return None };
         let metadata = fs::metadata(&file).ok()?;
         Some((file, version, metadata))
     };

@@ -11,7 +11,7 @@ use std::{fmt, thread};
 use datastore::{CalicoNetwork, Environment};
 use serde_json::Value;
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
 /// One of Calico's two plugins. Margay's program is either of them, by the name under which it is called.
@@ -41,7 +41,7 @@ impl Role {
     }
 
     /// The folder beside the plugins with the files for going back.
-    pub(crate) fn kept(self) -> &'static str {
+    pub(crate) fn state_folder_name(self) -> &'static str {
         match self {
             Self::Ipam => ".margay",
             Self::Main => ".margay-main",
@@ -74,21 +74,21 @@ impl Role {
 }
 
 /// The longest time for a program to answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The number of attempts to run a file that another process is just writing.
-const TRIES: u32 = 40;
+const MAX_START_ATTEMPTS: u32 = 40;
 
 /// The number of times that the store is checked, and the pause in between.
-const STORE_TRIES: u32 = 3;
-const STORE_PAUSE: Duration = Duration::from_millis(500);
+const MAX_STORE_CHECKS: u32 = 3;
+const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The login in a runtime's environment: a network's configuration has no place for it.
-const LOGIN: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
+const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
 /// The identity of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Program {
+pub(crate) enum PluginProgram {
     /// Margay's plugin, in this version.
     Margay(String),
     /// Another program, with the version if it reports one.
@@ -97,7 +97,7 @@ pub(crate) enum Program {
     Broken(String),
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for PluginProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Margay(version) => write!(f, "Margay {version}"),
@@ -108,12 +108,12 @@ impl fmt::Display for Program {
     }
 }
 
-impl Program {
+impl PluginProgram {
     /// Runs a file in a role with `-v`, an option that Calico's plugins have too, and reads its version.
     pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
         command.arg0(role.program()).arg("-v").env_clear();
-        match call(command, b"") {
+        match run_program(command, b"") {
             Err(error) => Self::Broken(error.to_string()),
             Ok(answer) => {
                 let line = printable(answer.stdout.lines().next().unwrap_or_default().trim());
@@ -129,7 +129,7 @@ impl Program {
     pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
         let mut command = Command::new(file);
         command.arg0(Role::Ipam.program()).arg("-v").env_clear();
-        let answer = call(command, b"").ok()?;
+        let answer = run_program(command, b"").ok()?;
         let mut lines = answer.stdout.lines();
         lines.next().filter(|line| answer.success && line.starts_with(Role::Ipam.own_name()))?;
         let formats = lines.find_map(|line| line.strip_prefix("Formats of stores: "));
@@ -163,9 +163,9 @@ pub(crate) fn check_store(
     env: &Environment<'_>,
 ) -> Result<()> {
     let mut why = String::new();
-    for attempt in 0..STORE_TRIES {
+    for attempt in 0..MAX_STORE_CHECKS {
         if attempt > 0 {
-            thread::sleep(STORE_PAUSE);
+            thread::sleep(STORE_CHECK_INTERVAL);
         }
         match ask_status(plugin, role, network, path, env) {
             Ok(()) => return Ok(()),
@@ -173,7 +173,7 @@ pub(crate) fn check_store(
         }
     }
     let would = role.would();
-    Err(Failure::new(format!("Margay's plugin could {would} with {}: {why}", network.file.display())).hint(
+    Err(CommandFailure::new(format!("Margay's plugin could {would} with {}: {why}", network.file.display())).hint(
         "nothing was changed; see docs/errors.md for the text, and set ETCD_USERNAME and ETCD_PASSWORD here if the runtime \
          has them",
     ))
@@ -191,12 +191,12 @@ fn ask_status(
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
-    for name in LOGIN {
+    for name in LOGIN_VARIABLES {
         if let Some(value) = env(name) {
             command.env(name, value);
         }
     }
-    let answer = call(command, Value::Object(conf).to_string().as_bytes()).map_err(|error| error.to_string())?;
+    let answer = run_program(command, Value::Object(conf).to_string().as_bytes()).map_err(|error| error.to_string())?;
     if answer.success {
         return Ok(());
     }
@@ -208,7 +208,7 @@ fn ask_status(
 
 /// The answer of a program.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ProgramOutput {
     pub(super) success: bool,
     pub(super) stdout: String,
 }
@@ -217,14 +217,14 @@ pub(super) struct Answer {
 ///
 /// # Errors
 /// If it cannot be started, or does not end in time.
-pub(crate) fn call(mut command: Command, stdin: &[u8]) -> io::Result<Answer> {
+pub(crate) fn run_program(mut command: Command, stdin: &[u8]) -> io::Result<ProgramOutput> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = start(&mut command)?;
     let (Some(mut input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(io::Error::other("no pipes"));
     };
     let stdin = stdin.to_vec();
-    // Threads read and write: a program that reads or writes nothing must not block longer than `PATIENCE`.
+    // Threads read and write: a program that reads or writes nothing must not block longer than `PROGRAM_TIMEOUT`.
     let writer = thread::spawn(move || input.write_all(&stdin));
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -233,11 +233,11 @@ pub(crate) fn call(mut command: Command, stdin: &[u8]) -> io::Result<Answer> {
     let status = wait(&mut child)?;
     _ = writer.join();
     let bytes = reader.join().unwrap_or_else(|_| Ok(Vec::new()))?;
-    Ok(Answer { success: status.success(), stdout: String::from_utf8_lossy(&bytes).into_owned() })
+    Ok(ProgramOutput { success: status.success(), stdout: String::from_utf8_lossy(&bytes).into_owned() })
 }
 
 fn start(command: &mut Command) -> io::Result<Child> {
-    for _ in 0..TRIES {
+    for _ in 0..MAX_START_ATTEMPTS {
         match command.spawn() {
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => thread::sleep(Duration::from_millis(50)),
             started => return started,
@@ -247,7 +247,7 @@ fn start(command: &mut Command) -> io::Result<Child> {
 }
 
 fn wait(child: &mut Child) -> io::Result<ExitStatus> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + PROGRAM_TIMEOUT;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
@@ -255,7 +255,10 @@ fn wait(child: &mut Child) -> io::Result<ExitStatus> {
         if Instant::now() > until {
             child.kill()?;
             child.wait()?;
-            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs())));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer within {} s", PROGRAM_TIMEOUT.as_secs()),
+            ));
         }
         thread::sleep(Duration::from_millis(2));
     }

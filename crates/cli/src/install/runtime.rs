@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use super::program::Role;
 use super::{Install, program};
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// The folder where every runtime looks by default.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
@@ -22,11 +22,11 @@ const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.g
 
 /// The source of the list of folders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum PathSource {
     /// The command line.
     Given,
     /// containerd, with the file of its configuration, and the number of folders that it can have.
-    Containerd { config: PathBuf, folders: Folders },
+    Containerd { config: PathBuf, folders: FolderCount },
     /// CRI-O, with the file of its configuration.
     Crio(PathBuf),
     /// No source: the folder is the default one.
@@ -35,7 +35,7 @@ pub(crate) enum Source {
 
 /// The number of folders that a runtime can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Folders {
+pub(crate) enum FolderCount {
     One,
     Several,
 }
@@ -44,10 +44,10 @@ pub(crate) enum Folders {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PluginPath {
     pub(crate) folders: Vec<PathBuf>,
-    pub(crate) source: Source,
+    pub(crate) source: PathSource,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for PathSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Given => f.write_str("--cni-bin-dir"),
@@ -68,15 +68,15 @@ impl PluginPath {
     /// Finds the folders of this node's runtime.
     pub(crate) fn find(args: &Install) -> Result<Self> {
         if !args.cni_bin_dir.is_empty() {
-            return Ok(Self { folders: args.cni_bin_dir.clone(), source: Source::Given });
+            return Ok(Self { folders: args.cni_bin_dir.clone(), source: PathSource::Given });
         }
-        match (of_containerd(&args.containerd_config)?, of_crio(&args.crio_config)?) {
-            (Some(one), Some(other)) if one.folders != other.folders => Err(Failure::new(format!(
+        match (read_containerd(&args.containerd_config)?, read_crio(&args.crio_config)?) {
+            (Some(one), Some(other)) if one.folders != other.folders => Err(CommandFailure::new(format!(
                 "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
             ))
             .hint("name the folders of the one that runs pods, in their order: --cni-bin-dir DIR")),
             (Some(path), _) | (None, Some(path)) => Ok(path),
-            (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: Source::Default }),
+            (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: PathSource::Default }),
         }
     }
 
@@ -99,14 +99,17 @@ impl PluginPath {
     /// Refuses a folder of our own if the runtime cannot look in it.
     pub(crate) fn check_own_folder(&self, folder: &Path) -> Result<()> {
         match &self.source {
-            Source::Containerd { config, folders: Folders::One }
+            PathSource::Containerd { config, folders: FolderCount::One }
                 if !self.folders.iter().any(|known| known == folder) =>
             {
-                Err(Failure::new(format!("this containerd looks for plugins in one folder only, {}", self.listed()))
-                    .hint(format!(
-                        "install without --own-folder; containerd 2.1 and newer has a list, bin_dirs in {}",
-                        config.display()
-                    )))
+                Err(CommandFailure::new(format!(
+                    "this containerd looks for plugins in one folder only, {}",
+                    self.listed()
+                ))
+                .hint(format!(
+                    "install without --own-folder; containerd 2.1 and newer has a list, bin_dirs in {}",
+                    config.display()
+                )))
             }
             _ => Ok(()),
         }
@@ -119,22 +122,22 @@ impl PluginPath {
         let list: Vec<_> = folders.iter().map(|folder| format!("\"{}\"", folder.display())).collect();
         let list = list.join(", ");
         match &self.source {
-            Source::Containerd { config, folders: Folders::Several } => format!(
+            PathSource::Containerd { config, folders: FolderCount::Several } => format!(
                 "set bin_dirs = [{list}] in [plugins.'io.containerd.cri.v1.runtime'.cni] of {}, run systemctl restart \
                  containerd, then margay install --status",
                 config.display()
             ),
-            Source::Containerd { .. } => {
+            PathSource::Containerd { .. } => {
                 "containerd before 2.1 looks in one folder only: undo this with margay install \
                                           --undo --own-folder DIR, and install without --own-folder"
                     .to_owned()
             }
-            Source::Crio(config) => format!(
+            PathSource::Crio(config) => format!(
                 "write plugin_dirs = [{list}] below [crio.network] into {}.d/50-margay.conf, run systemctl restart crio, \
                  then margay install --status",
                 config.display()
             ),
-            Source::Given | Source::Default => {
+            PathSource::Given | PathSource::Default => {
                 format!("make the runtime look in {list}, in this order, and name them with --cni-bin-dir")
             }
         }
@@ -143,16 +146,16 @@ impl PluginPath {
 
 /// The folders of containerd, as it reports them, since only it knows how its version reads imported files. Without
 /// the program its file is read.
-fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
+fn read_containerd(config: &Path) -> Result<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
     }
-    let program = on_path("containerd");
+    let program = find_on_path("containerd");
     let table = match &program {
         Some(program) => {
             let mut command = Command::new(program);
             command.arg("--config").arg(config).args(["config", "dump"]);
-            let answer = program::call(command, b"").map_err(|error| unreadable(config, error))?;
+            let answer = program::run_program(command, b"").map_err(|error| unreadable(config, error))?;
             if !answer.success {
                 return Err(unreadable(config, "containerd config dump fails"));
             }
@@ -179,18 +182,18 @@ fn of_containerd(config: &Path) -> Result<Option<PluginPath>> {
         None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
     };
     // A containerd that can have a list dumps `bin_dirs`. Without the program the operator must know.
-    let count = if several.is_some() || program.is_none() { Folders::Several } else { Folders::One };
-    Ok(Some(PluginPath { folders, source: Source::Containerd { config: config.to_owned(), folders: count } }))
+    let count = if several.is_some() || program.is_none() { FolderCount::Several } else { FolderCount::One };
+    Ok(Some(PluginPath { folders, source: PathSource::Containerd { config: config.to_owned(), folders: count } }))
 }
 
 /// The file of a program on `PATH`.
-fn on_path(name: &str) -> Option<PathBuf> {
+fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 /// The folders of CRI-O, from its file and the files in the folder beside it; later settings win.
-fn of_crio(config: &Path) -> Result<Option<PluginPath>> {
+fn read_crio(config: &Path) -> Result<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {
         Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect(),
@@ -213,7 +216,7 @@ fn of_crio(config: &Path) -> Result<Option<PluginPath>> {
     }
     let mut folders = folders.unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]);
     folders.extend(older);
-    Ok(Some(PluginPath { folders, source: Source::Crio(config.to_owned()) }))
+    Ok(Some(PluginPath { folders, source: PathSource::Crio(config.to_owned()) }))
 }
 
 fn list(value: Option<&Value>) -> Option<Vec<PathBuf>> {
@@ -229,7 +232,7 @@ fn parse(file: &Path, text: &str) -> Result<Table> {
     text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
 }
 
-fn unreadable(file: &Path, error: impl fmt::Display) -> Failure {
-    Failure::new(format!("cannot tell from {} where plugins are: {error}", file.display()))
+fn unreadable(file: &Path, error: impl fmt::Display) -> CommandFailure {
+    CommandFailure::new(format!("cannot tell from {} where plugins are: {error}", file.display()))
         .hint("name the folders in which the runtime looks for plugins, in their order: --cni-bin-dir DIR")
 }

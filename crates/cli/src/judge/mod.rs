@@ -14,10 +14,10 @@ use conformance::{Beside, BoxError, Fixture, Found, Harness, InPlace, Options, R
 use datastore::{Location, Place};
 use kv::{Content, ErrorKind, Range, RangeRequest};
 
-use self::report::{Progress, Summary, reporter};
-use self::site::{AtUrl, Folder, NewStores};
-use crate::command::{Call, Format, Standalone, runtime};
-use crate::error::{Failure, Result};
+use self::report::{CaseProgress, RunSummary, reporter};
+use self::site::{NewStoresHarness, StoreFolder, UrlHarness};
+use crate::command::{Format, Invocation, StandaloneCommand, runtime};
+use crate::error::{CommandFailure, Result};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 
 pub(crate) const HELP: &str = "\
@@ -76,43 +76,46 @@ impl Conformance {
     }
 }
 
-impl Standalone for Conformance {
+impl StandaloneCommand for Conformance {
     /// Judges a store; the exit code is 0 if nothing failed.
-    fn run(&self, call: &mut Call<'_>) -> Result<u8> {
-        if call.options.store.is_some() {
-            return Err(Failure::new("the store to judge is named without --store")
+    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+        if invocation.options.store.is_some() {
+            return Err(CommandFailure::new("the store to judge is named without --store")
                 .hint("write it as: margay conformance sled:///path"));
         }
-        let location = locate(self, call)?;
+        let location = locate(self, invocation)?;
         check_filter(self)?;
         let runtime = runtime()?;
         let interrupt = Interrupt::listen()?;
-        let plan = runtime.block_on(Plan::of(&location, self))?;
-        _ = writeln!(call.err, "store: {location}\nnote: {plan}");
+        let plan = runtime.block_on(JudgePlan::of(&location, self))?;
+        _ = writeln!(invocation.err, "store: {location}\nnote: {plan}");
         let mut options = Options::new().with_stop(interrupt.flag());
         if let Some(filter) = &self.case {
             options = options.with_filter(filter);
         }
-        let judged = judge(plan.harness(), &options, self.report_as(call.options.output), call.out, call.err);
+        let judged =
+            judge(plan.harness(), &options, self.report_as(invocation.options.output), invocation.out, invocation.err);
         // The stores are cleared up whatever the outcome.
         let cleared = runtime.block_on(plan.clear_up());
         let code = judged?;
         match cleared {
             Ok(()) if interrupt.came() => {
-                _ = writeln!(call.err, "error: the run was interrupted");
+                _ = writeln!(invocation.err, "error: the run was interrupted");
                 Ok(INTERRUPTED)
             }
             Ok(()) => Ok(code),
-            Err(error) => Err(Failure::new(format!("the run is over, but not all of it could be removed: {error}"))),
+            Err(error) => {
+                Err(CommandFailure::new(format!("the run is over, but not all of it could be removed: {error}")))
+            }
         }
     }
 }
 
-fn locate(args: &Conformance, call: &Call<'_>) -> Result<Location> {
-    let location = call.drivers.parse(&args.url).map_err(|error| call.explain(&error))?;
+fn locate(args: &Conformance, invocation: &Invocation<'_>) -> Result<Location> {
+    let location = invocation.drivers.parse(&args.url).map_err(|error| invocation.explain(&error))?;
     match location.place() {
         Place::Memory => Ok(location),
-        _ => Ok(call.locate(Some(&args.url))?.location),
+        _ => Ok(invocation.locate(Some(&args.url))?.location),
     }
 }
 
@@ -122,7 +125,7 @@ fn check_filter(args: &Conformance) -> Result<()> {
     if conformance::cases().iter().any(|case| case.name().contains(filter.as_str())) {
         return Ok(());
     }
-    Err(Failure::new(format!("no case has {filter:?} in its name"))
+    Err(CommandFailure::new(format!("no case has {filter:?} in its name"))
         .hint("names are such as B01_get_missing_key; W stands for all about watches; without --case all run"))
 }
 
@@ -134,21 +137,21 @@ fn judge(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<u8> {
-    let mut run = Run::new(harness, options).map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let mut run = Run::new(harness, options).map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
     let started = Instant::now();
     let mut reporter = reporter(format, run.cases());
-    let progress = Progress::new(run.len());
+    let progress = CaseProgress::new(run.len());
     let mut reports = Vec::with_capacity(run.len());
-    progress.aside(|| reporter.begin(out))?;
+    progress.run_suspended(|| reporter.begin(out))?;
     while let Some(case) = run.cases().first() {
-        progress.working_on(case.name());
+        progress.show_case(case.name());
         let Some(report) = run.next() else { break };
-        progress.aside(|| reporter.case(&report, out))?;
-        progress.done(&report);
+        progress.run_suspended(|| reporter.case(&report, out))?;
+        progress.count(&report);
         reports.push(report);
     }
-    progress.over();
-    let summary = Summary::of(&reports, started.elapsed());
+    progress.clear();
+    let summary = RunSummary::of(&reports, started.elapsed());
     reporter.end(&reports, &summary, out, err)?;
     if summary.passed + summary.failed == 0 {
         _ = writeln!(err, "error: no case could run on this store");
@@ -161,22 +164,22 @@ fn judge(
 const PREFIX: &str = "/margay-conformance/";
 
 /// The longest time for the first read of a store.
-const FIRST_READ: Duration = Duration::from_secs(15);
+const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The permitted work on a store.
 #[derive(Debug)]
-enum Plan {
+enum JudgePlan {
     /// Each case gets a new store, which is removed afterwards.
-    New(Arc<NewStores>),
+    New(Arc<NewStoresHarness>),
     /// The store is empty: all cases run in it.
-    Empty(Arc<InPlace<AtUrl>>),
+    Empty(Arc<InPlace<UrlHarness>>),
     /// Everything in the store is deleted: all cases run in it.
-    Erase(Arc<InPlace<AtUrl>>),
+    Erase(Arc<InPlace<UrlHarness>>),
     /// The store has keys: only cases that can share it run, below this prefix.
-    Beside(Arc<Beside<AtUrl>>, String),
+    Beside(Arc<Beside<UrlHarness>>, String),
 }
 
-impl Plan {
+impl JudgePlan {
     /// Reads whether the store has keys, and decides. Nothing is deleted yet.
     async fn of(location: &Location, args: &Conformance) -> Result<Self> {
         let erase = args.erase_everything.as_deref();
@@ -185,18 +188,19 @@ impl Plan {
             check_host(typed, host.as_deref(), location)?;
         }
         if *location.place() == Place::Memory {
-            return Ok(Self::New(Arc::new(NewStores::Memory(location.clone()))));
+            return Ok(Self::New(Arc::new(NewStoresHarness::Memory(location.clone()))));
         }
-        let site = AtUrl(location.clone());
+        let site = UrlHarness(location.clone());
         let in_place = |found| Arc::new(InPlace::new(site.clone(), found));
-        match first_read(&site).await? {
-            Contents::NoStore => {
-                let folder = make(location)?.ok_or_else(|| Failure::new(format!("there is no store at {location}")))?;
-                Ok(Self::New(Arc::new(NewStores::Below(folder))))
+        match read_contents(&site).await? {
+            StoreContents::NoStore => {
+                let folder = make_store_folder(location)?
+                    .ok_or_else(|| CommandFailure::new(format!("there is no store at {location}")))?;
+                Ok(Self::New(Arc::new(NewStoresHarness::Below(folder))))
             }
             _ if erase.is_some() => Ok(Self::Erase(in_place(Found::Erase))),
-            Contents::Nothing => Ok(Self::Empty(in_place(Found::Leave))),
-            Contents::Keys => {
+            StoreContents::Nothing => Ok(Self::Empty(in_place(Found::Leave))),
+            StoreContents::Keys => {
                 let prefix = format!("{PREFIX}{:016x}/", fastrand::u64(..));
                 Ok(Self::Beside(Arc::new(Beside::new(site, prefix.as_str())), prefix))
             }
@@ -222,13 +226,13 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for JudgePlan {
     /// The fate of the store, in one sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New(stores) => match &**stores {
-                NewStores::Memory(_) => f.write_str("each case gets a new store"),
-                NewStores::Below(_) => {
+                NewStoresHarness::Memory(_) => f.write_str("each case gets a new store"),
+                NewStoresHarness::Below(_) => {
                     f.write_str("there is no store yet: each case gets a new one there, and all are removed")
                 }
             },
@@ -244,34 +248,36 @@ impl fmt::Display for Plan {
 }
 
 /// The state at a URL.
-enum Contents {
+enum StoreContents {
     NoStore,
     Nothing,
     Keys,
 }
 
-async fn first_read(site: &AtUrl) -> Result<Contents> {
+async fn read_contents(site: &UrlHarness) -> Result<StoreContents> {
     let read = async {
         let mut opened = site.open().await?;
         let one = RangeRequest::new(Range::All).with_limit(1).with_content(Content::KeysOnly);
         let found = opened.store().range(one).await;
-        let closed = opened.shut().await;
+        let closed = opened.close_all().await;
         let found = found?;
         closed?;
-        Ok(if found.count == 0 { Contents::Nothing } else { Contents::Keys })
+        Ok(if found.count == 0 { StoreContents::Nothing } else { StoreContents::Keys })
     };
-    match tokio::time::timeout(FIRST_READ, read).await {
-        Ok(Err(error)) => reported(error),
+    match tokio::time::timeout(FIRST_READ_TIMEOUT, read).await {
+        Ok(Err(error)) => read_error_contents(error),
         Ok(Ok(contents)) => Ok(contents),
-        Err(_) => Err(Failure::new(format!("{} did not answer within {} s", site.0, FIRST_READ.as_secs()))
-            .hint("see whether it is running, and whether its address and port are right")),
+        Err(_) => {
+            Err(CommandFailure::new(format!("{} did not answer within {} s", site.0, FIRST_READ_TIMEOUT.as_secs()))
+                .hint("see whether it is running, and whether its address and port are right"))
+        }
     }
 }
 
 /// The meaning of an error of the first read.
-fn reported(error: kv::Error) -> Result<Contents> {
+fn read_error_contents(error: kv::Error) -> Result<StoreContents> {
     let hint = match error.kind() {
-        ErrorKind::Missing => return Ok(Contents::NoStore),
+        ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
         // The error has advice of its own.
         _ if error.detail().is_some() => return Err(error.into()),
@@ -280,23 +286,23 @@ fn reported(error: kv::Error) -> Result<Contents> {
         }
         _ => return Err(error.into()),
     };
-    Err(Failure::from(error).hint(hint))
+    Err(CommandFailure::from(error).hint(hint))
 }
 
 /// The folder for new stores, which must be empty.
-fn make(location: &Location) -> Result<Option<Folder>> {
+fn make_store_folder(location: &Location) -> Result<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-        Err(error) => return Err(Failure::new(format!("{}: {error}", path.display()))),
+        Err(error) => return Err(CommandFailure::new(format!("{}: {error}", path.display()))),
     };
     if occupied {
-        return Err(Failure::new(format!("there is no store at {location}, but the folder is not empty"))
+        return Err(CommandFailure::new(format!("there is no store at {location}, but the folder is not empty"))
             .hint("name a folder that is empty or does not exist"));
     }
-    Folder::make(location).map_err(|error| {
-        let failure = Failure::new(format!("cannot make {}: {error}", path.display()));
+    StoreFolder::create(location).map_err(|error| {
+        let failure = CommandFailure::new(format!("cannot make {}: {error}", path.display()));
         match error.kind() {
             std::io::ErrorKind::NotFound => failure.hint("the folder above it has to be there"),
             _ => failure,
@@ -317,11 +323,13 @@ fn host(location: &Location) -> Option<String> {
 fn check_host(typed: &str, host: Option<&str>, location: &Location) -> Result<()> {
     match host {
         Some(host) if host == typed => Ok(()),
-        Some(host) => Err(Failure::new(format!(
+        Some(host) => Err(CommandFailure::new(format!(
             "--erase-everything names {typed:?}, which is not where the store at {location} is; nothing was deleted"
         ))
         .hint(format!("to delete every key in that store, type: --erase-everything {host}"))),
-        None => Err(Failure::new(format!("{location} has nothing to erase")).hint("leave --erase-everything out")),
+        None => {
+            Err(CommandFailure::new(format!("{location} has nothing to erase")).hint("leave --erase-everything out"))
+        }
     }
 }
 
@@ -330,16 +338,21 @@ mod tests {
     use conformance::broken;
 
     use super::*;
-    use crate::judge::site::NewStores;
+    use crate::judge::site::NewStoresHarness;
 
     /// The report on the stores in memory, broken by ignoring compares, and the exit code.
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let options = Options::new().with_filter("T0");
-        let code =
-            judge(broken.around(NewStores::Memory(stores::drivers().memory())), &options, format, &mut out, &mut err)
-                .unwrap();
+        let code = judge(
+            broken.around(NewStoresHarness::Memory(stores::drivers().memory())),
+            &options,
+            format,
+            &mut out,
+            &mut err,
+        )
+        .unwrap();
         (code, String::from_utf8(out).unwrap())
     }
 

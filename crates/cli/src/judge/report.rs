@@ -13,7 +13,7 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use serde::Serialize;
 
 use super::ReportFormat;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
 /// A writer of a report: some formats are written during the run, others at its end.
@@ -29,28 +29,29 @@ pub(super) trait Reporter {
     }
 
     /// The run is over.
-    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()>;
+    fn end(&mut self, reports: &[Report], summary: &RunSummary, out: &mut dyn Write, err: &mut dyn Write)
+    -> Result<()>;
 }
 
 /// The reporter for a format.
 pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
     match format {
-        ReportFormat::Table => Box::new(Table::of(cases)),
-        ReportFormat::Json => Box::new(Json),
-        ReportFormat::Junit => Box::new(Junit),
+        ReportFormat::Table => Box::new(TableReporter::of(cases)),
+        ReportFormat::Json => Box::new(JsonReporter),
+        ReportFormat::Junit => Box::new(JunitReporter),
     }
 }
 
 /// The numbers of cases that passed, failed and were ignored, and the duration of the run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Summary {
+pub(super) struct RunSummary {
     pub(super) passed: usize,
     pub(super) failed: usize,
     ignored: usize,
     pub(super) took: Duration,
 }
 
-impl Summary {
+impl RunSummary {
     pub(super) fn of(reports: &[Report], took: Duration) -> Self {
         let mut summary = Self { took, ..Self::default() };
         for report in reports {
@@ -64,15 +65,15 @@ impl Summary {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for RunSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { passed, failed, ignored, took } = self;
-        write!(f, "{passed} passed, {failed} failed, {ignored} ignored in {}", spent(*took))
+        write!(f, "{passed} passed, {failed} failed, {ignored} ignored in {}", format_duration(*took))
     }
 }
 
 /// A duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
-fn spent(took: Duration) -> String {
+fn format_duration(took: Duration) -> String {
     match took.as_secs() {
         0..10 => format!("{:.1} s", took.as_secs_f64()),
         secs @ 10..120 => format!("{secs} s"),
@@ -108,12 +109,12 @@ fn reason(verdict: &Verdict) -> Option<String> {
 /// The width of lists of names.
 const TABLE_WIDTH: usize = 80;
 
-struct Table {
+struct TableReporter {
     /// The width of the column of names.
     names: usize,
 }
 
-impl Table {
+impl TableReporter {
     fn of(cases: &[Case]) -> Self {
         Self { names: cases.iter().map(|case| case.name().len()).max().unwrap_or_default() }
     }
@@ -124,7 +125,7 @@ impl Table {
     }
 }
 
-impl Reporter for Table {
+impl Reporter for TableReporter {
     fn begin(&mut self, out: &mut dyn Write) -> Result<()> {
         self.line("CASE", "RULE", "RESULT", "SECONDS", out)
     }
@@ -138,7 +139,7 @@ impl Reporter for Table {
         Ok(out.flush()?)
     }
 
-    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, _: &mut dyn Write) -> Result<()> {
+    fn end(&mut self, reports: &[Report], summary: &RunSummary, out: &mut dyn Write, _: &mut dyn Write) -> Result<()> {
         print_ignored(reports, out)?;
         for report in reports {
             if let Verdict::Failed(failure) = &report.verdict {
@@ -187,7 +188,7 @@ fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write
     Ok(())
 }
 
-struct Json;
+struct JsonReporter;
 
 #[derive(Serialize)]
 struct RunJson<'a> {
@@ -207,8 +208,14 @@ struct CaseJson<'a> {
     seconds: f64,
 }
 
-impl Reporter for Json {
-    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+impl Reporter for JsonReporter {
+    fn end(
+        &mut self,
+        reports: &[Report],
+        summary: &RunSummary,
+        out: &mut dyn Write,
+        err: &mut dyn Write,
+    ) -> Result<()> {
         let cases = reports.iter().map(|report| CaseJson {
             name: report.name,
             rule: rule(report),
@@ -217,7 +224,7 @@ impl Reporter for Json {
             seconds: (report.took.as_secs_f64() * 1000.0).round() / 1000.0,
         });
         let json = serde_json::to_string_pretty(&RunJson { cases: cases.collect() })
-            .map_err(|error| Failure::new(format!("JSON: {error}")))?;
+            .map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         writeln!(out, "{json}")?;
         out.flush()?;
         _ = writeln!(err, "{summary}");
@@ -225,15 +232,21 @@ impl Reporter for Json {
     }
 }
 
-struct Junit;
+struct JunitReporter;
 
-impl Reporter for Junit {
-    fn end(&mut self, reports: &[Report], summary: &Summary, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+impl Reporter for JunitReporter {
+    fn end(
+        &mut self,
+        reports: &[Report],
+        summary: &RunSummary,
+        out: &mut dyn Write,
+        err: &mut dyn Write,
+    ) -> Result<()> {
         let mut suite = TestSuite::new("conformance");
         suite.add_test_cases(reports.iter().map(junit_case)).set_time(summary.took);
         let mut run = quick_junit::Report::new("margay conformance");
         run.add_test_suite(suite).set_time(summary.took);
-        let xml = run.to_string().map_err(|error| Failure::new(format!("JUnit: {error}")))?;
+        let xml = run.to_string().map_err(|error| CommandFailure::new(format!("JUnit: {error}")))?;
         writeln!(out, "{}", xml.trim_end())?;
         out.flush()?;
         _ = writeln!(err, "{summary}");
@@ -266,12 +279,12 @@ fn junit_case(report: &Report) -> TestCase {
 
 /// A bar on stderr; nothing is shown if stderr is not a terminal.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct CaseProgress {
     bar: ProgressBar,
     failed: std::cell::Cell<usize>,
 }
 
-impl Progress {
+impl CaseProgress {
     pub(super) fn new(cases: usize) -> Self {
         let target =
             if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -285,12 +298,12 @@ impl Progress {
     }
 
     /// Shows the name of the case that runs now.
-    pub(super) fn working_on(&self, case: &'static str) {
+    pub(super) fn show_case(&self, case: &'static str) {
         self.bar.set_message(case);
     }
 
     /// Counts a case that has ended.
-    pub(super) fn done(&self, report: &Report) {
+    pub(super) fn count(&self, report: &Report) {
         if matches!(report.verdict, Verdict::Failed(_)) {
             self.failed.set(self.failed.get() + 1);
             self.bar.set_prefix(format!("{} failed, ", self.failed.get()));
@@ -299,12 +312,12 @@ impl Progress {
     }
 
     /// Does something while the bar is hidden.
-    pub(super) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(super) fn run_suspended<T>(&self, work: impl FnOnce() -> T) -> T {
         self.bar.suspend(work)
     }
 
     /// Removes the bar.
-    pub(super) fn over(&self) {
+    pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }
 }
@@ -315,7 +328,7 @@ mod tests {
 
     #[test]
     fn times_as_people_say_them() {
-        let said = |millis| spent(Duration::from_millis(millis));
+        let said = |millis| format_duration(Duration::from_millis(millis));
         assert_eq!(
             [0, 400, 9_940, 12_300, 119_000, 125_000].map(said),
             ["0.0 s", "0.4 s", "9.9 s", "12 s", "119 s", "2 min 5 s"]

@@ -15,20 +15,20 @@ use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
 /// The longest wait for the store lock. Plugins hold it for milliseconds.
-pub(super) const WAIT: Duration = Duration::from_secs(5);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The one store at a URL, opened for each case and closed after it, so that other processes can open it in between.
 #[derive(Clone, Debug)]
-pub(super) struct AtUrl(pub(super) Location);
+pub(super) struct UrlHarness(pub(super) Location);
 
-impl AtUrl {
-    pub(super) async fn open(&self) -> kv::Result<Opened> {
-        Opened::new(self.0.clone(), Create::Never, WAIT).await
+impl UrlHarness {
+    pub(super) async fn open(&self) -> kv::Result<StoreFixture> {
+        StoreFixture::new(self.0.clone(), Create::Never, LOCK_TIMEOUT).await
     }
 }
 
 #[async_trait]
-impl Harness for AtUrl {
+impl Harness for UrlHarness {
     fn abilities(&self) -> &[Ability] {
         match self.0.path() {
             Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress],
@@ -44,14 +44,14 @@ impl Harness for AtUrl {
 
 /// New stores: in memory, or in a folder that was not there before, one for each case.
 #[derive(Debug)]
-pub(super) enum NewStores {
+pub(super) enum NewStoresHarness {
     Memory(Location),
-    Below(Folder),
+    Below(StoreFolder),
 }
 
 /// The folder below which stores are made.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct StoreFolder {
     path: PathBuf,
     /// The store that is judged, which is not there.
     location: Location,
@@ -60,9 +60,9 @@ pub(super) struct Folder {
     made: AtomicU64,
 }
 
-impl Folder {
+impl StoreFolder {
     /// Makes the folder unless it exists.
-    pub(super) fn make(location: &Location) -> io::Result<Option<Self>> {
+    pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
@@ -78,7 +78,7 @@ impl Folder {
 
     /// Removes the stores of the run, and the folder if the run made it.
     fn remove(&self) -> io::Result<()> {
-        retry_until_empty(WAIT, || self.remove_once())
+        retry_until_empty(LOCK_TIMEOUT, || self.remove_once())
     }
 
     fn remove_once(&self) -> io::Result<()> {
@@ -89,7 +89,7 @@ impl Folder {
     }
 }
 
-impl NewStores {
+impl NewStoresHarness {
     /// Removes all stores of the run.
     pub(super) fn clear_up(&self) -> io::Result<()> {
         match self {
@@ -120,7 +120,7 @@ fn remove_store(path: &Path) -> io::Result<()> {
 }
 
 #[async_trait]
-impl Harness for NewStores {
+impl Harness for NewStoresHarness {
     fn abilities(&self) -> &[Ability] {
         match self {
             Self::Memory(_) => &[Ability::New, Ability::Close, Ability::Progress],
@@ -139,8 +139,8 @@ impl Harness for NewStores {
                 folder.location.moved_to(folder.place(number))
             }
         };
-        let opened = Opened::new(location, Create::IfMissing, WAIT).await?;
-        Ok(Box::new(Made(opened)))
+        let opened = StoreFixture::new(location, Create::IfMissing, LOCK_TIMEOUT).await?;
+        Ok(Box::new(TemporaryFixture(opened)))
     }
 
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
@@ -148,7 +148,7 @@ impl Harness for NewStores {
             Self::Memory(location) => location,
             Self::Below(below) => &below.location,
         };
-        Joining(location.drivers().clone()).join(address, wait).await
+        JoiningHarness(location.drivers().clone()).join(address, wait).await
     }
 
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
@@ -161,10 +161,10 @@ impl Harness for NewStores {
 
 /// Opens the store at an address, for a process of a case; the store is made if it does not exist.
 #[derive(Debug)]
-pub(crate) struct Joining(pub(crate) Drivers);
+pub(crate) struct JoiningHarness(pub(crate) Drivers);
 
 #[async_trait]
-impl Harness for Joining {
+impl Harness for JoiningHarness {
     fn abilities(&self) -> &[Ability] {
         &[Ability::Processes]
     }
@@ -177,11 +177,11 @@ impl Harness for Joining {
         let location = address.split_once(':').and_then(|(engine, path)| self.0.of_engine(engine, path).ok());
         let unknown = || kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned());
         let location = location.ok_or_else(unknown)?;
-        Ok(Box::new(Opened::new(location, Create::IfMissing, wait).await?))
+        Ok(Box::new(StoreFixture::new(location, Create::IfMissing, wait).await?))
     }
 }
 
-/// The address that [`Joining`] opens: the engine and the path, which may be relative, unlike the path of a URL.
+/// The address that [`JoiningHarness`] opens: the engine and the path, which may be relative, unlike the path of a URL.
 fn address(location: &Location) -> Result<String, BoxError> {
     let path = location.path().ok_or("only a store in a folder has an address")?;
     Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
@@ -189,7 +189,7 @@ fn address(location: &Location) -> Result<String, BoxError> {
 
 /// An open store, and other handles on it.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
     // `None` while it is closed.
@@ -197,14 +197,14 @@ pub(super) struct Opened {
     others: Mutex<Vec<OpenStore>>,
 }
 
-impl Opened {
+impl StoreFixture {
     async fn new(location: Location, create: Create, wait: Duration) -> kv::Result<Self> {
         let open = datastore::open(&location, &create.with_wait(wait)).await?;
         Ok(Self { location, store: open.store(), open: Some(open), others: Mutex::default() })
     }
 
     /// Closes all handles.
-    pub(super) async fn shut(&mut self) -> kv::Result<()> {
+    pub(super) async fn close_all(&mut self) -> kv::Result<()> {
         for other in std::mem::take(self.others.get_mut()) {
             other.close().await?;
         }
@@ -216,7 +216,7 @@ impl Opened {
 }
 
 #[async_trait]
-impl Fixture for Opened {
+impl Fixture for StoreFixture {
     fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
     }
@@ -225,22 +225,22 @@ impl Fixture for Opened {
         if !self.location.is_shared() {
             return Ok(self.store());
         }
-        let other = datastore::open(&self.location, &Create::Never.with_wait(WAIT)).await?;
+        let other = datastore::open(&self.location, &Create::Never.with_wait(LOCK_TIMEOUT)).await?;
         let store = other.store();
         self.others.lock().await.push(other);
         Ok(store)
     }
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
-        self.shut().await?;
-        let open = datastore::open(&self.location, &Create::Never.with_wait(WAIT)).await?;
+        self.close_all().await?;
+        let open = datastore::open(&self.location, &Create::Never.with_wait(LOCK_TIMEOUT)).await?;
         self.store = open.store();
         self.open = Some(open);
         Ok(())
     }
 
     async fn close(&mut self) -> Result<(), BoxError> {
-        Ok(self.shut().await?)
+        Ok(self.close_all().await?)
     }
 
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
@@ -253,16 +253,16 @@ impl Fixture for Opened {
     }
 
     async fn finish(&mut self) -> Result<(), BoxError> {
-        Ok(self.shut().await?)
+        Ok(self.close_all().await?)
     }
 }
 
 /// A store that was made for one case, and is removed with it.
 #[derive(Debug)]
-struct Made(Opened);
+struct TemporaryFixture(StoreFixture);
 
 #[async_trait]
-impl Fixture for Made {
+impl Fixture for TemporaryFixture {
     fn store(&self) -> Arc<dyn Store> {
         self.0.store()
     }
@@ -316,10 +316,10 @@ mod tests {
             left -= 1;
             if left >= 0 { Err(io::ErrorKind::DirectoryNotEmpty.into()) } else { Ok(()) }
         };
-        retry_until_empty(WAIT, remove).unwrap();
+        retry_until_empty(LOCK_TIMEOUT, remove).unwrap();
         let never = retry_until_empty(Duration::ZERO, || Err(io::ErrorKind::DirectoryNotEmpty.into()));
         assert_eq!(never.unwrap_err().kind(), io::ErrorKind::DirectoryNotEmpty);
-        let refused = retry_until_empty(WAIT, || Err(io::ErrorKind::PermissionDenied.into()));
+        let refused = retry_until_empty(LOCK_TIMEOUT, || Err(io::ErrorKind::PermissionDenied.into()));
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

@@ -21,7 +21,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 pub(crate) use self::yaml::yaml;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// Serialises a value as the string that it is printed as.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
@@ -86,13 +86,13 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
 pub(crate) type Columns<R> = Vec<(Column, fn(&R) -> String)>;
 
 /// A row of a listing. As JSON it has all of its fields, as a row of the table the cells of its columns.
-pub(crate) trait Row: Serialize {
+pub(crate) trait TableRow: Serialize {
     /// The columns.
     fn columns() -> Columns<Self>;
 }
 
 /// The table of some rows.
-pub(crate) fn table<R: Row>(rows: &[R]) -> String {
+pub(crate) fn table<R: TableRow>(rows: &[R]) -> String {
     let (columns, cells): (Vec<_>, Vec<_>) = R::columns().into_iter().unzip();
     let rows: Vec<Vec<String>> = rows.iter().map(|row| cells.iter().map(|cell| cell(row)).collect()).collect();
     render(&columns, &rows)
@@ -124,7 +124,7 @@ pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
 }
 
 /// The number with five significant digits, like C's `%.5g`.
-pub(crate) fn five_digits(number: f64) -> String {
+pub(crate) fn format_five_digits(number: f64) -> String {
     const DIGITS: i32 = 5;
     if number == 0.0 || !number.is_finite() {
         return number.to_string();
@@ -148,26 +148,26 @@ fn without_zeros(number: &str) -> &str {
 }
 
 /// A part of a whole: the number and its percentage, such as `10 (0%)`.
-pub(crate) fn part(number: f64, whole: f64) -> String {
+pub(crate) fn format_share(number: f64, whole: f64) -> String {
     let percent = if whole == 0.0 { 0.0 } else { 100.0 * number / whole };
-    format!("{} ({percent:.0}%)", five_digits(number))
+    format!("{} ({percent:.0}%)", format_five_digits(number))
 }
 
 /// A value whose fields are written in that order, at every depth. Fields without a place in it follow in alphabetical
 /// order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ordered<'a>(pub(crate) &'a Value);
+pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 
-impl Serialize for Ordered<'_> {
+impl Serialize for SortedJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Value::Object(fields) => {
                 let place = |name: &str| field_order().position(|known| known == name).unwrap_or(usize::MAX);
                 let mut sorted: Vec<_> = fields.iter().collect();
                 sorted.sort_by_key(|(name, _)| (place(name), name.as_str()));
-                serializer.collect_map(sorted.into_iter().map(|(name, value)| (name, Ordered(value))))
+                serializer.collect_map(sorted.into_iter().map(|(name, value)| (name, SortedJson(value))))
             }
-            Value::Array(items) => serializer.collect_seq(items.iter().map(Ordered)),
+            Value::Array(items) => serializer.collect_seq(items.iter().map(SortedJson)),
             other => other.serialize(serializer),
         }
     }
@@ -177,14 +177,14 @@ impl Serialize for Ordered<'_> {
 ///
 /// # Errors
 /// The file cannot be written; then an existing file stays as it is.
-pub(crate) fn whole_file(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_whole_file(path: &Path, text: &str) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));
     let aside = PathBuf::from(aside);
     let written = write_file(&aside, text).and_then(|()| fs::rename(&aside, path));
     written.map_err(|error| {
         _ = fs::remove_file(&aside);
-        Failure::new(format!("cannot write {}: {error}", path.display()))
+        CommandFailure::new(format!("cannot write {}: {error}", path.display()))
             .hint("give a file in a folder that you may write to")
     })
 }
@@ -226,14 +226,14 @@ const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
 /// A bar on stderr that appears after a second; nothing is shown if stderr is not a terminal.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct KeyProgress {
     bar: ProgressBar,
     began: Instant,
     /// True if it will still appear.
     hidden: cell::Cell<bool>,
 }
 
-impl Progress {
+impl KeyProgress {
     /// The progress of `what`, with its number of keys if that is known.
     pub(crate) fn new(what: &'static str, keys: Option<u64>) -> Self {
         let bar = ProgressBar::with_draw_target(keys, ProgressDrawTarget::hidden()).with_message(what);
@@ -258,14 +258,14 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for KeyProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }
 
 /// Waits for `work`. If it takes longer than a moment, a terminal shows that it goes on.
-pub(crate) async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
+pub(crate) async fn run_with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;
     }
@@ -321,23 +321,23 @@ mod tests {
             (0.25, "0.25"),
         ];
         for (number, expected) in cases {
-            assert_eq!(five_digits(number), expected);
+            assert_eq!(format_five_digits(number), expected);
         }
     }
 
     #[test]
     fn parts() {
-        assert_eq!(part(10.0, 65536.0), "10 (0%)");
-        assert_eq!(part(65526.0, 65536.0), "65526 (100%)");
-        assert_eq!(part(3.0, 8.0), "3 (38%)");
-        assert_eq!(part(0.0, 0.0), "0 (0%)");
+        assert_eq!(format_share(10.0, 65536.0), "10 (0%)");
+        assert_eq!(format_share(65526.0, 65536.0), "65526 (100%)");
+        assert_eq!(format_share(3.0, 8.0), "3 (38%)");
+        assert_eq!(format_share(0.0, 0.0), "0 (0%)");
     }
 
     #[test]
     fn fields_stand_where_calicoctl_has_them() {
         let value = json!({"spec": {"allowedUses": ["a"], "cidr": "c", "zzz": 1, "aaa": 1}, "metadata": {"uid": "u",
             "name": "n"}, "kind": "K", "apiVersion": "v"});
-        let text = serde_json::to_string(&Ordered(&value)).unwrap();
+        let text = serde_json::to_string(&SortedJson(&value)).unwrap();
         assert_eq!(
             text,
             r#"{"kind":"K","apiVersion":"v","metadata":{"name":"n","uid":"u"},"spec":{"cidr":"c","allowedUses":["a"],"aaa":1,"zzz":1}}"#

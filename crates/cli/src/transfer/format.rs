@@ -22,7 +22,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use kv::LeaseId;
 use serde::{Deserialize, Serialize};
 
-use super::{Identity, Row};
+use super::{Row, StoreIdentity};
 use crate::digest::Sha256;
 
 /// The version of the form for stores without leases.
@@ -38,7 +38,7 @@ pub(super) const TRAILER: &str = "{\"keys\":";
 
 /// The first line: the store of the backup, and the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Header {
+pub(crate) struct BackupHeader {
     /// The version of the form.
     pub(super) margay_backup: u32,
     /// The version of the program.
@@ -53,25 +53,25 @@ pub(crate) struct Header {
     pub(crate) time: String,
     /// The leases of a store whose format has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) leases: Option<Vec<Lease>>,
+    pub(crate) leases: Option<Vec<BackupLease>>,
 }
 
 /// A lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lease {
+pub(crate) struct BackupLease {
     /// Its number, which is not 0.
     id: i64,
     /// The time to live that was granted, in seconds.
     ttl: u64,
 }
 
-impl From<kv::Lease> for Lease {
+impl From<kv::Lease> for BackupLease {
     fn from(lease: kv::Lease) -> Self {
         Self { id: lease.id.get(), ttl: lease.ttl.as_secs() }
     }
 }
 
-impl Lease {
+impl BackupLease {
     /// The lease in the form of stores; `None` if its number or its time to live is not allowed.
     pub(crate) fn read(self) -> Option<kv::Lease> {
         let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
@@ -79,11 +79,11 @@ impl Lease {
     }
 }
 
-impl Header {
+impl BackupHeader {
     /// The first line of a new file.
-    pub(crate) fn new(identity: &Identity, revision: i64, time: String) -> Self {
-        let Identity { engine, id, leases } = identity;
-        let leases = leases.as_ref().map(|leases| leases.iter().copied().map(Lease::from).collect());
+    pub(crate) fn new(identity: &StoreIdentity, revision: i64, time: String) -> Self {
+        let StoreIdentity { engine, id, leases } = identity;
+        let leases = leases.as_ref().map(|leases| leases.iter().copied().map(BackupLease::from).collect());
         Self {
             margay_backup: if leases.is_some() { VERSION_WITH_LEASES } else { VERSION },
             margay: env!("CARGO_PKG_VERSION").to_owned(),
@@ -98,14 +98,14 @@ impl Header {
 
 /// The only member of the first line that every version has.
 #[derive(Deserialize)]
-pub(super) struct AnyHeader {
+pub(super) struct BackupVersion {
     pub(super) margay_backup: u32,
 }
 
 /// A line with a key.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Line {
+pub(super) struct BackupLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub(super) struct Line {
     lease: Option<i64>,
 }
 
-impl Line {
+impl BackupLine {
     pub(super) fn new(key: &[u8], value: &[u8], lease: Option<LeaseId>) -> Self {
         let spell = |bytes: &[u8]| match str::from_utf8(bytes) {
             Ok(text) => (Some(text.to_owned()), None),
@@ -155,9 +155,9 @@ mod tests {
         let all: Vec<u8> = (0..=255).collect();
         for bytes in [&b""[..], b"k", "\u{0}\"\\\n\u{e9}\u{1f600}".as_bytes(), &all, b"\xff"] {
             for lease in [None, LeaseId::new(i64::MIN)] {
-                let line = serde_json::to_string(&Line::new(bytes, bytes, lease)).unwrap();
+                let line = serde_json::to_string(&BackupLine::new(bytes, bytes, lease)).unwrap();
                 assert!(!line.contains('\n') && !line.starts_with(TRAILER), "{line}");
-                let row: Line = serde_json::from_str(&line).unwrap();
+                let row: BackupLine = serde_json::from_str(&line).unwrap();
                 assert_eq!(
                     row.read(),
                     Some(Row { key: bytes.to_vec().into(), value: bytes.to_vec().into(), lease }),
@@ -171,7 +171,8 @@ mod tests {
     fn the_longest_line_has_room() {
         let (key, value) = (vec![1; kv::MAX_KEY_BYTES], vec![1; kv::MAX_VALUE_BYTES]);
         assert!(
-            serde_json::to_string(&Line::new(&key, &value, LeaseId::new(i64::MIN))).unwrap().len() < MAX_LINE_BYTES
+            serde_json::to_string(&BackupLine::new(&key, &value, LeaseId::new(i64::MIN))).unwrap().len()
+                < MAX_LINE_BYTES
         );
     }
 
@@ -183,7 +184,7 @@ mod tests {
             r#"{"key":"k","key64":"aw==","value":""}"#,
             r#"{"key64":"!","value":""}"#,
         ] {
-            assert_eq!(serde_json::from_str::<Line>(line).unwrap().read(), None, "{line}");
+            assert_eq!(serde_json::from_str::<BackupLine>(line).unwrap().read(), None, "{line}");
         }
     }
 }

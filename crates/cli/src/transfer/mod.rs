@@ -27,21 +27,21 @@ use ipam_operator::moving::{mark_key, ranges};
 use kv::{ErrorKind, Key, Kv, Lease, LeaseId, Range, Revision, Value};
 use tokio::task::spawn_blocking;
 
-pub(crate) use self::format::Header;
-pub(crate) use self::reader::{Checked, Plan, Rows};
-pub(crate) use self::target::{Differences, Filling, Target, Work};
-pub(crate) use self::writer::{Overwrite, Writer, Written};
-use crate::error::{Failure, Result};
+pub(crate) use self::format::BackupHeader;
+pub(crate) use self::reader::{BackupRows, CheckedBackup, ImportPlan};
+pub(crate) use self::target::{Differences, FillMode, Target, TargetFiller};
+pub(crate) use self::writer::{BackupWriter, Overwrite, WrittenBackup};
+use crate::error::{CommandFailure, Result};
 use crate::output::rfc3339;
-use crate::store::{Need, StoreAt};
+use crate::store::{StoreAccess, StoreUse};
 
 /// The prefixes that the backup of a cluster has: Calico's and Margay's keys, not those of other users. Ascending.
 pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];
 
 /// The number of attempts: the history of a revision can be removed before all of it was read.
-const ATTEMPTS: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 /// The most bytes that one transaction writes, unless one value alone is longer.
-const TXN_BYTES: usize = 1_000_000;
+const MAX_TXN_BYTES: usize = 1_000_000;
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(crate) struct Row {
 }
 
 /// Some rows, ascending.
-pub(crate) struct Part {
+pub(crate) struct RowBatch {
     pub(crate) rows: Vec<Row>,
     /// True if no other part follows.
     pub(crate) is_last: bool,
@@ -60,7 +60,7 @@ pub(crate) struct Part {
 
 /// The part of a store's keys that a command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filter {
+pub(crate) enum KeyFilter {
     /// All keys; of a cluster those that are Calico's and Margay's.
     All,
     /// IPAM's documents. A store that is itself being filled is refused.
@@ -69,43 +69,43 @@ pub(crate) enum Filter {
 
 /// The place that rows come from.
 pub(crate) enum Source<'l> {
-    Store(Box<Snapshot<'l>>, Filter),
-    File(Box<Rows>),
+    Store(Box<Snapshot<'l>>, KeyFilter),
+    File(Box<BackupRows>),
 }
 
 impl<'l> Source<'l> {
     /// A store, at a revision or, if that is unset, at the newest one.
-    pub(crate) fn store(at: StoreAt<'l>, filter: Filter, revision: Revision) -> Self {
+    pub(crate) fn store(at: StoreAccess<'l>, filter: KeyFilter, revision: Revision) -> Self {
         let ranges = match filter {
-            Filter::All if at.location.is_shared() => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
-            Filter::All => vec![Range::All],
-            Filter::Ipam => ranges(),
+            KeyFilter::All if at.location.is_shared() => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
+            KeyFilter::All => vec![Range::All],
+            KeyFilter::Ipam => ranges(),
         };
         Self::Store(Box::new(Snapshot::of(at, ranges).at(revision)), filter)
     }
 
     /// The next part.
-    async fn next(&mut self) -> Result<Part, Stop> {
+    async fn next(&mut self) -> Result<RowBatch, TransferStop> {
         match self {
             Self::Store(snapshot, filter) => {
                 let kvs = snapshot.batch().await?.unwrap_or_default();
                 let mark = mark_key();
-                if *filter == Filter::Ipam && kvs.iter().any(|kv| kv.key == mark) {
-                    return Err(marked(&snapshot.store().to_string()).into());
+                if *filter == KeyFilter::Ipam && kvs.iter().any(|kv| kv.key == mark) {
+                    return Err(unfinished_target_failure(&snapshot.store().to_string()).into());
                 }
                 let row = |kv: Kv| Row { key: kv.key, value: kv.value, lease: kv.lease };
-                Ok(Part { rows: kvs.into_iter().map(row).collect(), is_last: snapshot.is_over() })
+                Ok(RowBatch { rows: kvs.into_iter().map(row).collect(), is_last: snapshot.is_over() })
             }
             Self::File(rows) => Ok(rows.next().await?),
         }
     }
 
     /// The description of the source; of a store known after the first part.
-    fn header(&self) -> Option<Header> {
+    fn header(&self) -> Option<BackupHeader> {
         match self {
             Self::Store(snapshot, _) => {
                 let (about, revision) = (snapshot.identity()?, snapshot.revision().get());
-                Some(Header::new(about, revision, rfc3339(SystemTime::now())))
+                Some(BackupHeader::new(about, revision, rfc3339(SystemTime::now())))
             }
             Self::File(rows) => Some(rows.header().clone()),
         }
@@ -123,14 +123,14 @@ impl<'l> Source<'l> {
 /// The place that rows go to.
 pub(crate) trait Sink {
     /// Prepares for the rows of a source with this description.
-    async fn begin(&mut self, header: Header) -> Result<()>;
+    async fn begin(&mut self, header: BackupHeader) -> Result<()>;
 
     /// Takes the next part.
-    async fn take(&mut self, part: Part) -> Result<()>;
+    async fn take(&mut self, part: RowBatch) -> Result<()>;
 }
 
 /// Moves all rows. While one part is taken, the next one is read.
-pub(crate) async fn pump(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), Stop> {
+pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), TransferStop> {
     let mut next = Some(source.next().await?);
     if let Some(header) = source.header() {
         sink.begin(header).await?;
@@ -146,61 +146,65 @@ pub(crate) async fn pump(source: &mut Source<'_>, sink: &mut impl Sink) -> Resul
 }
 
 /// Why a source ended early.
-pub(crate) enum Stop {
+pub(crate) enum TransferStop {
     /// The history of the revision was removed.
     Overtaken,
     /// The source or the sink failed.
-    Failed(Failure),
+    Failed(CommandFailure),
 }
 
-impl Stop {
+impl TransferStop {
     /// The failure of a way from a file.
-    pub(crate) fn of_a_file(self, file: &Checked) -> Failure {
+    pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
-            Self::Overtaken => Failure::new(format!("{} cannot be read any more", file.path())),
+            Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),
             Self::Failed(failure) => failure,
         }
     }
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
+impl From<CommandFailure> for TransferStop {
+    fn from(failure: CommandFailure) -> Self {
         Self::Failed(failure)
     }
 }
 
 /// Reads a store at one revision, with several attempts, as its history can be removed meanwhile.
-pub(crate) async fn at_one_revision<T>(
-    at: StoreAt<'_>,
-    mut attempt: impl AsyncFnMut() -> Result<T, Stop>,
+pub(crate) async fn retry_at_one_revision<T>(
+    at: StoreAccess<'_>,
+    mut attempt: impl AsyncFnMut() -> Result<T, TransferStop>,
 ) -> Result<T> {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         match attempt().await {
             Ok(done) => return Ok(done),
-            Err(Stop::Overtaken) => {}
-            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(TransferStop::Overtaken) => {}
+            Err(TransferStop::Failed(failure)) => return Err(failure),
         }
     }
-    Err(too_fast(at, &format!("{ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
+    Err(history_lost(at, &format!("{MAX_ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
 }
 
 /// The failure for a store whose history was removed before it was read.
-fn too_fast(at: StoreAt<'_>, times: &str, hint: &str) -> Failure {
-    Failure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
+fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure {
+    CommandFailure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
 }
 
 /// The refusal of a source that is itself being filled.
-fn marked(what: &str) -> Failure {
-    Failure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
+fn unfinished_target_failure(what: &str) -> CommandFailure {
+    CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that first, or end it with --abort; nothing was changed")
 }
 
 /// Groups things that one transaction writes each: at most `most`, and no more bytes than one should write.
-pub(crate) fn grouped<T>(things: impl IntoIterator<Item = T>, most: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+pub(crate) fn group_by_size<T>(
+    things: impl IntoIterator<Item = T>,
+    most: usize,
+    size: impl Fn(&T) -> usize,
+) -> Vec<Vec<T>> {
     let (mut groups, mut group, mut bytes) = (Vec::new(), Vec::new(), 0);
     for thing in things {
         let more = size(&thing);
-        if group.len() == most || (bytes + more > TXN_BYTES && !group.is_empty()) {
+        if group.len() == most || (bytes + more > MAX_TXN_BYTES && !group.is_empty()) {
             groups.push(std::mem::take(&mut group));
             bytes = 0;
         }
@@ -212,8 +216,8 @@ pub(crate) fn grouped<T>(things: impl IntoIterator<Item = T>, most: usize, size:
 }
 
 /// Does blocking work on another thread.
-pub(crate) async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    spawn_blocking(work).await.unwrap_or_else(|error| Err(Failure::new(error)))
+pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }
 
 /// The number of bytes that one opening reads. They are in memory meanwhile.
@@ -224,16 +228,16 @@ const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
 /// The reader of a part of a store at one revision, from its first key to its last.
 pub(crate) struct Snapshot<'l> {
-    store: StoreAt<'l>,
+    store: StoreAccess<'l>,
     /// The revision; unset before the first opening.
     at: Revision,
-    about: Option<Identity>,
-    pages: Pages,
+    about: Option<StoreIdentity>,
+    pages: RangePages,
 }
 
 /// The identity of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct StoreIdentity {
     /// The engine.
     pub(crate) engine: &'static str,
     /// The store's id, or the cluster's.
@@ -244,8 +248,8 @@ pub(crate) struct Identity {
 
 impl<'l> Snapshot<'l> {
     /// A reader of these ranges, which ascend, at the newest revision.
-    pub(crate) fn of(store: StoreAt<'l>, ranges: Vec<Range>) -> Self {
-        Self { store, at: Revision::UNSET, about: None, pages: Pages::of(ranges) }
+    pub(crate) fn of(store: StoreAccess<'l>, ranges: Vec<Range>) -> Self {
+        Self { store, at: Revision::UNSET, about: None, pages: RangePages::of(ranges) }
     }
 
     /// Reads at this revision instead, which may not be readable any more.
@@ -255,7 +259,7 @@ impl<'l> Snapshot<'l> {
     }
 
     /// The store.
-    fn store(&self) -> StoreAt<'l> {
+    fn store(&self) -> StoreAccess<'l> {
         self.store
     }
 
@@ -265,7 +269,7 @@ impl<'l> Snapshot<'l> {
     }
 
     /// The identity of the store; known after the first opening.
-    pub(crate) fn identity(&self) -> Option<&Identity> {
+    pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.about.as_ref()
     }
 
@@ -275,35 +279,35 @@ impl<'l> Snapshot<'l> {
     }
 
     /// Opens the store, reads the next keys, ascending, and closes it. `None` after the last key.
-    pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, Stop> {
+    pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, TransferStop> {
         if self.is_over() {
             return Ok(None);
         }
         let store = self.store;
-        let open = store.open_files(Need::Read).await?;
-        store.and_close(open, async |open: &OpenStore| self.read(open).await).await.map(Some)
+        let open = store.open_files(StoreUse::Read).await?;
+        store.run_and_close(open, async |open: &OpenStore| self.read(open).await).await.map(Some)
     }
 
-    async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, Stop> {
+    async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, TransferStop> {
         let store = self.store;
-        let found = identity(store, open).await?;
+        let found = read_identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {
-            return Err(Failure::new(format!("{store} was replaced by another store meanwhile"))
+            return Err(CommandFailure::new(format!("{store} was replaced by another store meanwhile"))
                 .hint("try again")
                 .into());
         }
         let (began, mut bytes, mut kvs) = (Instant::now(), 0, Vec::new());
         while !self.pages.is_over() {
             let page = self.pages.next(open, self.at).await.map_err(|error| match error.kind() {
-                ErrorKind::Compacted { .. } => Stop::Overtaken,
-                _ => Stop::Failed(store.explain(error)),
+                ErrorKind::Compacted { .. } => TransferStop::Overtaken,
+                _ => TransferStop::Failed(store.explain(error)),
             })?;
             self.at = page.at;
             bytes += page.kvs.iter().map(Kv::size).sum::<usize>();
             kvs.extend(page.kvs);
             let over = bytes >= TURN_BYTES
                 || kvs.len() >= store.location.facts().keys_in_a_turn
-                || (began.elapsed() >= LEAST_HOLD && store.somebody_waits().await?);
+                || (began.elapsed() >= LEAST_HOLD && store.has_waiters().await?);
             if over {
                 break;
             }
@@ -313,7 +317,7 @@ impl<'l> Snapshot<'l> {
 }
 
 /// Ranges that are read page by page.
-pub(crate) struct Pages {
+pub(crate) struct RangePages {
     /// The ranges that remain to be read, the next one last.
     rest: Vec<Range>,
     /// The current range of a cluster.
@@ -321,14 +325,14 @@ pub(crate) struct Pages {
 }
 
 /// Some keys.
-pub(crate) struct Page {
+pub(crate) struct KvPage {
     /// The revision at which they were read.
     at: Revision,
     /// The keys with their values, ascending.
     kvs: Vec<Kv>,
 }
 
-impl Pages {
+impl RangePages {
     /// The pages of these ranges, which ascend.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
@@ -341,9 +345,9 @@ impl Pages {
     }
 
     /// Reads the next page at a revision, or at the newest one if that is unset.
-    pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<Page> {
+    pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<KvPage> {
         if let Some(store) = open.embedded() {
-            let Some(range) = self.rest.pop() else { return Ok(Page { at, kvs: Vec::new() }) };
+            let Some(range) = self.rest.pop() else { return Ok(KvPage { at, kvs: Vec::new() }) };
             // A page of the engine's own: the contract's `range` also counts the keys that are left, which takes long.
             let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
@@ -351,14 +355,14 @@ impl Pages {
             let mut kvs = page.kvs;
             kvs.truncate(kvs.partition_point(|kv| is_before_end(&kv.key)));
             self.rest.extend(page.next.filter(is_before_end).map(|next| range.rest(next)));
-            return Ok(Page { at: page.at, kvs });
+            return Ok(KvPage { at: page.at, kvs });
         }
         let begun = self.begun.take().or_else(|| self.rest.pop().map(|range| cluster_pages(range, at)));
-        let Some(mut pages) = begun else { return Ok(Page { at, kvs: Vec::new() }) };
+        let Some(mut pages) = begun else { return Ok(KvPage { at, kvs: Vec::new() }) };
         let kvs = pages.next(&*open.store()).await?.unwrap_or_default();
         let at = pages.revision();
         self.begun = Some(pages).filter(|pages| !pages.is_over());
-        Ok(Page { at, kvs })
+        Ok(KvPage { at, kvs })
     }
 }
 
@@ -367,17 +371,17 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
 }
 
 /// The engine and the id of a store.
-pub(crate) async fn identity(at: StoreAt<'_>, open: &OpenStore) -> Result<Identity> {
+pub(crate) async fn read_identity(at: StoreAccess<'_>, open: &OpenStore) -> Result<StoreIdentity> {
     let engine = at.location.facts().name;
     if let Some(cluster) = open.cluster() {
         let about = cluster.about().await.map_err(|error| at.explain(error))?;
-        return Ok(Identity { engine, id: format!("{:x}", about.cluster), leases: None });
+        return Ok(StoreIdentity { engine, id: format!("{:x}", about.cluster), leases: None });
     }
     let Some(store) = open.embedded() else {
         let id = open.served().map(|daemon| daemon.id().to_owned()).unwrap_or_default();
-        return Ok(Identity { engine, id, leases: None });
+        return Ok(StoreIdentity { engine, id, leases: None });
     };
     let leases = if store.has_leases() { Some(store.leases().await) } else { None };
     let leases = leases.transpose().map_err(|error| at.explain(error))?;
-    Ok(Identity { engine, id: store.id().to_string(), leases })
+    Ok(StoreIdentity { engine, id: store.id().to_string(), leases })
 }

@@ -10,21 +10,21 @@ use datastore::text_fault;
 use ipam_operator::moving::{Renaming, Tally, mark_key, nodes_of, part_of};
 use kv::{Key, Value};
 
-use super::format::{AnyHeader, Header, Line, MAX_LINE_BYTES, TRAILER, VERSION_WITH_LEASES, trailer};
-use super::{Part, Row, aside, marked};
+use super::format::{BackupHeader, BackupLine, BackupVersion, MAX_LINE_BYTES, TRAILER, VERSION_WITH_LEASES, trailer};
+use super::{Row, RowBatch, run_blocking, unfinished_target_failure};
 use crate::digest::Sha256;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
 /// The number of bytes that are read at once.
-const PART_BYTES: usize = 8 << 20;
+const BATCH_BYTES: usize = 8 << 20;
 
 /// A backup file that is being read. Its parts are valid only after the last one was read: the checksum is at the end.
 #[derive(Debug)]
-struct Reader {
+struct BackupReader {
     input: BufReader<File>,
     path: PathBuf,
-    header: Header,
+    header: BackupHeader,
     sum: Sha256,
     keys: u64,
     last: Key,
@@ -32,26 +32,27 @@ struct Reader {
     ended: bool,
 }
 
-impl Reader {
+impl BackupReader {
     /// Opens a file and reads its first line.
     fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| cannot_read(path, &error);
         let file = File::open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
-            return Err(Failure::new(format!("{} is no regular file", path.display()))
+            return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
                 .hint("a backup is read twice, first to check it; store it in a file"));
         }
         let mut input = BufReader::with_capacity(1 << 16, file);
         let mut line = Vec::new();
         read_line(&mut input, &mut line).map_err(failed)?;
-        let Ok(AnyHeader { margay_backup }) = serde_json::from_slice(&line) else {
+        let Ok(BackupVersion { margay_backup }) = serde_json::from_slice(&line) else {
             let fault = text_fault(&line).map(|fault| format!(": {fault}")).unwrap_or_default();
-            return Err(Failure::new(format!("{} is no backup that margay has made{fault}", path.display())).hint(
-                "give a file that `margay store backup` has written; its first line begins with {\"margay_backup\"",
-            ));
+            return Err(CommandFailure::new(format!("{} is no backup that margay has made{fault}", path.display()))
+                .hint(
+                    "give a file that `margay store backup` has written; its first line begins with {\"margay_backup\"",
+                ));
         };
         if margay_backup > VERSION_WITH_LEASES {
-            return Err(Failure::new(format!(
+            return Err(CommandFailure::new(format!(
                 "{} has format {margay_backup}, and this version knows up to {VERSION_WITH_LEASES}",
                 path.display()
             ))
@@ -66,7 +67,7 @@ impl Reader {
     }
 
     /// The first line.
-    fn header(&self) -> &Header {
+    fn header(&self) -> &BackupHeader {
         &self.header
     }
 
@@ -83,7 +84,8 @@ impl Reader {
         if self.line.starts_with(TRAILER.as_bytes()) {
             return self.end();
         }
-        let row = serde_json::from_slice(&self.line).ok().filter(|_| self.line.ends_with(b"\n")).and_then(Line::read);
+        let row =
+            serde_json::from_slice(&self.line).ok().filter(|_| self.line.ends_with(b"\n")).and_then(BackupLine::read);
         let Some(row) = row else {
             return Err(damaged(&self.path, &format!("line {number} cannot be read")));
         };
@@ -113,20 +115,20 @@ impl Reader {
 
 /// A file that was read to its end and is whole.
 #[derive(Clone, Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedBackup {
     pub(super) path: PathBuf,
     /// Its first line.
-    pub(crate) header: Header,
+    pub(crate) header: BackupHeader,
     /// The number of its keys.
     pub(crate) keys: u64,
     /// Its checksum.
     pub(super) sum: Sha256,
 }
 
-impl Checked {
+impl CheckedBackup {
     /// Reads a file to its end, and shows `each` of its rows.
     pub(super) fn read(path: &Path, mut each: impl FnMut(&Row)) -> Result<Self> {
-        let mut reader = Reader::open(path)?;
+        let mut reader = BackupReader::open(path)?;
         while let Some(row) = reader.next_row()? {
             each(&row);
         }
@@ -136,7 +138,7 @@ impl Checked {
     /// Reads a file to its end.
     pub(crate) async fn of(path: &Path) -> Result<Self> {
         let path = path.to_owned();
-        aside(move || Self::read(&path, |_| {})).await
+        run_blocking(move || Self::read(&path, |_| {})).await
     }
 
     /// The path, for people.
@@ -145,58 +147,59 @@ impl Checked {
     }
 
     /// The rows, from the first on, or those that a filter makes of them.
-    pub(crate) async fn rows(&self, filter: Option<OnlyIpam>) -> Result<Rows> {
+    pub(crate) async fn rows(&self, filter: Option<IpamFilter>) -> Result<BackupRows> {
         let path = self.path.clone();
-        let reader = aside(move || Reader::open(&path)).await?;
+        let reader = run_blocking(move || BackupReader::open(&path)).await?;
         if reader.header() != &self.header {
             return Err(self.was_changed());
         }
-        Ok(Rows { file: self.clone(), rest: Some((reader, filter)) })
+        Ok(BackupRows { file: self.clone(), rest: Some((reader, filter)) })
     }
 
-    fn was_changed(&self) -> Failure {
-        Failure::new(format!("{} was changed meanwhile", self.path())).hint("try again with a file that stays as it is")
+    fn was_changed(&self) -> CommandFailure {
+        CommandFailure::new(format!("{} was changed meanwhile", self.path()))
+            .hint("try again with a file that stays as it is")
     }
 }
 
 /// The reader of a file's rows, from the first to the last.
-pub(crate) struct Rows {
-    file: Checked,
+pub(crate) struct BackupRows {
+    file: CheckedBackup,
     /// The rest of the file; `None` at its end.
-    rest: Option<(Reader, Option<OnlyIpam>)>,
+    rest: Option<(BackupReader, Option<IpamFilter>)>,
 }
 
-impl Rows {
-    pub(super) fn header(&self) -> &Header {
+impl BackupRows {
+    pub(super) fn header(&self) -> &BackupHeader {
         &self.file.header
     }
 
-    pub(super) async fn next(&mut self) -> Result<Part> {
+    pub(super) async fn next(&mut self) -> Result<RowBatch> {
         let Some((mut reader, mut filter)) = self.rest.take() else {
-            return Ok(Part { rows: Vec::new(), is_last: true });
+            return Ok(RowBatch { rows: Vec::new(), is_last: true });
         };
         let file = self.file.clone();
-        let (rows, rest) = aside(move || {
+        let (rows, rest) = run_blocking(move || {
             let (mut rows, mut bytes) = (Vec::new(), 0);
-            while bytes < PART_BYTES {
+            while bytes < BATCH_BYTES {
                 let Some(row) = reader.next_row()? else {
                     if reader.sum != file.sum {
                         return Err(file.was_changed());
                     }
-                    rows.extend(filter.into_iter().flat_map(OnlyIpam::rest));
+                    rows.extend(filter.into_iter().flat_map(IpamFilter::rest));
                     return Ok((rows, None));
                 };
                 bytes += row.key.as_bytes().len() + row.value.len();
                 match &mut filter {
                     None => rows.push(row),
-                    Some(filter) => filter.pass(row, &mut rows)?,
+                    Some(filter) => filter.take_row(row, &mut rows)?,
                 }
             }
             Ok((rows, Some((reader, filter))))
         })
         .await?;
         self.rest = rest;
-        Ok(Part { rows, is_last: self.rest.is_none() })
+        Ok(RowBatch { rows, is_last: self.rest.is_none() })
     }
 }
 
@@ -207,12 +210,13 @@ fn read_line(input: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<()> 
     Ok(())
 }
 
-fn damaged(path: &Path, what: &str) -> Failure {
-    Failure::new(format!("{} is damaged: {what}", path.display())).hint("use another backup; nothing was changed")
+fn damaged(path: &Path, what: &str) -> CommandFailure {
+    CommandFailure::new(format!("{} is damaged: {what}", path.display()))
+        .hint("use another backup; nothing was changed")
 }
 
-fn cannot_read(path: &Path, error: &io::Error) -> Failure {
-    let failure = Failure::new(format!("cannot read {}: {error}", path.display()));
+fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
+    let failure = CommandFailure::new(format!("cannot read {}: {error}", path.display()));
     match error.kind() {
         io::ErrorKind::NotFound => failure.hint("give the name of a file that `margay store backup` has written"),
         _ => failure.hint("give a file that you may read; nothing was changed"),
@@ -221,34 +225,34 @@ fn cannot_read(path: &Path, error: &io::Error) -> Failure {
 
 /// The import of a file.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ImportPlan {
     /// The file.
-    pub(crate) file: Checked,
+    pub(crate) file: CheckedBackup,
     /// The numbers of documents to write, by kind.
     pub(crate) tally: Tally,
     /// The number of keys in it that are not IPAM's and are left out.
     pub(crate) left_out: u64,
-    filter: OnlyIpam,
+    filter: IpamFilter,
 }
 
 /// The filter that leaves IPAM's documents, and renames a node in them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OnlyIpam {
+pub(crate) struct IpamFilter {
     renaming: Option<Renaming>,
     /// The renamed documents that get another key and are still to come, by the new key.
     moved: BTreeMap<Key, Value>,
 }
 
-impl Plan {
+impl ImportPlan {
     /// Reads a file. If `as_node` names a node, the documents of node `from`, or of the only node, become that node's.
     ///
     /// # Errors
     /// The file is not whole; the node cannot be renamed.
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        aside(move || {
+        run_blocking(move || {
             let (mut tally, mut left_out, mut nodes, mut is_marked) = (Tally::default(), 0, BTreeSet::new(), false);
-            let file = Checked::read(&path, |Row { key, value, .. }| {
+            let file = CheckedBackup::read(&path, |Row { key, value, .. }| {
                 is_marked |= *key == mark_key();
                 if part_of(key).is_some() {
                     tally.add(key, value.as_bytes());
@@ -258,9 +262,9 @@ impl Plan {
                 }
             })?;
             if is_marked {
-                return Err(marked("the store that the file was made of"));
+                return Err(unfinished_target_failure("the store that the file was made of"));
             }
-            let mut plan = Self { file, tally, left_out, filter: OnlyIpam::default() };
+            let mut plan = Self { file, tally, left_out, filter: IpamFilter::default() };
             if let Some(name) = as_node {
                 plan.rename(&nodes, from, name)?;
             }
@@ -279,24 +283,24 @@ impl Plan {
     }
 
     /// The documents, from the first on.
-    pub(crate) async fn rows(&self) -> Result<Rows> {
+    pub(crate) async fn rows(&self) -> Result<BackupRows> {
         self.file.rows(Some(self.filter.clone())).await
     }
 
     fn rename(&mut self, nodes: &BTreeSet<String>, from: Option<String>, to: String) -> Result<()> {
         let list = || nodes.iter().map(|node| printable(node)).collect::<Vec<_>>().join(", ");
         if to.is_empty() || to.contains('/') {
-            return Err(Failure::new(format!("{to:?} cannot be the name of a node")));
+            return Err(CommandFailure::new(format!("{to:?} cannot be the name of a node")));
         }
         let from = match (from, nodes.len()) {
             (Some(from), _) if nodes.contains(&from) => from,
             (Some(from), _) => {
-                return Err(Failure::new(format!("there is no node {from} in the file"))
+                return Err(CommandFailure::new(format!("there is no node {from} in the file"))
                     .hint(format!("its nodes are: {}", list())));
             }
             (None, 0 | 1) => nodes.first().cloned().unwrap_or_else(|| to.clone()),
             (None, _) => {
-                return Err(Failure::new("there are several nodes in the file")
+                return Err(CommandFailure::new("there are several nodes in the file")
                     .hint(format!("say with --from-node which one becomes {to}: {}", list())));
             }
         };
@@ -304,15 +308,15 @@ impl Plan {
             return Ok(());
         }
         if nodes.contains(&to) {
-            return Err(Failure::new(format!("there is a node {to} in the file already"))
+            return Err(CommandFailure::new(format!("there is a node {to} in the file already"))
                 .hint("two nodes cannot become one; give another name"));
         }
         let renaming = Renaming::new(from, to);
-        let mut reader = Reader::open(&self.file.path)?;
+        let mut reader = BackupReader::open(&self.file.path)?;
         while let Some(Row { key, value, .. }) = reader.next_row()? {
             let renamed = renaming.key(key.clone());
             if renamed != key && part_of(&key).is_some() {
-                self.filter.moved.insert(renamed, changed(&renaming, &key, value)?);
+                self.filter.moved.insert(renamed, rename_value(&renaming, &key, value)?);
             }
         }
         self.filter.renaming = Some(renaming);
@@ -320,9 +324,9 @@ impl Plan {
     }
 }
 
-impl OnlyIpam {
+impl IpamFilter {
     /// Adds the rows that come next, now that the file has reached this one.
-    fn pass(&mut self, row: Row, rows: &mut Vec<Row>) -> Result<()> {
+    fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> Result<()> {
         let Row { key, mut value, .. } = row;
         if part_of(&key).is_none() {
             return Ok(());
@@ -331,7 +335,7 @@ impl OnlyIpam {
             if renaming.key(key.clone()) != key {
                 return Ok(());
             }
-            value = changed(renaming, &key, value)?;
+            value = rename_value(renaming, &key, value)?;
             while let Some(first) = self.moved.first_entry().filter(|first| *first.key() < key) {
                 let (key, value) = first.remove_entry();
                 rows.push(Row { key, value, lease: None });
@@ -347,9 +351,10 @@ impl OnlyIpam {
     }
 }
 
-fn changed(renaming: &Renaming, key: &Key, value: Value) -> Result<Value> {
+fn rename_value(renaming: &Renaming, key: &Key, value: Value) -> Result<Value> {
     renaming.value(key, value).map_err(|error| {
-        Failure::new(error).hint("its node is not known, so the node cannot be renamed; import without --as-node")
+        CommandFailure::new(error)
+            .hint("its node is not known, so the node cannot be renamed; import without --as-node")
     })
 }
 
@@ -377,12 +382,12 @@ mod tests {
         sum.update(LINES.as_bytes());
         let good = [LINES, &trailer(2, &sum)].concat().into_bytes();
         fs::write(&path, &good).unwrap();
-        assert_eq!(Checked::read(&path, |_| {}).unwrap().keys, 2);
+        assert_eq!(CheckedBackup::read(&path, |_| {}).unwrap().keys, 2);
         for bit in 0..good.len() * 8 {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, bytes).unwrap();
-            assert!(Checked::read(&path, |_| {}).is_err(), "bit {bit}");
+            assert!(CheckedBackup::read(&path, |_| {}).is_err(), "bit {bit}");
         }
     }
 }

@@ -12,23 +12,26 @@ use kv::{
     Value,
 };
 
-use super::{Header, Identity, Pages, Part, Row, Sink, Source, Stop, aside, grouped, identity, pump};
+use super::{
+    BackupHeader, RangePages, Row, RowBatch, Sink, Source, StoreIdentity, TransferStop, group_by_size, read_identity,
+    run_blocking, transfer_rows,
+};
 use crate::digest::Sha256;
-use crate::error::{Failure, Result};
-use crate::output::{Progress, printable};
-use crate::store::{Need, StoreAt};
+use crate::error::{CommandFailure, Result};
+use crate::output::{KeyProgress, printable};
+use crate::store::{StoreAccess, StoreUse};
 
 /// The most keys that one transaction writes: each may have a guard, and the mark has one, too.
-const TXN_KEYS: usize = MAX_TXN_OPS - 1;
+const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// The number of transactions whose keys are removed together.
-const REMOVED_TOGETHER: usize = 32;
+const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// The number of parts that are read back at once; each of them is in memory.
-const PARTS_AT_ONCE: usize = 4;
+const MAX_PARTS_AT_ONCE: usize = 4;
 
 /// Whether a part of the target had keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Before {
+enum FormerContents {
     /// It had no key.
     Nothing,
     /// It had keys, or that is unknown.
@@ -38,13 +41,13 @@ enum Before {
 
 /// A store that is filled, or compared with its source. A store that does not exist counts as empty.
 pub(crate) struct Target<'l> {
-    at: StoreAt<'l>,
+    at: StoreAccess<'l>,
     open: Option<OpenStore>,
-    mark: Option<Marked>,
+    mark: Option<PlacedMark>,
 }
 
 /// The mark that is on the store.
-struct Marked {
+struct PlacedMark {
     mark: Mark,
     made: Revision,
     written: Revision,
@@ -52,12 +55,12 @@ struct Marked {
 
 impl<'l> Target<'l> {
     /// Opens a store, and makes it if there is none.
-    pub(crate) async fn make(at: StoreAt<'l>) -> Result<Self> {
-        Self::new(at, Some(at.open_files(Need::Make).await?)).await
+    pub(crate) async fn make(at: StoreAccess<'l>) -> Result<Self> {
+        Self::new(at, Some(at.open_files(StoreUse::Make).await?)).await
     }
 
     /// Opens a store if there is one.
-    pub(crate) async fn inspect(at: StoreAt<'l>) -> Result<Self> {
+    pub(crate) async fn inspect(at: StoreAccess<'l>) -> Result<Self> {
         let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
             Ok(open) => Some(open),
             Err(error) if *error.kind() == ErrorKind::Missing && at.location.path().is_some() => None,
@@ -66,11 +69,11 @@ impl<'l> Target<'l> {
         Self::new(at, open).await
     }
 
-    async fn new(at: StoreAt<'l>, open: Option<OpenStore>) -> Result<Self> {
+    async fn new(at: StoreAccess<'l>, open: Option<OpenStore>) -> Result<Self> {
         let mut target = Self { at, open, mark: None };
         let Some(store) = target.open.as_ref().map(OpenStore::store) else { return Ok(target) };
         let found = store.get(mark_key()).await.map_err(|error| at.explain(error))?;
-        target.mark = found.map(|kv| marked(at.location, &kv)).transpose()?;
+        target.mark = found.map(|kv| decode_mark(at.location, &kv)).transpose()?;
         Ok(target)
     }
 
@@ -80,9 +83,9 @@ impl<'l> Target<'l> {
     }
 
     /// The identity of the store; `None` if there is no store.
-    pub(crate) async fn identity(&self) -> Result<Option<Identity>> {
+    pub(crate) async fn identity(&self) -> Result<Option<StoreIdentity>> {
         match &self.open {
-            Some(open) => identity(self.at, open).await.map(Some),
+            Some(open) => read_identity(self.at, open).await.map(Some),
             None => Ok(None),
         }
     }
@@ -98,7 +101,7 @@ impl<'l> Target<'l> {
             let request = RangeRequest::new(range).with_at(at).with_limit(1).with_content(Content::KeysOnly);
             let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
             if let Some(kv) = found.kvs.first() {
-                return Err(Failure::new(format!("{} is not empty: it has {}", self.at, kv.key))
+                return Err(CommandFailure::new(format!("{} is not empty: it has {}", self.at, kv.key))
                     .hint("give a store that has no pools and no addresses; nothing was changed"));
             }
             if !at.is_set() {
@@ -117,13 +120,13 @@ impl<'l> Target<'l> {
             .with_compares(empty)
             .with_success([Op::put(mark_key(), mark.encode())]);
         let made = self.txn(txn).await?.revision;
-        self.mark = Some(Marked { mark, made, written: made });
+        self.mark = Some(PlacedMark { mark, made, written: made });
         Ok(())
     }
 
     /// Changes the mark.
     pub(crate) async fn remark(&mut self, mark: Mark) -> Result<()> {
-        let txn = self.guarded()?.with_success([Op::put(mark_key(), mark.encode())]);
+        let txn = self.marked_txn()?.with_success([Op::put(mark_key(), mark.encode())]);
         let written = self.txn(txn).await?.revision;
         if let Some(marked) = &mut self.mark {
             (marked.mark, marked.written) = (mark, written);
@@ -133,7 +136,7 @@ impl<'l> Target<'l> {
 
     /// Removes the mark: from now on the store can be used.
     pub(crate) async fn unmark(&mut self) -> Result<()> {
-        let txn = self.guarded()?.with_success([Op::delete(mark_key())]);
+        let txn = self.marked_txn()?.with_success([Op::delete(mark_key())]);
         self.txn(txn).await?;
         self.mark = None;
         Ok(())
@@ -142,7 +145,7 @@ impl<'l> Target<'l> {
     /// The contents of these ranges, ascending, without the mark.
     pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
-        let (mut pages, mut at, mut found) = (Pages::of(ranges), Revision::UNSET, Vec::new());
+        let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
         let mark = mark_key();
         while !pages.is_over() {
             let page = pages.next(open, at).await.map_err(|error| self.failed(error))?;
@@ -153,32 +156,32 @@ impl<'l> Target<'l> {
     }
 
     /// True if these parts, which are the whole store, have these checksums.
-    async fn has(&mut self, parts: &[PartSum], progress: &Progress) -> Result<bool> {
+    async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> Result<bool> {
         let mut keys = 0;
-        for some in parts.chunks(PARTS_AT_ONCE) {
-            for found in try_join_all(some.iter().map(|part| self.keys_of(part))).await? {
+        for some in parts.chunks(MAX_PARTS_AT_ONCE) {
+            for found in try_join_all(some.iter().map(|part| self.count_equal_keys(part))).await? {
                 let Some(found) = found else { return Ok(false) };
                 keys += found;
             }
             progress.at(keys);
-            self.give_way().await?;
+            self.yield_store().await?;
         }
         Ok(true)
     }
 
     /// The number of keys of a part; `None` if its checksum differs.
-    async fn keys_of(&self, part: &PartSum) -> Result<Option<u64>> {
+    async fn count_equal_keys(&self, part: &PartChecksum) -> Result<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
-        aside(move || Ok((Sum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
+        run_blocking(move || Ok((DocumentsChecksum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
     /// Writes the changes to one part, which ascend. The guards of each transaction are the mark and the former values.
-    async fn write(&self, changes: Vec<Change>, before: Before) -> Result<()> {
+    async fn write(&self, changes: Vec<Change>, before: FormerContents) -> Result<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
         let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
-        let groups = grouped(changes, TXN_KEYS, size).into_iter();
-        let txns: Vec<Txn> = groups.map(|group| self.txn_of(group, before)).collect::<Result<_>>()?;
+        let groups = group_by_size(changes, MAX_TXN_KEYS, size).into_iter();
+        let txns: Vec<Txn> = groups.map(|group| self.build_txn(group, before)).collect::<Result<_>>()?;
         let mut answers =
             futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);
         while let Some(answer) = answers.next().await {
@@ -188,17 +191,17 @@ impl<'l> Target<'l> {
     }
 
     /// Removes all keys that were written since the store was marked, and returns their number.
-    pub(crate) async fn empty(&mut self) -> Result<u64> {
+    pub(crate) async fn remove_written_keys(&mut self) -> Result<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
         for range in ranges() {
             let mut from = range.bounds().0;
             loop {
-                let changes = self.ours(range.rest(from), made).await?;
+                let changes = self.list_own_keys(range.rest(from), made).await?;
                 let Some(last) = changes.1 else { break };
                 removed += changes.0.len() as u64;
-                self.write(changes.0, Before::Something).await?;
-                self.give_way().await?;
+                self.write(changes.0, FormerContents::Something).await?;
+                self.yield_store().await?;
                 from = last.successor();
             }
         }
@@ -206,9 +209,9 @@ impl<'l> Target<'l> {
     }
 
     /// Deletions of the first keys of a range that were written since a revision, and the last key that was checked.
-    async fn ours(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
+    async fn list_own_keys(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
-        let most = i64::try_from(TXN_KEYS * REMOVED_TOGETHER).unwrap_or(i64::MAX);
+        let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
         let request = RangeRequest::new(range).with_limit(most).with_content(Content::KeysOnly);
         let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
         let last = found.kvs.last().map(|kv| kv.key.clone());
@@ -223,13 +226,13 @@ impl<'l> Target<'l> {
     }
 
     /// Closes an embedded store for a moment if a process waits for it: the mark refuses plugins, which must not wait.
-    async fn give_way(&mut self) -> Result<()> {
+    async fn yield_store(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
-            && self.at.somebody_waits().await?
+            && self.at.has_waiters().await?
             && let Some(open) = self.open.take()
         {
             open.close().await.map_err(|error| self.failed(error))?;
-            self.open = Some(self.at.open_files(Need::Write).await?);
+            self.open = Some(self.at.open_files(StoreUse::Write).await?);
         }
         Ok(())
     }
@@ -242,50 +245,52 @@ impl<'l> Target<'l> {
         }
     }
 
-    fn txn_of(&self, batch: Vec<Change>, before: Before) -> Result<Txn> {
+    fn build_txn(&self, batch: Vec<Change>, before: FormerContents) -> Result<Txn> {
         let guards = guards(&batch, before);
         let ops = batch.into_iter().map(|change| match change.value {
             Some(value) => Op::put(change.key, value),
             None => Op::delete(change.key),
         });
-        Ok(self.guarded()?.with_compares(guards).with_success(ops))
+        Ok(self.marked_txn()?.with_compares(guards).with_success(ops))
     }
 
     /// A transaction with the guard that the mark has not changed.
-    fn guarded(&self) -> Result<Txn> {
-        let Some(marked) = &self.mark else { return Err(Failure::new("internal error: the store is not marked")) };
+    fn marked_txn(&self) -> Result<Txn> {
+        let Some(marked) = &self.mark else {
+            return Err(CommandFailure::new("internal error: the store is not marked"));
+        };
         Ok(Txn::new().with_compares([Compare::unchanged(mark_key(), marked.written)]))
     }
 
     /// Carries out a transaction. A guard that does not hold is an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let Some(open) = &self.open else {
-            return Err(Failure::new(format!("there is no store at {}", self.at)));
+            return Err(CommandFailure::new(format!("there is no store at {}", self.at)));
         };
         let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
         if !answer.succeeded {
-            return Err(Failure::new(format!("{} was changed by somebody else meanwhile", self.at))
+            return Err(CommandFailure::new(format!("{} was changed by somebody else meanwhile", self.at))
                 .hint("give the same command again: it goes on where it was"));
         }
         Ok(answer)
     }
 
-    fn failed(&self, error: kv::Error) -> Failure {
+    fn failed(&self, error: kv::Error) -> CommandFailure {
         self.at.explain(error)
     }
 }
 
-fn marked(location: &Location, kv: &Kv) -> Result<Marked> {
+fn decode_mark(location: &Location, kv: &Kv) -> Result<PlacedMark> {
     match Mark::decode(kv.value.as_bytes()) {
-        Some(mark) => Ok(Marked { mark, made: kv.create_revision, written: kv.mod_revision }),
-        None => Err(Failure::new(format!("the mark on {location} cannot be read"))
+        Some(mark) => Ok(PlacedMark { mark, made: kv.create_revision, written: kv.mod_revision }),
+        None => Err(CommandFailure::new(format!("the mark on {location} cannot be read"))
             .hint("use the version of margay that began to fill the store")),
     }
 }
 
 /// The guards by which the changes fail if their keys have changed meanwhile.
-fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
-    if before == Before::Nothing
+fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
+    if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
         // In a range where nobody else may write, one guard suffices: that there is still no key. It costs a store less
@@ -300,11 +305,11 @@ fn guards(batch: &[Change], before: Before) -> Vec<Compare> {
 }
 
 /// The most keys with differences that are named.
-const MOST_NAMED: usize = 10;
+const MAX_NAMED_KEYS: usize = 10;
 
 /// The treatment of differences between source and target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum FillMode {
     /// Missing keys are written; any other difference is an error.
     Fill,
     /// The target becomes equal to the source.
@@ -318,10 +323,10 @@ pub(crate) enum Work {
 /// The findings of a comparison of source and target, from the first key to the last.
 #[derive(Debug, Default)]
 pub(crate) struct Differences {
-    /// The contents of the source; with [`Work::Verify`] only the number of keys.
+    /// The contents of the source; with [`FillMode::Verify`] only the number of keys.
     pub(crate) tally: Tally,
     /// The checksums of all parts of the target after the comparison, if it wrote.
-    sums: Vec<PartSum>,
+    sums: Vec<PartChecksum>,
     /// Keys that were missing in the target.
     pub(crate) missing: u64,
     /// Keys that had another value.
@@ -336,8 +341,8 @@ pub(crate) struct Differences {
 
 impl Differences {
     /// Reads the target back. True if it still is as it was left.
-    pub(crate) async fn is_there(&self, target: &mut Target<'_>) -> Result<bool> {
-        target.has(&self.sums, &Progress::new("comparing", Some(self.tally.keys))).await
+    pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> Result<bool> {
+        target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
     /// The number of keys that differ, or differed before they were written.
@@ -346,7 +351,7 @@ impl Differences {
     }
 
     /// The first keys that differ, one in each line.
-    pub(crate) fn list(&self) -> String {
+    pub(crate) fn list_keys(&self) -> String {
         let more = self.total().saturating_sub(self.named.len() as u64);
         let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
         if more > 0 {
@@ -363,7 +368,7 @@ impl Differences {
                 (None, _) => (&mut self.extra, "gone"),
             };
             *counter += 1;
-            if self.named.len() < MOST_NAMED {
+            if self.named.len() < MAX_NAMED_KEYS {
                 let key = String::from_utf8_lossy(change.key.as_bytes()).into_owned();
                 self.named.push(format!("{} ({word})", printable(&key)));
             }
@@ -372,52 +377,52 @@ impl Differences {
 }
 
 /// The filling of a store, or its comparison with a source.
-pub(crate) struct Filling<'f, 'l> {
+pub(crate) struct TargetFiller<'f, 'l> {
     target: &'f mut Target<'l>,
-    work: Work,
-    progress: Progress,
+    work: FillMode,
+    progress: KeyProgress,
     /// The first key of the next part.
     from: Key,
     /// The changes to the last part, which are written while the next one is compared.
-    pending: Option<(Vec<Change>, Before)>,
+    pending: Option<(Vec<Change>, FormerContents)>,
     found: Differences,
 }
 
-impl<'f, 'l> Filling<'f, 'l> {
+impl<'f, 'l> TargetFiller<'f, 'l> {
     /// Fills or compares the target. `keys` is the number of keys in the source, if it is known.
     ///
     /// # Errors
-    /// With [`Work::Fill`], the target has a key that the source does not have, or has with another value.
+    /// With [`FillMode::Fill`], the target has a key that the source does not have, or has with another value.
     pub(crate) async fn run(
         source: &mut Source<'_>,
         target: &'f mut Target<'l>,
-        work: Work,
+        work: FillMode,
         keys: Option<u64>,
-    ) -> Result<Differences, Stop> {
+    ) -> Result<Differences, TransferStop> {
         let what = match work {
-            Work::Fill => "writing",
-            Work::Update => "copying",
-            Work::DryRun | Work::Verify => "comparing",
+            FillMode::Fill => "writing",
+            FillMode::Update => "copying",
+            FillMode::DryRun | FillMode::Verify => "comparing",
         };
         let mut filling = Self {
             target,
             work,
-            progress: Progress::new(what, keys),
+            progress: KeyProgress::new(what, keys),
             from: Key::default(),
             pending: None,
             found: Differences::default(),
         };
-        pump(source, &mut filling).await?;
+        transfer_rows(source, &mut filling).await?;
         Ok(filling.found)
     }
 }
 
-impl Sink for Filling<'_, '_> {
-    async fn begin(&mut self, _header: Header) -> Result<()> {
+impl Sink for TargetFiller<'_, '_> {
+    async fn begin(&mut self, _header: BackupHeader) -> Result<()> {
         Ok(())
     }
 
-    async fn take(&mut self, part: Part) -> Result<()> {
+    async fn take(&mut self, part: RowBatch) -> Result<()> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
@@ -426,7 +431,7 @@ impl Sink for Filling<'_, '_> {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
             }
-            self.found.part(target, part.rows, &self.from, to.as_ref(), self.work).await
+            self.found.compare_part(target, part.rows, &self.from, to.as_ref(), self.work).await
         };
         let (compared, written) = futures::join!(compared, target.write(changes, before));
         written?;
@@ -437,29 +442,32 @@ impl Sink for Filling<'_, '_> {
             return self.target.write(changes, before).await;
         }
         self.from = to.unwrap_or(std::mem::take(&mut self.from));
-        self.target.give_way().await
+        self.target.yield_store().await
     }
 }
 
 impl Differences {
     /// Compares a part of the source, up to a key, with the target. Returns the writes and the target's former state.
-    async fn part(
+    async fn compare_part(
         &mut self,
         target: &Target<'_>,
         rows: Vec<Row>,
         from: &Key,
         to: Option<&Key>,
-        work: Work,
-    ) -> Result<(Vec<Change>, Before)> {
+        work: FillMode,
+    ) -> Result<(Vec<Change>, FormerContents)> {
         let there = target.read(ranges_between(from, to)).await?;
-        let before = if there.is_empty() { Before::Nothing } else { Before::Something };
-        let (mut tally, mut sum, writes) =
-            (std::mem::take(&mut self.tally), Sum::default(), matches!(work, Work::Fill | Work::Update));
+        let before = if there.is_empty() { FormerContents::Nothing } else { FormerContents::Something };
+        let (mut tally, mut sum, writes) = (
+            std::mem::take(&mut self.tally),
+            DocumentsChecksum::default(),
+            matches!(work, FillMode::Fill | FillMode::Update),
+        );
         // Another thread compares, so that the next part is read meanwhile.
-        let (tally, sum, found) = aside(move || {
+        let (tally, sum, found) = run_blocking(move || {
             match work {
-                Work::Verify => tally.keys += rows.len() as u64,
-                Work::Fill | Work::Update | Work::DryRun => {
+                FillMode::Verify => tally.keys += rows.len() as u64,
+                FillMode::Fill | FillMode::Update | FillMode::DryRun => {
                     rows.iter().for_each(|row| tally.add(&row.key, row.value.as_bytes()));
                 }
             }
@@ -474,21 +482,21 @@ impl Differences {
         .await?;
         self.tally = tally;
         if writes {
-            self.sums.push(PartSum { from: from.clone(), to: to.cloned(), sum });
+            self.sums.push(PartChecksum { from: from.clone(), to: to.cloned(), sum });
         }
         self.kept += found.kept;
         self.count(&found.changes);
         match work {
-            Work::DryRun | Work::Verify => Ok((Vec::new(), before)),
-            Work::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(in_the_way(self)),
-            Work::Fill | Work::Update => Ok((found.changes, before)),
+            FillMode::DryRun | FillMode::Verify => Ok((Vec::new(), before)),
+            FillMode::Fill if found.changes.iter().any(|change| change.was.is_set()) => Err(foreign_keys_failure(self)),
+            FillMode::Fill | FillMode::Update => Ok((found.changes, before)),
         }
     }
 }
 
-fn in_the_way(found: &Differences) -> Failure {
-    let list = found.list();
-    Failure::new(format!(
+fn foreign_keys_failure(found: &Differences) -> CommandFailure {
+    let list = found.list_keys();
+    CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
     .hint("somebody else has written to the store; --abort removes what it has, and then it can be filled anew")
@@ -496,9 +504,9 @@ fn in_the_way(found: &Differences) -> Failure {
 
 /// The SHA-256 of keys and values, each with its length in front.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Sum(Sha256);
+struct DocumentsChecksum(Sha256);
 
-impl Sum {
+impl DocumentsChecksum {
     /// The checksum of these documents.
     fn of(kvs: &[Kv]) -> Self {
         let mut sum = Self::default();
@@ -517,12 +525,12 @@ impl Sum {
 
 /// The checksum of a part of a store.
 #[derive(Debug)]
-struct PartSum {
+struct PartChecksum {
     /// Its first key.
     from: Key,
     /// The key before which it ends; `None` for the last part.
     to: Option<Key>,
-    sum: Sum,
+    sum: DocumentsChecksum,
 }
 
 #[cfg(test)]
@@ -539,14 +547,14 @@ mod tests {
     #[test]
     fn what_others_may_write_too_has_a_guard_for_each_key() {
         let handles = || vec![new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
-        assert_eq!(guards(&handles(), Before::Nothing).len(), 1);
-        assert_eq!(guards(&handles(), Before::Something).len(), 3);
+        assert_eq!(guards(&handles(), FormerContents::Nothing).len(), 1);
+        assert_eq!(guards(&handles(), FormerContents::Something).len(), 3);
         let nodes = ["a", "b"].map(|name| new(keys::resource(ResourceKind::Node, name)));
-        assert_eq!(guards(&nodes, Before::Nothing).len(), 2);
+        assert_eq!(guards(&nodes, FormerContents::Nothing).len(), 2);
         let apart = [new(keys::handle("a")), new(keys::resource(ResourceKind::IpPool, "a"))];
-        assert_eq!(guards(&apart, Before::Nothing).len(), 2);
+        assert_eq!(guards(&apart, FormerContents::Nothing).len(), 2);
         let around_the_mark = [new("/margay/v1/a".into()), new("/margay/v1/z".into())];
-        assert_eq!(guards(&around_the_mark, Before::Nothing).len(), 2);
+        assert_eq!(guards(&around_the_mark, FormerContents::Nothing).len(), 2);
     }
 
     #[tokio::test]
@@ -555,7 +563,7 @@ mod tests {
         store.put(keys::handle("other"), "{}").await.unwrap();
         let batch = [new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
         let ops = || batch.iter().map(|change| Op::put(change.key.clone(), "{}"));
-        let txn = || Txn::new().with_compares(guards(&batch, Before::Nothing)).with_success(ops());
+        let txn = || Txn::new().with_compares(guards(&batch, FormerContents::Nothing)).with_success(ops());
         store.put(keys::handle("bb"), "{}").await.unwrap();
         assert!(!store.txn(txn()).await.unwrap().succeeded);
         store.delete(Range::Key(keys::handle("bb"))).await.unwrap();
@@ -568,7 +576,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for engine in ["redb", "sled"] {
             let location = stores::of_engine(engine, folder.path().join(engine)).unwrap();
-            let mut target = Target::make(StoreAt::of(&location)).await.unwrap();
+            let mut target = Target::make(StoreAccess::of(&location)).await.unwrap();
             let mark = Mark {
                 way: moving::MoveKind::Migrate,
                 from: "a".to_owned(),
@@ -583,10 +591,10 @@ mod tests {
             let all: Vec<Change> = handles.chain([new(node.clone())]).collect();
             let part = |from: Key, to: Option<Key>| {
                 let is_in = |key: &Key| from <= *key && to.as_ref().is_none_or(|to| key < to);
-                let mut sum = Sum::default();
+                let mut sum = DocumentsChecksum::default();
                 let changes = all.iter().filter(|change| is_in(&change.key));
                 changes.for_each(|change| sum.add(&change.key, change.value.as_ref().unwrap()));
-                PartSum { from, to, sum }
+                PartChecksum { from, to, sum }
             };
             let ends = ["1000", "2000"].map(keys::handle);
             let parts = [
@@ -594,20 +602,20 @@ mod tests {
                 part(ends[0].clone(), Some(ends[1].clone())),
                 part(ends[1].clone(), None),
             ];
-            target.write(all, Before::Something).await.unwrap();
+            target.write(all, FormerContents::Something).await.unwrap();
             let store = target.open.as_ref().unwrap().store();
-            let progress = Progress::new("comparing", None);
-            assert!(target.has(&parts, &progress).await.unwrap());
+            let progress = KeyProgress::new("comparing", None);
+            assert!(target.has_checksums(&parts, &progress).await.unwrap());
             for key in [keys::handle("0000"), ends[1].clone(), keys::handle("2999x"), node] {
                 let was = store.get(key.clone()).await.unwrap();
                 store.put(key.clone(), "{ }").await.unwrap();
-                assert!(!target.has(&parts, &progress).await.unwrap(), "{key}");
+                assert!(!target.has_checksums(&parts, &progress).await.unwrap(), "{key}");
                 store.delete(Range::Key(key.clone())).await.unwrap();
-                assert_eq!(target.has(&parts, &progress).await.unwrap(), was.is_none(), "{key}");
+                assert_eq!(target.has_checksums(&parts, &progress).await.unwrap(), was.is_none(), "{key}");
                 if let Some(kv) = was {
                     store.put(key, kv.value).await.unwrap();
                 }
-                assert!(target.has(&parts, &progress).await.unwrap());
+                assert!(target.has_checksums(&parts, &progress).await.unwrap());
             }
             drop(store);
             target.close().await.unwrap();

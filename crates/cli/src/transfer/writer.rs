@@ -10,12 +10,15 @@ use ipam_operator::moving::Tally;
 use kv::Revision;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::format::{Header, Line, MAX_LINE_BYTES, trailer};
-use super::{Filter, Part, Row, Sink, Source, Stop, aside, at_one_revision, pump, too_fast};
+use super::format::{BackupHeader, BackupLine, MAX_LINE_BYTES, trailer};
+use super::{
+    KeyFilter, Row, RowBatch, Sink, Source, TransferStop, history_lost, retry_at_one_revision, run_blocking,
+    transfer_rows,
+};
 use crate::digest::Sha256;
-use crate::error::{Failure, Result};
-use crate::output::Progress;
-use crate::store::StoreAt;
+use crate::error::{CommandFailure, Result};
+use crate::output::KeyProgress;
+use crate::store::StoreAccess;
 
 /// The mode of a backup: only its owner may read it, as with the store.
 const MODE: u32 = 0o600;
@@ -34,8 +37,8 @@ pub(crate) enum Overwrite {
 
 /// A backup that is being written. If it is dropped before its end, no file is left.
 #[derive(Debug)]
-pub(crate) struct Writer {
-    to: To,
+pub(crate) struct BackupWriter {
+    to: BackupDestination,
     sum: Sha256,
     keys: u64,
     bytes: u64,
@@ -45,7 +48,7 @@ pub(crate) struct Writer {
 
 /// The destination.
 #[derive(Debug)]
-enum To {
+enum BackupDestination {
     File(NewFile),
     Stdout(File),
 }
@@ -64,37 +67,37 @@ struct NewFile {
     unsynced: usize,
 }
 
-impl Writer {
+impl BackupWriter {
     /// Creates the file.
     pub(crate) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
-        Ok(Self::to(To::File(NewFile::create(path, overwrite)?)))
+        Ok(Self::with_destination(BackupDestination::File(NewFile::create(path, overwrite)?)))
     }
 
     /// Writes to stdout, where only the last line shows that the backup is complete.
     pub(crate) fn stdout() -> Result<Self> {
         // Not through `io::stdout()`, whose lock the program holds until its end.
-        Ok(Self::to(To::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
+        Ok(Self::with_destination(BackupDestination::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
-    fn to(to: To) -> Self {
+    fn with_destination(to: BackupDestination) -> Self {
         Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
     /// True if the written lines can be removed again.
-    fn can_begin_anew(&self) -> bool {
-        matches!(self.to, To::File(_))
+    fn can_restart(&self) -> bool {
+        matches!(self.to, BackupDestination::File(_))
     }
 
     /// Writes the first line. Lines that were written to a file before are removed.
-    fn begin(&mut self, header: &Header) -> Result<()> {
-        if let To::File(new) = &mut self.to {
+    fn begin(&mut self, header: &BackupHeader) -> Result<()> {
+        if let BackupDestination::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
         }
         (self.sum, self.keys, self.bytes) = (Sha256::default(), 0, 0);
         self.leases = header.leases.is_some();
         let mut line = json(header)?;
         if line.len() >= MAX_LINE_BYTES {
-            return Err(Failure::new("the store has more leases than a backup can hold")
+            return Err(CommandFailure::new("the store has more leases than a backup can hold")
                 .hint("revoke those that are not used: etcdctl lease list, etcdctl lease revoke"));
         }
         line.push(b'\n');
@@ -106,7 +109,7 @@ impl Writer {
         let mut lines = Vec::new();
         for row in rows {
             let lease = row.lease.filter(|_| self.leases);
-            lines.extend(json(&Line::new(row.key.as_bytes(), row.value.as_bytes(), lease))?);
+            lines.extend(json(&BackupLine::new(row.key.as_bytes(), row.value.as_bytes(), lease))?);
             lines.push(b'\n');
             if lines.len() > 1 << 20 {
                 self.put(&lines)?;
@@ -122,8 +125,8 @@ impl Writer {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
         match self.to {
-            To::File(mut new) => new.complete()?,
-            To::Stdout(_) => {}
+            BackupDestination::File(mut new) => new.complete()?,
+            BackupDestination::Stdout(_) => {}
         }
         Ok(self.bytes)
     }
@@ -132,14 +135,14 @@ impl Writer {
         self.sum.update(bytes);
         self.bytes += bytes.len() as u64;
         match &mut self.to {
-            To::File(new) => new.put(bytes).map_err(|error| failed(&new.path, &error)),
-            To::Stdout(file) => Ok(file.write_all(bytes)?),
+            BackupDestination::File(new) => new.put(bytes).map_err(|error| failed(&new.path, &error)),
+            BackupDestination::Stdout(file) => Ok(file.write_all(bytes)?),
         }
     }
 }
 
 /// A store that was written to a file.
-pub(crate) struct Written {
+pub(crate) struct WrittenBackup {
     /// The revision.
     pub(crate) revision: Revision,
     /// The number of keys.
@@ -151,62 +154,64 @@ pub(crate) struct Written {
 }
 
 /// The file as a sink.
-struct ToFile {
+struct BackupSink {
     /// `None` while another thread has it, and after a failure.
-    writer: Option<Writer>,
-    filter: Filter,
+    writer: Option<BackupWriter>,
+    filter: KeyFilter,
     keys: u64,
     tally: Tally,
-    progress: Progress,
+    progress: KeyProgress,
 }
 
-impl Written {
+impl WrittenBackup {
     /// Writes a store, as it is at one revision. Another thread writes the file: the store is open only while it is read.
-    pub(crate) async fn of(at: StoreAt<'_>, filter: Filter, writer: Writer) -> Result<Self> {
-        let can_begin_anew = writer.can_begin_anew();
-        let progress = Progress::new("reading", None);
-        let mut sink = ToFile { writer: Some(writer), filter, keys: 0, tally: Tally::default(), progress };
+    pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> Result<Self> {
+        let can_restart = writer.can_restart();
+        let progress = KeyProgress::new("reading", None);
+        let mut sink = BackupSink { writer: Some(writer), filter, keys: 0, tally: Tally::default(), progress };
         let mut attempt = async || {
             let mut source = Source::store(at, filter, Revision::UNSET);
-            pump(&mut source, &mut sink).await?;
+            transfer_rows(&mut source, &mut sink).await?;
             Ok(source.revision())
         };
-        let revision = match can_begin_anew {
-            true => at_one_revision(at, attempt).await?,
+        let revision = match can_restart {
+            true => retry_at_one_revision(at, attempt).await?,
             false => attempt().await.map_err(|stop| match stop {
-                Stop::Overtaken => too_fast(
+                TransferStop::Overtaken => history_lost(
                     at,
                     "once",
                     "try again when fewer containers are started and stopped; to a file it is read faster than to a pipe",
                 ),
-                Stop::Failed(failure) => failure,
+                TransferStop::Failed(failure) => failure,
             })?,
         };
-        let ToFile { writer, keys, tally, .. } = sink;
-        let bytes = aside(move || writer.map_or(Ok(0), Writer::finish)).await?;
+        let BackupSink { writer, keys, tally, .. } = sink;
+        let bytes = run_blocking(move || writer.map_or(Ok(0), BackupWriter::finish)).await?;
         Ok(Self { revision, keys, tally, bytes })
     }
 }
 
-impl ToFile {
+impl BackupSink {
     /// Lets another thread write.
-    async fn write(&mut self, work: impl FnOnce(&mut Writer) -> Result<()> + Send + 'static) -> Result<()> {
-        let Some(mut writer) = self.writer.take() else { return Err(Failure::new("internal error: no file is open")) };
-        self.writer = Some(aside(move || work(&mut writer).map(|()| writer)).await?);
+    async fn write(&mut self, work: impl FnOnce(&mut BackupWriter) -> Result<()> + Send + 'static) -> Result<()> {
+        let Some(mut writer) = self.writer.take() else {
+            return Err(CommandFailure::new("internal error: no file is open"));
+        };
+        self.writer = Some(run_blocking(move || work(&mut writer).map(|()| writer)).await?);
         Ok(())
     }
 }
 
-impl Sink for ToFile {
-    async fn begin(&mut self, header: Header) -> Result<()> {
+impl Sink for BackupSink {
+    async fn begin(&mut self, header: BackupHeader) -> Result<()> {
         (self.keys, self.tally) = (0, Tally::default());
         self.write(move |writer| writer.begin(&header)).await
     }
 
-    async fn take(&mut self, part: Part) -> Result<()> {
+    async fn take(&mut self, part: RowBatch) -> Result<()> {
         self.keys += part.rows.len() as u64;
         self.progress.at(self.keys);
-        if self.filter == Filter::Ipam {
+        if self.filter == KeyFilter::Ipam {
             part.rows.iter().for_each(|row| self.tally.add(&row.key, row.value.as_bytes()));
         }
         self.write(move |writer| writer.rows(&part.rows)).await
@@ -217,23 +222,26 @@ impl NewFile {
     fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if !found.is_file() => {
-                return Err(Failure::new(format!("{} is no regular file", path.display()))
+                return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
                     .hint("give the name of a file that does not exist yet"));
             }
-            Ok(_) if overwrite == Overwrite::Never => return Err(there_already(path)),
+            Ok(_) if overwrite == Overwrite::Never => return Err(exists_already_failure(path)),
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(path, &error)),
             _ => {}
         }
         let Some(name) = path.file_name() else {
-            return Err(Failure::new(format!("{} is no name for a file", path.display())).hint("give a file name"));
+            return Err(
+                CommandFailure::new(format!("{} is no name for a file", path.display())).hint("give a file name")
+            );
         };
         let mut name = name.to_owned();
         name.push(".partial");
         let partial = path.with_file_name(name);
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(&partial);
         let file = open.map_err(|error| failed(&partial, &error))?;
-        let busy =
-            || Failure::new(format!("another backup is writing {}", path.display())).hint("wait until it has ended");
+        let busy = || {
+            CommandFailure::new(format!("another backup is writing {}", path.display())).hint("wait until it has ended")
+        };
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(busy()),
@@ -267,7 +275,7 @@ impl NewFile {
             match self.overwrite {
                 Overwrite::Allowed => fs::rename(partial, &self.path).map_err(failed)?,
                 Overwrite::Never => rename_to_free(partial, &self.path).map_err(|error| match error.kind() {
-                    io::ErrorKind::AlreadyExists => there_already(&self.path),
+                    io::ErrorKind::AlreadyExists => exists_already_failure(&self.path),
                     _ => failed(error),
                 })?,
             }
@@ -288,7 +296,7 @@ impl Drop for NewFile {
 }
 
 fn json(what: &impl serde::Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(what).map_err(|error| Failure::new(format!("JSON: {error}")))
+    serde_json::to_vec(what).map_err(|error| CommandFailure::new(format!("JSON: {error}")))
 }
 
 /// Renames a file unless the name is taken.
@@ -310,12 +318,12 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn there_already(path: &Path) -> Failure {
-    Failure::new(format!("{} exists already", path.display()))
+fn exists_already_failure(path: &Path) -> CommandFailure {
+    CommandFailure::new(format!("{} exists already", path.display()))
         .hint("give another name, or --force to write over it when the backup is complete")
 }
 
-fn failed(path: &Path, error: &io::Error) -> Failure {
+fn failed(path: &Path, error: &io::Error) -> CommandFailure {
     let hint = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
             "free some space, or write to another disk; nothing is left of this backup"
@@ -323,5 +331,5 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
         io::ErrorKind::NotFound => "make the folder first",
         _ => "give a file in a folder that you may write to",
     };
-    Failure::new(format!("cannot write {}: {error}", path.display())).hint(hint)
+    CommandFailure::new(format!("cannot write {}: {error}", path.display())).hint(hint)
 }

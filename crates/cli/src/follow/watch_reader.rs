@@ -1,0 +1,493 @@
+//! Reading a store that stays open, etcd or the store of a daemon: a state in pages, then a watch.
+//!
+//! A watch of etcd reports events, but not that it has reported all of them, and servers before 3.4.25 answer the
+//! request for progress too early. So a reader of the past compares the reported events with the state: when the keys
+//! and their revisions equal the newest state, and no event comes for a while, the past is complete. It can only lack
+//! keys that were made and deleted after the last change of every present key, if the server reports them late.
+//!
+//! The revisions of a cluster are mostly those of other keys. A watch goes on over them as the server reports its progress.
+//! If it does not, the watch of a quiet range would stay at its last event until compaction passes it. Then [`IdleProbe`] compares
+//! the keys of blocks and affinities, and their revisions, at the watch's place with those of the newest revision:
+//! nothing happens without a change of one of them. If they are equal, and no event comes for a while after that, the watch
+//! has reported everything up to that revision.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use datastore::OpenStore;
+use datastore::served::ServedStore;
+use futures::{FutureExt, StreamExt};
+use ipam_core::model::keys;
+use ipam_operator::events::is_before_unknown;
+use kv::{
+    Batch, Content, ErrorKind, Event, EventKind, Key, Kv, Prev, Progress, Range, RangeRequest, Revision, Store,
+    StoreExt, WatchRequest, WatchStream,
+};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::{FollowStart, FollowStop, HistoryPart, ReadPosition, check_after, replaced};
+use crate::error::{CommandFailure, Result};
+use crate::store::{StoreAccess, StoreUse};
+
+/// The number of keys of a page. A block can be larger than a megabyte, but rarely is larger than 50 kilobytes.
+const MAX_PAGE_KEYS: i64 = 64;
+/// The time to wait for the next event. etcd serves watches that lag behind every 100 ms.
+const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
+/// The longest time without an event before the past is complete.
+const PAST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The most revisions in a report.
+const MAX_BATCHES: usize = 1000;
+
+/// The reader of a store that stays open.
+pub(crate) struct WatchReader<'l> {
+    at: StoreAccess<'l>,
+    range: Range,
+    position: ReadPosition,
+    /// The store of a daemon; `None` for a cluster.
+    daemon: Option<ServedStore>,
+    /// The daemon cannot be reached any more.
+    is_cut_off: bool,
+    /// The cluster, once it was needed.
+    open: Option<OpenStore>,
+    changes: Option<WatchStream>,
+    /// The progress, if only the past is read.
+    past: Option<PastProgress>,
+    idle: IdleProbe,
+}
+
+/// The end of the past, and the events that were reported of it.
+struct PastProgress {
+    head: Revision,
+    /// The keys of the newest state, with their mod revisions.
+    goal: BTreeMap<Key, Revision>,
+    /// The same, as the reported events have it.
+    reported: BTreeMap<Key, Revision>,
+    last: Instant,
+}
+
+impl<'l> WatchReader<'l> {
+    pub(super) fn new(at: StoreAccess<'l>, range: Range, position: ReadPosition, daemon: Option<ServedStore>) -> Self {
+        Self {
+            at,
+            range,
+            position,
+            daemon,
+            is_cut_off: false,
+            open: None,
+            changes: None,
+            past: None,
+            idle: IdleProbe::new(),
+        }
+    }
+
+    /// The id of the daemon's store.
+    pub(super) fn id(&self) -> &str {
+        self.daemon.as_ref().map_or("", ServedStore::id)
+    }
+
+    /// The place, and the store's id, from which another daemon or the files can go on, once the daemon is gone.
+    pub(super) fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
+        self.is_cut_off.then(|| (self.position.clone(), Some(self.id().to_owned())))
+    }
+
+    pub(super) fn pause(&mut self) {
+        self.changes = None;
+    }
+
+    pub(super) async fn close(self) -> Result<()> {
+        drop(self.changes);
+        match self.open {
+            Some(open) => open.close().await.map_err(|error| self.at.explain(error)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
+        match self.read_parts().await {
+            Err(ReadError::Store(error)) => {
+                match self.part_when_compacted(&error).or_else(|| self.part_when_disconnected(&error)) {
+                    Some(part) => Ok(vec![part]),
+                    None if *error.kind() == ErrorKind::RevisionRegressed => Err(replaced(self.at)),
+                    None => Err(self.at.explain(error).into()),
+                }
+            }
+            Err(ReadError::Stop(stop)) => Err(stop),
+            Ok(parts) => Ok(parts),
+        }
+    }
+
+    async fn read_parts(&mut self) -> Result<Vec<HistoryPart>, ReadError> {
+        match self.position.clone() {
+            ReadPosition::Before(FollowStart::Newest) => self.read_state(|at| HistoryPart::Begins(at, None)).await,
+            ReadPosition::Before(start) => Ok(vec![self.begin(start).await?]),
+            ReadPosition::State(at, from) => Ok(vec![self.read_page(at, from).await?]),
+            ReadPosition::Lost(after) => self.read_state(|at| HistoryPart::GivenUp(after, at)).await,
+            ReadPosition::Log(next) => Ok(vec![self.follow(next).await?]),
+        }
+    }
+
+    /// The whole newest state, after a part that names its revision: the blocks, which say all of it. The watch of what comes
+    /// next begins before the caller delivers the state, since that may take longer than the store keeps its history.
+    async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
+        let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
+        let at = listing.revision;
+        check_after(self.at, self.position.read(), at)?;
+        let changes = self.watch(at.next()).await?;
+        self.changes = Some(changes);
+        self.position = ReadPosition::Log(at.next());
+        Ok(vec![first(at), HistoryPart::Listed(at, listing.kvs), HistoryPart::Reached(at)])
+    }
+
+    /// Begins a watch. Nothing that was seen beside an earlier one counts for it.
+    async fn watch(&mut self, next: Revision) -> Result<WatchStream, ReadError> {
+        self.idle.restart();
+        let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
+        let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return).with_progress(progress);
+        Ok(self.store().await?.watch(request).await?)
+    }
+
+    /// The store. A cluster is opened when it is needed first.
+    async fn store(&mut self) -> Result<Arc<dyn Store>> {
+        if let Some(daemon) = &self.daemon {
+            return Ok(Arc::new(daemon.clone()));
+        }
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => self.at.open(StoreUse::Read).await?,
+        };
+        Ok(self.open.insert(open).store())
+    }
+
+    async fn begin(&mut self, start: FollowStart) -> Result<HistoryPart, ReadError> {
+        let store = self.store().await?;
+        let keys = store.list_at(self.range.clone(), Revision::UNSET, Content::KeysOnly).await?;
+        let head = keys.revision;
+        let from = self.range.bounds().0;
+        let (first, position) = match start {
+            FollowStart::Oldest => {
+                let goal = keys.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
+                self.past = Some(PastProgress { head, goal, reported: BTreeMap::new(), last: Instant::now() });
+                let (oldest, time) = match &self.daemon {
+                    Some(daemon) => daemon.oldest().await?,
+                    None => (oldest_revision(&*store).await?, None),
+                };
+                ((oldest, time), ReadPosition::State(oldest, from))
+            }
+            FollowStart::Newest | FollowStart::Next => ((head, None), ReadPosition::Log(head.next())),
+            FollowStart::After(after) => {
+                check_after(self.at, after, head)?;
+                ((after, None), ReadPosition::Log(after.next()))
+            }
+        };
+        self.position = position;
+        let (first, time) = first;
+        Ok(HistoryPart::Begins(first, time))
+    }
+
+    /// The next page of a state of the past.
+    async fn read_page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
+        let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
+        let page = self.store().await?.range(request).await?;
+        self.position = match page.kvs.last() {
+            Some(last) if page.more => ReadPosition::State(at, last.key.successor()),
+            _ => ReadPosition::Log(at.next()),
+        };
+        if let Some(past) = &mut self.past {
+            past.reported.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.mod_revision)));
+            past.last = Instant::now();
+        }
+        Ok(HistoryPart::Listed(at, page.kvs))
+    }
+
+    /// The next batches, if one comes soon.
+    async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
+        if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
+            return Ok(HistoryPart::Reached(past.head));
+        }
+        let mut changes = match self.changes.take() {
+            Some(changes) => changes,
+            None => {
+                let newest = newest_revision(&*self.store().await?).await?;
+                check_after(self.at, Revision::new(next.get() - 1), newest)?;
+                self.watch(next).await?
+            }
+        };
+        let mut batches = Vec::new();
+        let mut first = timeout(EVENT_TIMEOUT, changes.next()).await.ok().flatten();
+        while let Some(batch) = first.take() {
+            match batch {
+                Ok(batch) => batches.push(batch),
+                // The next read gets the error again, at once.
+                Err(_) if !batches.is_empty() => return Ok(self.part_of_batches(next, batches)),
+                Err(error) => return Err(error.into()),
+            }
+            if batches.len() < MAX_BATCHES {
+                first = changes.next().now_or_never().flatten();
+            }
+        }
+        self.changes = Some(changes);
+        if batches.is_empty() {
+            self.probe_idle(next).await;
+            return self.part_when_quiet(next);
+        }
+        self.idle.restart();
+        Ok(self.part_of_batches(next, batches))
+    }
+
+    /// Moves a quiet watch of a cluster on, over the revisions of other keys.
+    async fn probe_idle(&mut self, next: Revision) {
+        if self.past.is_some() || self.daemon.is_some() {
+            return;
+        }
+        let Ok(store) = self.store().await else { return };
+        if let Some(reached) = self.idle.take_reached(&store, Revision::new(next.get() - 1)) {
+            self.position = ReadPosition::Log(reached.next().max(next));
+        }
+    }
+
+    /// Makes a part of these batches, and records its events.
+    fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
+        // At the compaction mark etcd may not know the former values any more: then a state comes next.
+        let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
+        if let Some(known) = batches.iter().position(is_unknown) {
+            let mark = batches.get(known).map_or(next, |batch| batch.revision);
+            batches.truncate(known);
+            self.changes = None;
+            if batches.is_empty() {
+                return self.resume_after_loss(Revision::new(next.get() - 1), mark);
+            }
+        }
+        // Handles of an earlier revision may come late.
+        self.position = ReadPosition::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
+        if let Some(past) = &mut self.past {
+            batches.retain(|batch| batch.revision <= past.head);
+            for Event { kind, kv, .. } in batches.iter().flat_map(|batch| &batch.events) {
+                match kind {
+                    EventKind::Put => past.reported.insert(kv.key.clone(), kv.mod_revision),
+                    EventKind::Delete => past.reported.remove(&kv.key),
+                };
+            }
+            past.last = Instant::now();
+        }
+        match batches.last() {
+            Some(last) if batches.iter().all(Batch::is_progress) => HistoryPart::Reached(last.revision),
+            _ => HistoryPart::Happened(batches),
+        }
+    }
+
+    /// The part when no event came: whether everything was reported.
+    fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
+        let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
+        if past.reported == past.goal {
+            return Ok(HistoryPart::Reached(past.head));
+        }
+        if past.last.elapsed() < PAST_TIMEOUT {
+            return Ok(HistoryPart::Happened(Vec::new()));
+        }
+        let failure = CommandFailure::new(format!("{} does not tell what happened since revision {next}", self.at));
+        Err(ReadError::Stop(FollowStop::Failed(
+            failure.hint("see whether its members are well with: etcdctl endpoint status --cluster"),
+        )))
+    }
+
+    /// Lets the next read begin the watch anew, if the error is transient. A cluster itself has tried that for long.
+    fn part_when_disconnected(&mut self, error: &kv::Error) -> Option<HistoryPart> {
+        let may_go_on = self.past.is_none()
+            && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
+            && error.kind().is_transient();
+        self.changes = None;
+        self.is_cut_off = may_go_on && self.daemon.is_some();
+        may_go_on.then(|| HistoryPart::Interrupted(error.to_string()))
+    }
+
+    /// Goes on at a state if an error says that the next revision was compacted.
+    fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
+        let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
+        let read = self.position.read();
+        self.changes = None;
+        if self.past.is_some() && !mark.is_set() {
+            // A failed read does not report the compaction mark; a watch does.
+            self.position = ReadPosition::Log(read);
+            return Some(HistoryPart::Happened(Vec::new()));
+        }
+        if self.past.is_none() && mark.is_set() && mark <= read {
+            // A stream without progress stays at its last event, and the place is beyond that: a new stream begins there.
+            return Some(HistoryPart::Happened(Vec::new()));
+        }
+        Some(self.resume_after_loss(read, mark))
+    }
+
+    /// Goes on at the newest state, because the changes after a revision were removed; in the past, at the compaction mark.
+    fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
+        if let Some(past) = &mut self.past {
+            past.reported.clear();
+            self.position = ReadPosition::State(mark, self.range.bounds().0);
+            return HistoryPart::GivenUp(read, mark);
+        }
+        self.position = ReadPosition::Lost(read);
+        HistoryPart::Happened(Vec::new())
+    }
+}
+
+/// Why there is no next part.
+enum ReadError {
+    Store(kv::Error),
+    Stop(FollowStop),
+}
+
+impl From<kv::Error> for ReadError {
+    fn from(error: kv::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<CommandFailure> for ReadError {
+    fn from(failure: CommandFailure) -> Self {
+        Self::Stop(failure.into())
+    }
+}
+
+impl From<FollowStop> for ReadError {
+    fn from(stop: FollowStop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
+/// The newest revision.
+async fn newest_revision(store: &dyn Store) -> kv::Result<Revision> {
+    Ok(store.range(revision_request()).await?.revision)
+}
+
+/// The oldest revision that can be read.
+async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
+    let first = Revision::new(1);
+    let revision_request = revision_request();
+    match store.range(revision_request.clone().with_at(first)).await {
+        Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+        other => return other.map(|_| first),
+    }
+    // A watch that begins too early fails at once, with the revision at which it may begin.
+    let mut refused = store.watch(WatchRequest::new(revision_request.range, first)).await?;
+    match refused.next().await {
+        Some(Err(error)) => match error.kind() {
+            ErrorKind::Compacted { compact_revision } if compact_revision.is_set() => Ok(*compact_revision),
+            _ => Err(error),
+        },
+        _ => Ok(first),
+    }
+}
+
+/// The quiet times before a look: they double up to the second one, since a look lists the keys twice.
+const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
+
+/// A quiet time.
+struct IdleProbe {
+    wait: Duration,
+    next: Instant,
+    /// The look that goes on beside the watch, if there is one.
+    probe: JoinSet<Option<Revision>>,
+    /// The revision up to which there was nothing to report at the last look.
+    candidate: Option<Revision>,
+}
+
+impl IdleProbe {
+    /// It begins now.
+    fn new() -> Self {
+        Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], probe: JoinSet::new(), candidate: None }
+    }
+
+    /// It begins anew, since the watch has reported something.
+    fn restart(&mut self) {
+        self.next = Instant::now() + self.wait;
+        self.probe = JoinSet::new();
+        self.candidate = None;
+    }
+
+    /// The revision up to which all was reported, if it is known now. All up to `at` was reported before, and the watch was
+    /// quiet for a while since the last call. An error of the store is left to the watch.
+    fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
+        if let Some(candidate) = self.candidate.take() {
+            return Some(candidate);
+        }
+        if let Some(seen) = self.probe.try_join_next() {
+            self.candidate = seen.ok().flatten();
+            self.next = Instant::now() + self.wait;
+        } else if self.probe.is_empty() && Instant::now() >= self.next {
+            self.wait = (self.wait * 2).min(IDLE_WAITS[1]);
+            let store = Arc::clone(store);
+            self.probe.spawn(async move { newest_if_unchanged(&*store, at).await.ok().flatten() });
+        }
+        None
+    }
+}
+
+/// A request that costs little, for the revision alone.
+fn revision_request() -> RangeRequest {
+    RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
+}
+
+/// The newest revision, if the blocks and affinities are there as they are at `at`.
+async fn newest_if_unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
+    let newest = store.range(revision_request()).await?.revision;
+    if newest <= at {
+        return Ok(None);
+    }
+    let state = |kvs: Vec<Kv>| -> Vec<_> { kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect() };
+    for prefix in [keys::blocks_prefix(None), keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
+        let before = store.list_at(Range::Prefix(prefix.clone()), at, Content::KeysOnly).await?;
+        let now = store.list_at(Range::Prefix(prefix), newest, Content::KeysOnly).await?;
+        if state(before.kvs) != state(now.kvs) {
+            return Ok(None);
+        }
+    }
+    Ok(Some(newest))
+}
+
+#[cfg(test)]
+mod tests {
+    use datastore::Create;
+
+    use super::*;
+
+    /// The answer within a second or two without an event.
+    async fn reached(idle: &mut IdleProbe, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
+        for _ in 0..150 {
+            if let Some(reached) = idle.take_reached(store, at) {
+                return Some(reached);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        None
+    }
+
+    #[test]
+    fn only_blocks_and_affinities_keep_a_quiet_watch_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = stores::of_engine("redb", folder.path().join("store")).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let open = datastore::open(&location, &Create::IfMissing.with_wait(IDLE_WAITS[1])).await.unwrap();
+            let store = open.store();
+            let put = async |key: Key| store.put(key, "x").await.unwrap();
+            let block = keys::block("10.0.0.0/26".parse().unwrap());
+            let at = put(block.clone()).await;
+            let newest = put(keys::handle("one")).await;
+            assert_eq!(reached(&mut IdleProbe::new(), &store, at).await, Some(newest));
+
+            let mut idle = IdleProbe::new();
+            while idle.candidate.is_none() {
+                assert_eq!(idle.take_reached(&store, at), None);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            idle.restart();
+            assert_eq!(idle.take_reached(&store, at), None, "from before an event");
+
+            put(block).await;
+            assert_eq!(reached(&mut IdleProbe::new(), &store, at).await, None);
+            drop(store);
+            open.close().await.unwrap();
+        });
+    }
+}

@@ -1,0 +1,415 @@
+//! `margay gc --gone` and `--free`: the estates of nodes that are gone for good, their fate, and the report of it.
+//!
+//! The workload endpoints are deleted first, then the addresses are released, then the blocks: no other container gets
+//! an address that an endpoint still has. The same command goes on with a run that was broken off. The guards of each
+//! commit are its addresses, as they were read, and that the node is still not registered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use datastore::Location;
+use ipam_core::gc::{Estate, Estates, Evidence, Hold, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
+use ipnet::IpNet;
+use kv::Deadline;
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use super::report::{EndpointRow, assignment_time, count_addresses, count_endpoints};
+use super::{Gc, MAX_COMMITS_PER_OPENING, Machine, STORE_CALL_TIMEOUT, lists, own_names, survey};
+use crate::command::{CommandAnswer, Invocation, runtime};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, printable, render};
+use crate::store::{StoreAccess, StoreUse};
+
+/// Finds the nodes and their estates, and with `--apply` frees them.
+pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
+    let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
+    let location = invocation.choose()?.location;
+    let at = invocation.store_at(&location);
+    let (machine, own) = (Machine::of(None)?, own_names());
+    let runtime = runtime()?;
+    let named = args.free.then(|| args.node.clone().unwrap_or_default());
+    let (estates, mut skipped) = match &named {
+        Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
+        None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
+    };
+    // The stores were read before: an address that is assigned meanwhile is no candidate.
+    let evidence = machine.whole_evidence()?;
+    let mut reports = Vec::new();
+    for estate in estates.values() {
+        match why_this_machine(estate, &evidence) {
+            Some(why) if named.is_some() => return Err(this_machine_failure(&estate.node, &why)),
+            Some(why) => skipped.push(SkippedNode { node: estate.node.clone(), why }),
+            None => reports.push((estate, DepartedNodeReport::of(&location, estate))),
+        }
+    }
+    if args.apply {
+        for (estate, report) in &mut reports {
+            if let Err(failure) = runtime.block_on(free(at, estate, report)) {
+                failure.print(invocation.err);
+                report.failed = true;
+            }
+        }
+    }
+    let stores: Vec<DepartedNodeReport> = reports.into_iter().map(|(_, report)| report).collect();
+    let failed = stores.iter().any(|report| report.failed);
+    invocation.print(DepartedReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
+    match failed {
+        true => Err(CommandFailure::new("not everything could be freed; see above")
+            .hint("the same command goes on where it was")),
+        false => Ok(0),
+    }
+}
+
+/// Nodes by name.
+type DepartedNodesByName = BTreeMap<String, Estate>;
+
+/// The estate of a named node; an error unless it is gone.
+fn read_named_node(
+    at: StoreAccess<'_>,
+    runtime: &Runtime,
+    node: &str,
+    own: &BTreeSet<String>,
+) -> Result<DepartedNodesByName> {
+    let found = runtime.block_on(survey(at, |_, name| name == node))?;
+    if found.known.registered.contains(node) {
+        return Err(CommandFailure::new(format!(
+            "node {} is registered in the store; nothing was freed",
+            printable(node)
+        ))
+        .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
+    }
+    if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
+        return Err(this_machine_failure(node, "it is the name of this machine"));
+    }
+    Ok(found.estates)
+}
+
+/// The estates of all nodes that are gone, and the nodes that are skipped.
+fn read_departed_nodes(
+    at: StoreAccess<'_>,
+    runtime: &Runtime,
+    list: Option<&BTreeSet<String>>,
+    own: &BTreeSet<String>,
+) -> Result<(DepartedNodesByName, Vec<SkippedNode>)> {
+    let wanted = |known: &Known, node: &str| {
+        !known.registered.contains(node)
+            && known.pinned.as_deref() != Some(node)
+            && list.is_none_or(|list| !list.contains(node))
+    };
+    let Estates { known, nodes, mut estates } = runtime.block_on(survey(at, wanted))?;
+    let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
+    match list {
+        None if known.registered.is_empty() => {
+            return Err(CommandFailure::new(
+                "no node is registered in the store, so nobody can tell which are gone; nothing was freed",
+            )
+            .hint(
+                "list the nodes that there are with --nodes FILE, or name the one that is gone: --node NAME --free",
+            ));
+        }
+        Some(list) => check_list(list, &known, &nodes, &ours)?,
+        None => {}
+    }
+    let mut skipped = Vec::new();
+    for name in own {
+        if estates.remove(name).is_some() {
+            skipped.push(SkippedNode { node: name.clone(), why: "it is the name of this machine".to_owned() });
+        }
+    }
+    Ok((estates, skipped))
+}
+
+/// Refuses a list that cannot be of the nodes of this store: a list without this machine, if the machine is a node of
+/// the store, and a list without any registered node. Such a list was made elsewhere.
+fn check_list(
+    list: &BTreeSet<String>,
+    known: &Known,
+    nodes: &BTreeSet<String>,
+    ours: &BTreeSet<&String>,
+) -> Result<()> {
+    let refused = |what: String| {
+        CommandFailure::new(format!("{what}; nothing was freed"))
+            .hint("see that the list and the store are of the same cluster, and that names are written as in the store")
+    };
+    let member = ours.iter().find(|name| nodes.contains(**name));
+    if let Some(name) = member.filter(|_| !ours.iter().any(|name| list.contains(*name))) {
+        return Err(refused(format!("the list of nodes lacks this very machine, {}", printable(name))));
+    }
+    if !known.registered.is_empty() && known.registered.is_disjoint(list) {
+        let count = known.registered.len();
+        return Err(refused(format!("the list of nodes has none of those that are registered in the store ({count})")));
+    }
+    Ok(())
+}
+
+/// Why a node is this very machine under another name; `None` if it is not.
+fn why_this_machine(estate: &Estate, evidence: &Evidence) -> Option<String> {
+    let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+    let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
+    if let Some(unit) = units.find(|unit| evidence.is_on_an_interface(*unit)) {
+        return Some(format!("an interface of this machine has its address {}", unit.addr()));
+    }
+    let of_this_boot = estate.holds.iter().find(|hold| hold.boot() == Some(evidence.boot.as_str()))?;
+    Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))
+}
+
+fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
+    let node = printable(node);
+    CommandFailure::new(format!("node {node} is this very machine: {why}; nothing was freed")).hint(format!(
+        "margay gc --boot and --netns free what it does not use; to make all that it has another node's: margay gc --node \
+         {node} --move-to NAME"
+    ))
+}
+
+/// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
+/// containers can start meanwhile.
+async fn free(at: StoreAccess<'_>, estate: &Estate, report: &mut DepartedNodeReport) -> Result<()> {
+    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
+    for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
+        at.with_operator(StoreUse::Release, async |operator| {
+            for batch in some {
+                let deleted = operator
+                    .ipam()
+                    .delete_endpoints_of_gone(&estate.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
+                    .await;
+                report.deleted_endpoints.extend(deleted.map_err(escaped_failure)?.into_iter().map(EndpointRow::from));
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    for some in batches(&estate.holds).chunks(MAX_COMMITS_PER_OPENING) {
+        at.with_operator(StoreUse::Release, async |operator| {
+            for batch in some {
+                let freed = operator
+                    .ipam()
+                    .free_of_gone(&estate.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
+                    .await
+                    .map_err(escaped_failure)?;
+                report.freed.extend(freed.released);
+                report.changed.extend(freed.changed);
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    let blocks: Vec<IpNet> = estate.blocks().collect();
+    let mut damaged = None;
+    for some in blocks.chunks(MAX_COMMITS_PER_OPENING) {
+        at.with_operator(StoreUse::Release, async |operator| {
+            for cidr in some {
+                match operator.ipam().give_up_block(&estate.node, *cidr, Deadline::after(STORE_CALL_TIMEOUT)).await {
+                    Ok(true) => report.gave_up.push(*cidr),
+                    Ok(false) => {}
+                    // One block that cannot be read must not keep the other blocks from their release.
+                    Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
+                    Err(error) => return Err(escaped_failure(error)),
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    at.with_operator(StoreUse::Release, async |operator| {
+        operator.ipam().drop_legacy(&estate.node, Deadline::after(STORE_CALL_TIMEOUT)).await.map_err(escaped_failure)
+    })
+    .await?;
+    damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
+}
+
+/// A failure with control characters escaped: the error may have names from the store in it.
+fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
+    CommandFailure::new(printable(&error.to_string()))
+}
+
+/// Why an address may be freed: there is only one reason.
+const REASON: &str = "node_gone";
+
+/// An address that may be freed.
+#[derive(Debug, Serialize)]
+struct Candidate {
+    address: IpAddr,
+    handle: Option<String>,
+    network: Option<String>,
+    interface: Option<String>,
+    reason: &'static str,
+    /// The recorded time of its assignment.
+    since: Option<String>,
+}
+
+impl Candidate {
+    fn new(hold: &Hold) -> Self {
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        Self {
+            address: hold.address,
+            handle: hold.handle.clone(),
+            network: text(hold.network()),
+            interface: text(hold.interface()),
+            reason: REASON,
+            since: text(hold.timestamp()),
+        }
+    }
+
+    fn cells(&self, node: &str) -> Vec<String> {
+        let text = |text: &Option<String>| text.as_deref().map(printable).unwrap_or_default();
+        vec![
+            printable(node),
+            self.address.to_string(),
+            text(&self.handle),
+            text(&self.interface),
+            assignment_time(self.since.as_deref()),
+        ]
+    }
+}
+
+/// The numbers of addresses that stay in a node's blocks, by reason.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct DepartedKeptCounts {
+    two_owners: usize,
+    no_node: usize,
+    other_nodes: usize,
+}
+
+impl DepartedKeptCounts {
+    /// The numbers in words; empty if all are 0.
+    fn text(&self) -> String {
+        let parts = [
+            (self.two_owners, "of virtual machines, or on their way to another owner"),
+            (self.no_node, "recorded for no node (margay ipam release frees those)"),
+            (self.other_nodes, "of other nodes, in blocks that are nobody's then"),
+        ];
+        let parts: Vec<String> =
+            parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        parts.join(", ")
+    }
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+struct DepartedNodeReport {
+    store: String,
+    node: String,
+    /// True if not everything could be freed.
+    failed: bool,
+    candidates: Vec<Candidate>,
+    freed: Vec<IpAddr>,
+    /// The addresses that were assigned again or released meanwhile.
+    changed: Vec<IpAddr>,
+    /// Its workload endpoints.
+    endpoints: Vec<EndpointRow>,
+    deleted_endpoints: Vec<EndpointRow>,
+    /// The node's own blocks, which are released.
+    blocks: Vec<IpNet>,
+    gave_up: Vec<IpNet>,
+    left: DepartedKeptCounts,
+}
+
+impl DepartedNodeReport {
+    fn of(location: &Location, estate: &Estate) -> Self {
+        Self {
+            store: location.to_string(),
+            node: estate.node.clone(),
+            failed: false,
+            candidates: estate.holds.iter().map(Candidate::new).collect(),
+            freed: Vec::new(),
+            changed: Vec::new(),
+            endpoints: estate.endpoints.iter().map(EndpointRow::from).collect(),
+            deleted_endpoints: Vec::new(),
+            blocks: estate.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
+            gave_up: Vec::new(),
+            left: DepartedKeptCounts {
+                two_owners: estate.shared,
+                no_node: estate.nameless,
+                other_nodes: estate.of_others,
+            },
+        }
+    }
+
+    fn text(&self, applied: bool, text: &mut String) {
+        let node = printable(&self.node);
+        *text += &EndpointRow::table(&self.endpoints);
+        let and = |verb: &str, count: usize| match count {
+            0 => String::new(),
+            _ => format!(", {verb} {}", count_endpoints(count)),
+        };
+        _ = match applied {
+            true => writeln!(
+                text,
+                "freed {}{} and gave up {} of node {node}",
+                count_addresses(self.freed.len()),
+                and("deleted", self.deleted_endpoints.len()),
+                count_blocks(self.gave_up.len())
+            ),
+            false => writeln!(
+                text,
+                "would free {}{} and give up {} of node {node}; do it with --apply",
+                count_addresses(self.candidates.len()),
+                and("delete", self.endpoints.len()),
+                count_blocks(self.blocks.len())
+            ),
+        };
+        if !self.changed.is_empty() {
+            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(self.changed.len()));
+        }
+        let left = self.left.text();
+        if !left.is_empty() {
+            _ = writeln!(text, "left: {left}");
+        }
+    }
+}
+
+/// A node that was not touched.
+#[derive(Debug, Serialize)]
+struct SkippedNode {
+    node: String,
+    why: String,
+}
+
+/// All nodes.
+#[derive(Debug, Serialize)]
+struct DepartedReport {
+    applied: bool,
+    /// The node that was named.
+    #[serde(skip)]
+    node: Option<String>,
+    stores: Vec<DepartedNodeReport>,
+    skipped: Vec<SkippedNode>,
+}
+
+impl DepartedReport {
+    fn answer(&mut self) -> Result<CommandAnswer> {
+        for report in &mut self.stores {
+            report.candidates.sort_by_key(|row| row.address);
+            report.freed.sort_unstable();
+        }
+        let mut text = String::new();
+        let rows: Vec<Vec<String>> = self
+            .stores
+            .iter()
+            .flat_map(|read_named_node| read_named_node.candidates.iter().map(|row| row.cells(&read_named_node.node)))
+            .collect();
+        if !rows.is_empty() {
+            let titles = ["NODE", "ADDRESS", "HANDLE", "INTERFACE", "SINCE (UTC)"];
+            text += &render(&titles.map(Column::Text), &rows);
+        }
+        for report in &self.stores {
+            report.text(self.applied, &mut text);
+        }
+        _ = match (&self.node, self.stores.is_empty()) {
+            (_, false) => Ok(()),
+            (Some(node), true) => writeln!(text, "node {} has nothing in the store", printable(node)),
+            (None, true) => writeln!(text, "no node that is gone has anything in the store"),
+        };
+        for SkippedNode { node, why } in &self.skipped {
+            _ = writeln!(text, "left node {}: {why}", printable(node));
+        }
+        CommandAnswer::new(text, self)
+    }
+}
+
+/// A number of blocks in words.
+pub(super) fn count_blocks(count: usize) -> String {
+    if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") }
+}

@@ -1,0 +1,341 @@
+//! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is or becomes Margay's.
+//!
+//! The files for going back are in its folder `.margay`, for the main plugin in `.margay-main`. So they are on the same
+//! file system and stay with the plugins:
+//!
+//! | File | Is |
+//! |---|---|
+//! | `previous` | the file that was there before; the very file, not a copy |
+//! | `new` | Margay's, until it is whole and has been tried |
+//! | `state.json` | what is installed, and what was there before |
+//!
+//! After each step both the same command and `--undo` can go on, and the plugin itself only changes by a rename, from
+//! one whole file to another.
+
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::io::{self, BufReader, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::program::{PluginProgram, Role};
+use crate::digest::Sha256;
+use crate::error::{CommandFailure, Result};
+
+/// The format version of the state file.
+const STATE_FORMAT: u32 = 1;
+
+/// The installed program of a folder, and the former program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InstallState {
+    format: u32,
+    /// The version of Margay's plugin.
+    pub(crate) version: String,
+    /// The checksum of Margay's plugin.
+    sha256: String,
+    /// The former program; `None` if there was none.
+    pub(crate) previous: Option<FormerProgram>,
+    /// True if the installation made the folder itself.
+    made_folder: bool,
+}
+
+/// The former program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FormerProgram {
+    /// Its version, if it reports one.
+    pub(crate) version: Option<String>,
+}
+
+/// The outcome of an installation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InstallOutcome {
+    Now,
+    Already,
+}
+
+/// The outcome of going back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UndoOutcome {
+    /// The former file is in its place again.
+    Restored,
+    /// Margay's plugin is gone, and no former file was kept.
+    Removed,
+    /// Another program had replaced Margay's plugin, and stays.
+    Left,
+}
+
+/// A plugin in a folder of plugins.
+#[derive(Debug)]
+pub(crate) struct PluginFolder {
+    folder: PathBuf,
+    role: Role,
+}
+
+impl PluginFolder {
+    pub(crate) fn new(role: Role, folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), role }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The program that the runtime runs.
+    pub(crate) fn target(&self) -> PathBuf {
+        self.folder.join(self.role.program())
+    }
+
+    /// The former program, which is kept until it is put back.
+    pub(crate) fn previous(&self) -> PathBuf {
+        self.state_folder().join("previous")
+    }
+
+    fn state_folder(&self) -> PathBuf {
+        self.folder.join(self.role.state_folder_name())
+    }
+
+    fn staged_file(&self) -> PathBuf {
+        self.state_folder().join("new")
+    }
+
+    fn state_file(&self) -> PathBuf {
+        self.state_folder().join("state.json")
+    }
+
+    /// True if there are files of an installation.
+    pub(crate) fn is_touched(&self) -> bool {
+        self.state_folder().is_dir()
+    }
+
+    /// True if an installation ended before it was complete.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.is_touched() && (!self.state_file().exists() || self.staged_file().exists())
+    }
+
+    /// The installed program, if there is one.
+    pub(crate) fn state(&self) -> Result<Option<InstallState>> {
+        let bytes = match fs::read(self.state_file()) {
+            Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
+            read => read.map_err(|error| self.failed("cannot read", &error))?,
+        };
+        let state: Option<InstallState> = serde_json::from_slice(&bytes).ok();
+        state.filter(|state| state.format == STATE_FORMAT).map(Some).ok_or_else(|| {
+            CommandFailure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(
+                format!(
+                    "a newer margay has installed here: use that one; what was there before is {}",
+                    self.previous().display()
+                ),
+            )
+        })
+    }
+
+    /// Refuses a folder that this user may not change.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
+        rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
+            .map_err(|error| self.failed("cannot write into", &error.into()))
+    }
+
+    /// Puts Margay's plugin into place, and keeps the former program.
+    pub(crate) fn install(&self, plugin: &Path) -> Result<InstallOutcome> {
+        self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
+    }
+
+    fn install_steps(&self, plugin: &Path) -> io::Result<Result<InstallOutcome>> {
+        let known = match self.state() {
+            Ok(known) => known,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let made_folder = known.as_ref().map_or(!self.folder.exists(), |state| state.made_folder);
+        make_folder(&self.folder, 0o755)?;
+        make_folder(&self.state_folder(), 0o700)?;
+        let _lock = match self.lock() {
+            Ok(lock) => lock,
+            Err(failure) => return Ok(Err(failure)),
+        };
+
+        let target = self.target();
+        let there = fs::symlink_metadata(&target).is_ok().then(|| PluginProgram::ask(&target, self.role));
+        let is_ours = there.as_ref().is_some_and(PluginProgram::is_ours);
+        let sha256 = checksum(plugin)?;
+        if is_ours
+            && !self.staged_file().exists()
+            && known.as_ref().is_some_and(|state| state.sha256 == sha256)
+            && checksum(&target)? == sha256
+            && (self.role == Role::Ipam || !could_be_one_file(plugin, &target)?)
+        {
+            return Ok(Ok(InstallOutcome::Already));
+        }
+
+        let mut previous = known.and_then(|state| state.previous);
+        if let Some(program) = there.filter(|_| !is_ours) {
+            self.keep(&target)?;
+            previous = Some(FormerProgram { version: program.version().map(str::to_owned) });
+        } else if previous.is_none() && fs::symlink_metadata(self.previous()).is_ok() {
+            previous = Some(FormerProgram {
+                version: PluginProgram::ask(&self.previous(), self.role).version().map(str::to_owned),
+            });
+        }
+
+        let staged = self.staged_file();
+        self.stage(plugin, &staged)?;
+        let program = PluginProgram::ask(&staged, self.role);
+        let PluginProgram::Margay(version) = program else {
+            return Ok(Err(CommandFailure::new(format!("{}: {program}", staged.display()))
+                .hint("nothing was changed; see that the folder is on a file system from which programs may be run")));
+        };
+        let state = InstallState { format: STATE_FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
+        self.write_state(&state)?;
+        fs::rename(&staged, &target)?;
+        sync_folder(&self.folder)?;
+        Ok(Ok(InstallOutcome::Now))
+    }
+
+    /// Puts Margay's plugin beside its final place. The main plugin becomes a second name of the plugin for addresses
+    /// if the file system allows that: so it knows that they are one program, and calls it without a process.
+    fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
+        remove_if_there(staged)?;
+        if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {
+            fs::copy(plugin, staged)?;
+            fs::set_permissions(staged, Permissions::from_mode(0o755))?;
+        }
+        File::open(staged)?.sync_all()
+    }
+
+    /// Links the former program to a second name, so that the same file comes back, with its owner, mode and times.
+    fn keep(&self, target: &Path) -> io::Result<()> {
+        let linked = self.state_folder().join("previous.new");
+        remove_if_there(&linked)?;
+        fs::hard_link(target, &linked)?;
+        fs::rename(&linked, self.previous())?;
+        // A rename between two names of one file does not remove the old name.
+        remove_if_there(&linked)?;
+        sync_folder(&self.state_folder())
+    }
+
+    fn write_state(&self, state: &InstallState) -> io::Result<()> {
+        let unfinished = self.state_folder().join("state.new");
+        let mut file = File::create(&unfinished)?;
+        file.write_all(&serde_json::to_vec_pretty(state)?)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, self.state_file())?;
+        sync_folder(&self.state_folder())
+    }
+
+    /// Puts the former program back. `others` says whether a call finds another plugin of that name elsewhere.
+    pub(crate) fn undo(&self, others: OtherPlugins) -> Result<UndoOutcome> {
+        let _lock = self.lock()?;
+        // A state file that cannot be read must not keep an operator from going back.
+        let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
+        let target = self.target();
+        let there = fs::symlink_metadata(&target).is_ok().then(|| PluginProgram::ask(&target, self.role));
+        let has_previous = fs::symlink_metadata(self.previous()).is_ok();
+        let undone = match there {
+            Some(PluginProgram::Other(_)) => UndoOutcome::Left,
+            Some(PluginProgram::Broken(_)) if !has_previous => UndoOutcome::Left,
+            _ if has_previous => {
+                self.step(|| fs::rename(self.previous(), &target).and_then(|()| sync_folder(&self.folder)))?;
+                UndoOutcome::Restored
+            }
+            Some(_) if others == OtherPlugins::None => {
+                return Err(CommandFailure::new(format!(
+                    "nothing is kept that could be put back in place of {}, and there is no other {}",
+                    target.display(),
+                    self.role.program()
+                ))
+                .hint(
+                    "nothing was changed; calico-node puts its own there when it starts without UPDATE_CNI_BINARIES=false",
+                ));
+            }
+            Some(_) => {
+                self.step(|| fs::remove_file(&target))?;
+                UndoOutcome::Removed
+            }
+            None => UndoOutcome::Removed,
+        };
+        self.step(|| {
+            for left in ["new", "state.new", "previous.new", "previous", "state.json"] {
+                remove_if_there(&self.state_folder().join(left))?;
+            }
+            fs::remove_dir(self.state_folder())?;
+            if made_folder {
+                // Somebody may have put other plugins there.
+                _ = fs::remove_dir(&self.folder);
+            } else {
+                sync_folder(&self.folder)?;
+            }
+            Ok(())
+        })?;
+        Ok(undone)
+    }
+
+    fn step(&self, work: impl FnOnce() -> io::Result<()>) -> Result<()> {
+        work().map_err(|error| self.failed("cannot change", &error))
+    }
+
+    /// Locks out other commands of this kind until it is dropped.
+    fn lock(&self) -> Result<File> {
+        let folder = File::open(self.state_folder()).map_err(|error| self.failed("cannot open", &error))?;
+        match folder.try_lock() {
+            Ok(()) => Ok(folder),
+            Err(TryLockError::WouldBlock) => {
+                Err(CommandFailure::new(format!("another margay install works in {}", self.folder.display()))
+                    .hint("wait until it has ended, and try again"))
+            }
+            Err(TryLockError::Error(error)) => Err(self.failed("cannot lock", &error)),
+        }
+    }
+
+    fn failed(&self, what: &str, error: &io::Error) -> CommandFailure {
+        let failure = CommandFailure::new(format!("{what} {}: {error}", self.folder.display()));
+        match error.kind() {
+            ErrorKind::PermissionDenied => failure.hint("run it as root, on the node itself"),
+            ErrorKind::ReadOnlyFilesystem => {
+                failure.hint("the folder is read-only here: use --own-folder with one that can be written to")
+            }
+            _ => failure.hint(format!("repeat the command when this is mended; {} goes back", self.role.undo())),
+        }
+    }
+}
+
+/// Whether a call finds another plugin of that name elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OtherPlugins {
+    None,
+    Some,
+}
+
+/// True if two files are not one, but could be, since they are on one file system.
+fn could_be_one_file(one: &Path, other: &Path) -> io::Result<bool> {
+    let (one, other) = (fs::metadata(one)?, fs::metadata(other)?);
+    Ok(one.dev() == other.dev() && one.ino() != other.ino())
+}
+
+fn make_folder(folder: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(folder)
+}
+
+fn remove_if_there(file: &Path) -> io::Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// How much of a program is read at once, in bytes. `io::copy` by itself asks the kernel a thousand times for a plugin.
+const READ_BUFFER_BYTES: usize = 128 << 10;
+
+fn checksum(file: &Path) -> io::Result<String> {
+    let mut sum = Sha256::default();
+    io::copy(&mut BufReader::with_capacity(READ_BUFFER_BYTES, File::open(file)?), &mut sum)?;
+    Ok(sum.hex())
+}

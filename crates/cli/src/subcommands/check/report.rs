@@ -1,0 +1,154 @@
+//! The report that `calicoctl ipam check -o` writes, and that `ipam release --from-report` of both reads.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use datastore::text_fault;
+use ipam_core::attachment::{namespace_of, node_of, pod_of};
+use ipam_operator::inspect::{AllocatedAddress, Cluster, Inspection};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::StoreInspection;
+use crate::error::{CommandFailure, Result};
+use crate::output::write_whole_file;
+
+/// A report. The names are calicoctl's.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "struct Report")]
+pub(crate) struct CheckReport {
+    version: String,
+    /// The id of the cluster.
+    #[serde(rename = "clusterGUID")]
+    pub(crate) cluster_guid: String,
+    datastore_locked: bool,
+    /// The revision of Calico's ClusterInformation; empty where there is none.
+    pub(crate) cluster_information_revision: String,
+    cluster_type: String,
+    /// The assigned addresses.
+    #[serde(deserialize_with = "or_nothing")]
+    pub(crate) allocations: BTreeMap<IpAddr, Vec<ReportedAddress>>,
+    /// The handles that hold nothing.
+    #[serde(deserialize_with = "or_nothing")]
+    pub(crate) leaked_handles: Vec<LeakedHandle>,
+}
+
+/// Reads a list or a map that Go writes as `null` when it is empty.
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// An assigned address, or one in cooldown.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, expecting = "struct Row")]
+pub(crate) struct ReportedAddress {
+    /// The address.
+    pub(crate) ip: String,
+    /// The handle under which it is held; empty if there is none.
+    pub(crate) handle: String,
+    /// Its sequence number.
+    pub(crate) sequence_number: Option<u64>,
+    pod: String,
+    namespace: String,
+    node: String,
+    #[serde(rename = "type")]
+    kind: String,
+    creation_timestamp: String,
+    /// False if it is certain that no container uses it.
+    pub(crate) in_use: bool,
+    borrowed: bool,
+    /// True if it is in cooldown.
+    pub(crate) cooling_down: bool,
+    #[serde(deserialize_with = "or_nothing")]
+    owners: Vec<String>,
+}
+
+/// A handle that holds nothing. Go writes the names of these fields as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct LeakedHandle {
+    /// Its id.
+    #[serde(rename = "ID")]
+    pub(crate) id: String,
+    #[serde(rename = "UID")]
+    uid: Option<String>,
+    /// The revision that last wrote it.
+    pub(crate) revision: String,
+}
+
+impl CheckReport {
+    /// The report of an inspection that has kept the addresses.
+    pub(super) fn new(inspected: &StoreInspection) -> Self {
+        let inspection = &inspected.inspection;
+        let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();
+        for address in &inspection.allocations {
+            allocations.entry(address.ip).or_default().push(ReportedAddress::new(address));
+        }
+        let cluster = inspection.cluster.clone().unwrap_or_default();
+        let handles = inspection.leaked_handles.iter().map(|handle| LeakedHandle {
+            id: handle.id.clone(),
+            uid: None,
+            revision: handle.revision.to_string(),
+        });
+        Self {
+            version: format!("margay {}", env!("CARGO_PKG_VERSION")),
+            cluster_guid: guid(inspected).to_owned(),
+            datastore_locked: cluster.locked,
+            cluster_information_revision: revision(inspection),
+            cluster_type: cluster.kind,
+            leaked_handles: handles.collect(),
+            allocations,
+        }
+    }
+
+    /// Reads a report.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
+        let text = fs::read(path)
+            .map_err(|error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint))?;
+        serde_json::from_slice(&text).map_err(|error| {
+            let fault = text_fault(&text).map_or_else(|| error.to_string(), |fault| fault.to_string());
+            CommandFailure::new(format!("{} is no report: {fault}", path.display())).hint(hint)
+        })
+    }
+}
+
+/// The identity of the cluster: Calico's id of it, or else the id of the store.
+pub(crate) fn guid(inspected: &StoreInspection) -> &str {
+    let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
+    known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)
+}
+
+/// The revision of Calico's ClusterInformation; empty where there is none.
+pub(crate) fn revision(inspection: &Inspection) -> String {
+    inspection.cluster.as_ref().map(|Cluster { revision, .. }| revision.to_string()).unwrap_or_default()
+}
+
+impl ReportedAddress {
+    fn new(address: &AllocatedAddress) -> Self {
+        let text = |name: &str| address.attributes.get(name).cloned().unwrap_or_default();
+        let named =
+            |of: fn(&BTreeMap<String, String>) -> Option<&str>| of(&address.attributes).unwrap_or_default().to_owned();
+        Self {
+            ip: address.ip.to_string(),
+            handle: address.handle.clone().unwrap_or_default(),
+            sequence_number: Some(address.sequence_number),
+            pod: named(pod_of),
+            namespace: named(namespace_of),
+            node: named(node_of),
+            kind: text("type"),
+            creation_timestamp: text("timestamp"),
+            in_use: !address.node_gone && !address.cooling,
+            borrowed: address.borrowed,
+            cooling_down: address.cooling,
+            owners: Vec::new(),
+        }
+    }
+}
+
+/// Writes a report in one step: an existing file is replaced when the new one is whole.
+pub(super) fn write(path: &Path, report: &CheckReport) -> Result<()> {
+    let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
+    write_whole_file(path, &text)
+}

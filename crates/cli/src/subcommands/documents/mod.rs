@@ -1,0 +1,405 @@
+//! The arguments of `get`, `create`, `apply`, `replace` and `delete`, as after calicoctl, and the namespaces that they
+//! name. Kinds without namespaces ignore them.
+//!
+//! The files are read before the store is opened: a person may type one.
+
+mod change;
+mod get;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use clap::{Args, Subcommand};
+use ipam_operator::Operator;
+use ipam_operator::documents::{DEFAULT_NAMESPACE, DocumentKind, Manifest, Namespaces, WriteMode};
+use kv::Deadline;
+
+pub(crate) use self::change::parse_values;
+use self::change::{DeleteDocuments, FolderDepth, WriteDocuments};
+use self::get::DocumentForm;
+use super::pool::BridgedPoolArgs;
+use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::printable;
+use crate::store::{StoreAccess, StoreUse};
+
+const GET: &str = "\
+KIND is ippool, ipreservation, node, ipamconfig, workloadendpoint (wep) or
+profile, in any case, also as plural. All outputs are calicoctl's: -o ps (or
+table), wide, yaml and json. Only endpoints have namespaces.
+
+Examples:
+  margay get ippools -o wide
+  margay get pool main -o yaml
+  margay get nodes -o json
+  margay get wep -A
+  margay get wep -n shop node1-k8s-web-eth0 -o yaml
+  margay get profiles -o wide";
+
+const CREATE: &str = "\
+A document has Calico's form, in YAML or JSON; a file may have several.
+
+Examples:
+  margay create -f pools.yaml
+  margay create -f pools.yaml --dry-run
+  cat node.json | margay create -f - --skip-exists";
+
+const APPLY: &str = "\
+What is there is replaced: what the document's spec does not say gets its default.
+
+Examples:
+  margay apply -f pools.yaml
+  margay get pool main -o yaml | sed s/rack-a/rack-b/ | margay apply -f -";
+
+const REPLACE: &str = "\
+Examples:
+  margay replace -f pools.yaml
+  margay get ippool -o json > pools.json && margay replace -f pools.json";
+
+const DELETE: &str = "\
+A pool of which addresses are in use is refused, and it is said where they are.
+An endpoint is deleted whether its container runs or not: Felix then cuts the
+container off. Profiles cannot be deleted.
+
+Examples:
+  margay delete ippool main
+  margay delete ippool main spare --skip-not-exists
+  margay delete -f pools.yaml --dry-run
+  margay delete wep -n shop node1-k8s-web-eth0";
+
+/// Documents of Calico's form, read and written as calicoctl does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DocumentsSubcommand {
+    /// Show pools, reservations, nodes, endpoints and more
+    #[command(after_help = GET)]
+    Get(Get),
+    /// Make what a file describes
+    #[command(after_help = CREATE)]
+    Create(Create),
+    /// Make what a file describes, or change it to that
+    #[command(after_help = APPLY)]
+    Apply(Apply),
+    /// Change what is there to what a file describes
+    #[command(after_help = REPLACE)]
+    Replace(Replace),
+    /// Delete pools, reservations, nodes, endpoints and more
+    #[command(after_help = DELETE)]
+    Delete(Delete),
+}
+
+/// The arguments of `get`.
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    #[command(flatten)]
+    which: DocumentSelection,
+
+    /// Of documents that are named, leave out what only this store knows: the uid, the version and the time of creation
+    #[arg(long)]
+    export: bool,
+
+    /// Files without a document are no error
+    #[arg(long, requires = "filename")]
+    skip_empty: bool,
+
+    // Scripts for calicoctl pass these two for all kinds.
+    /// The namespace of the endpoints [default: default]
+    #[arg(short, long)]
+    namespace: Option<String>,
+
+    /// List the endpoints of all namespaces
+    #[arg(short = 'A', long, short_alias = 'a')]
+    all_namespaces: bool,
+}
+
+/// The arguments of `create`.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    change: WriteArgs,
+
+    /// Pass over what is there already, and count it as made
+    #[arg(long)]
+    skip_exists: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Apply {
+    #[command(flatten)]
+    change: WriteArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Replace {
+    #[command(flatten)]
+    change: WriteArgs,
+}
+
+/// The arguments of `apply` and `replace`.
+#[derive(Debug, Args)]
+pub(crate) struct WriteArgs {
+    #[command(flatten)]
+    pub(crate) source: DocumentFiles,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// The arguments of `delete`.
+#[derive(Debug, Args)]
+pub(crate) struct Delete {
+    #[command(flatten)]
+    pub(crate) which: DocumentSelection,
+
+    /// The namespace of the endpoints [default: default]
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+
+    /// Pass over what is not there, and count it as deleted
+    #[arg(short, long)]
+    pub(crate) skip_not_exists: bool,
+
+    /// Check everything and delete nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    #[command(flatten)]
+    pub(crate) bridged: BridgedPoolArgs,
+}
+
+/// Where documents are read.
+#[derive(Debug, Args)]
+pub(crate) struct DocumentFiles {
+    /// A file of documents in YAML or JSON, - for standard input, or a folder of .yaml, .yml and .json files
+    #[arg(short, long, value_name = "FILE", required = true)]
+    filename: Vec<PathBuf>,
+
+    /// Look into folders inside a folder too
+    #[arg(short = 'R', long)]
+    recursive: bool,
+}
+
+/// A kind and names, or a file that has them.
+#[derive(Debug, Args)]
+pub(crate) struct DocumentSelection {
+    /// The kind, such as ippool or workloadendpoint
+    #[arg(value_parser = kind, required_unless_present = "filename")]
+    kind: Option<DocumentKind>,
+
+    /// The names
+    name: Vec<String>,
+
+    /// A file that names them, - for standard input, or a folder of .yaml, .yml and .json files
+    #[arg(short, long, value_name = "FILE", conflicts_with = "kind")]
+    filename: Vec<PathBuf>,
+
+    /// Look into folders inside a folder too
+    #[arg(short = 'R', long, requires = "filename")]
+    recursive: bool,
+}
+
+/// The names of a kind that calicoctl knows.
+fn kind(text: &str) -> Result<DocumentKind, String> {
+    Ok(match text.to_ascii_lowercase().as_str() {
+        "ippool" | "ippools" | "ipp" | "ipps" | "pool" | "pools" => DocumentKind::Pool,
+        "ipreservation" | "ipreservations" | "reservation" | "reservations" => DocumentKind::Reservation,
+        "node" | "nodes" | "no" | "nos" => DocumentKind::Node,
+        "ipamconfiguration" | "ipamconfigurations" | "ipamconfig" | "ipamconfigs" => DocumentKind::Settings,
+        "workloadendpoint" | "workloadendpoints" | "wep" | "weps" => DocumentKind::WorkloadEndpoint,
+        "profile" | "profiles" | "pro" | "pros" => DocumentKind::Profile,
+        _ => {
+            return Err("not ippool, ipreservation, node, ipamconfig, workloadendpoint or profile".to_owned());
+        }
+    })
+}
+
+/// The longest time for a command once the store is open: a pool's deletion is a commit for each block.
+const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(600);
+
+#[async_trait(?Send)]
+impl StoreCommand for Get {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let (which, scope) = (&self.which, NamespaceScope::by_get(self)?);
+        let what = match which.kind {
+            Some(kind) if which.name.is_empty() => ShownDocuments::All(kind),
+            kind => {
+                let manifests = match kind {
+                    None if self.skip_empty => place_in_namespace(
+                        change::read_any_documents(&which.filename, folder_depth(which.recursive))?,
+                        &scope,
+                    )?,
+                    _ => read_selected(which, &scope)?,
+                };
+                // calicoctl exports only documents that are named, not those of a file.
+                let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
+                let name = |one: &Manifest| (one.kind(), one.name().to_owned());
+                ShownDocuments::Named(manifests.iter().map(name).collect(), form)
+            }
+        };
+        at.carry_out(&ShowDocuments { what, scope }).await
+    }
+}
+
+/// The documents to show.
+struct ShowDocuments<'a> {
+    what: ShownDocuments,
+    scope: NamespaceScope<'a>,
+}
+
+enum ShownDocuments {
+    All(DocumentKind),
+    Named(Vec<(DocumentKind, String)>, DocumentForm),
+}
+
+#[async_trait(?Send)]
+impl OpenStoreCommand for ShowDocuments<'_> {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::Read
+    }
+
+    fn timeout_after_open(&self) -> Duration {
+        DOCUMENTS_TIMEOUT
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+        match &self.what {
+            ShownDocuments::All(kind) => get::get_all(operator, *kind, &self.scope, deadline).await,
+            ShownDocuments::Named(names, form) => get::get_named(operator, names, *form, &self.scope, deadline).await,
+        }
+    }
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Create {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let writing = WriteDocuments::of(WriteMode::Create, &self.change, at)?;
+        at.carry_out(&writing.skipping(self.skip_exists)).await
+    }
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Apply {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        at.carry_out(&WriteDocuments::of(WriteMode::Apply, &self.change, at)?).await
+    }
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Replace {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        at.carry_out(&WriteDocuments::of(WriteMode::Replace, &self.change, at)?).await
+    }
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Delete {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        if self.which.kind.is_some() && self.which.name.is_empty() {
+            return Err(CommandFailure::new("resource name must be specified")
+                .hint("name what is to be deleted, such as: margay delete ippool main"));
+        }
+        let manifests = read_selected(&self.which, &NamespaceScope::by_delete(self))?;
+        at.carry_out(&DeleteDocuments { args: self, manifests }).await
+    }
+}
+
+/// The named documents, by kind and name or in files.
+fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+    match which.kind {
+        Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
+        None => place_in_namespace(change::read_documents(&which.filename, folder_depth(which.recursive))?, scope),
+    }
+}
+
+/// The documents that files name, in the requested namespace.
+fn place_in_namespace(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+    manifests.into_iter().map(|manifest| scope.of_file(manifest)).collect()
+}
+
+fn folder_depth(recursive: bool) -> FolderDepth {
+    if recursive { FolderDepth::All } else { FolderDepth::Files }
+}
+
+/// The meaning of `--namespace` and `--all-namespaces`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NamespaceScope<'a> {
+    /// Neither is given.
+    Default,
+    /// One namespace.
+    One(&'a str),
+    /// All namespaces.
+    All,
+}
+
+impl<'a> NamespaceScope<'a> {
+    /// The meaning of the options of `get`.
+    ///
+    /// # Errors
+    /// Both options are given, and the kind has namespaces.
+    fn by_get(get: &'a Get) -> Result<Self> {
+        let is_namespaced = get.which.kind.is_some_and(DocumentKind::is_namespaced);
+        match &get.namespace {
+            Some(_) if get.all_namespaces && is_namespaced => {
+                Err(CommandFailure::new("cannot use both --namespace and --all-namespaces flags at the same time")
+                    .hint("give one of them"))
+            }
+            _ if get.all_namespaces => Ok(Self::All),
+            namespace => Ok(Self::by(namespace.as_deref())),
+        }
+    }
+
+    /// The meaning of the option of `delete`.
+    fn by_delete(delete: &'a Delete) -> Self {
+        Self::by(delete.namespace.as_deref())
+    }
+
+    fn by(namespace: Option<&'a str>) -> Self {
+        namespace.map_or(Self::Default, Self::One)
+    }
+
+    /// True if an option was given.
+    fn is_explicit(&self) -> bool {
+        *self != Self::Default
+    }
+
+    /// The namespaces to list.
+    fn listed(&self) -> Namespaces {
+        match self {
+            Self::All => Namespaces::All,
+            Self::One(namespace) => Namespaces::One((*namespace).to_owned()),
+            Self::Default => Namespaces::One(DEFAULT_NAMESPACE.to_owned()),
+        }
+    }
+
+    /// The document of this name.
+    ///
+    /// # Errors
+    /// All namespaces are requested, and a name alone does not identify the document.
+    fn named(&self, kind: DocumentKind, name: &str) -> Result<Manifest> {
+        match self {
+            Self::All if kind.is_namespaced() => Err(single_resource_failure()),
+            Self::One(namespace) => Ok(Manifest::named(kind, kind.full_name(namespace, name))),
+            Self::All | Self::Default => Ok(Manifest::named(kind, kind.full_name(DEFAULT_NAMESPACE, name))),
+        }
+    }
+
+    /// The document that a file names.
+    ///
+    /// # Errors
+    /// The error of [`named`](Self::named); the file names another namespace.
+    fn of_file(&self, manifest: Manifest) -> Result<Manifest> {
+        match self {
+            Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
+            Self::One(namespace) => manifest.within(namespace).map_err(|error| {
+                CommandFailure::new(printable(&error.to_string())).hint("leave --namespace away: the document has one")
+            }),
+            Self::All | Self::Default => Ok(manifest),
+        }
+    }
+}
+
+fn single_resource_failure() -> CommandFailure {
+    CommandFailure::new("cannot use --all-namespace flag for getting a single resource")
+        .hint("say in which namespace it is: -n NAMESPACE")
+}

@@ -1,0 +1,443 @@
+//! `margay ipam explain`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use async_trait::async_trait;
+use clap::{ArgGroup, Args};
+use ipam_core::Error;
+use ipam_core::assign::{Explanation, Outcome, PoolState, Source, Stock};
+use ipam_core::model::{Labels, Pool};
+use ipam_core::net::{Count, Family};
+use ipam_core::pools::{Obstacle, PoolError};
+use ipam_operator::Operator;
+use ipnet::IpNet;
+use kv::Deadline;
+use serde::Serialize;
+
+use crate::command::{CommandAnswer, OpenStoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{Column, Columns, TableRow, as_text, printable, table};
+use crate::store::StoreUse;
+
+pub(crate) const HELP: &str = "\
+It goes through an assignment as the plugin does, up to the commit, and writes nothing. The exit code is 0 also where
+the answer is that a container would get no address.
+
+Examples:
+  margay ipam explain --node node1
+  margay ipam explain --node node1 --pool main --pool 10.70.0.0/24
+  margay ipam explain --node node1 -6 --namespace shop --namespace-label tier=web";
+
+/// For whom an assignment is gone through.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("family"))]
+pub(crate) struct Explain {
+    /// The node on which the container would start
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: String,
+
+    /// A pool that the network names, by name or range; can be given several times
+    #[arg(long = "pool", value_name = "POOL")]
+    pub(crate) pools: Vec<String>,
+
+    /// For an IPv4 address, which is the default unless the pools are of IPv6
+    #[arg(short = '4', group = "family")]
+    pub(crate) v4: bool,
+
+    /// For an IPv6 address
+    #[arg(short = '6', group = "family")]
+    pub(crate) v6: bool,
+
+    /// The namespace of the pod; it has the two labels that every namespace has of its name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+
+    /// A further label of the namespace; can be given several times
+    #[arg(long = "namespace-label", value_name = "NAME=VALUE", requires = "namespace")]
+    pub(crate) namespace_labels: Vec<String>,
+}
+
+/// The explanation.
+#[derive(Debug, Serialize)]
+struct ExplainReport {
+    node: String,
+    labels: BTreeMap<String, String>,
+    family: u8,
+    revision: i64,
+    strict_affinity: bool,
+    claims_blocks: bool,
+    block_limit: Option<usize>,
+    pools: Vec<PoolReport>,
+    outcome: OutcomeReport,
+}
+
+/// A pool: whether it is chosen, why not, and how full it is.
+#[derive(Debug, Serialize)]
+struct PoolReport {
+    name: String,
+    #[serde(serialize_with = "as_text")]
+    cidr: IpNet,
+    chosen: bool,
+    /// The reason in a word for programs; absent if the pool is chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    obstacle: Option<&'static str>,
+    reason: String,
+    capacity: Count,
+    in_use: Count,
+    reserved: Count,
+    quarantined: usize,
+    available: Count,
+    resting: usize,
+    blocks: usize,
+    own_blocks: usize,
+    own_free: usize,
+}
+
+impl TableRow for PoolReport {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("POOL"), |pool| printable(&pool.name)),
+            (Column::Text("CIDR"), |pool| pool.cidr.to_string()),
+            (Column::Text("CHOSEN"), |pool| if pool.chosen { "yes" } else { "no" }.to_owned()),
+            (Column::Text("WHY"), |pool| pool.reason.clone()),
+        ]
+    }
+}
+
+/// The outcome.
+#[derive(Debug, Serialize)]
+struct OutcomeReport {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix_length: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+    /// `own`, `new`, `taken_over` or `borrowed`; absent if there is no address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    free_in_block: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_owner: Option<String>,
+    /// The error of the plugin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// The outcome in words.
+    text: String,
+    /// The advice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+#[async_trait(?Send)]
+impl OpenStoreCommand for Explain {
+    fn store_use(&self) -> StoreUse {
+        StoreUse::ReadAll
+    }
+
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+        let family = match (self.v4, self.v6) {
+            (true, _) => Some(Family::V4),
+            (_, true) => Some(Family::V6),
+            _ => None,
+        };
+        let namespace = namespace_labels(self)?;
+        let explained = operator.ipam().explain(&self.node, family, &self.pools, namespace.as_ref(), deadline).await?;
+        let report = ExplainReport::of(&explained, namespace.as_ref());
+        CommandAnswer::new(report.text(), &report)
+    }
+}
+
+/// The labels of the namespace: those that every namespace has from Kubernetes and Calico, and those in the arguments.
+fn namespace_labels(args: &Explain) -> Result<Option<Labels>> {
+    let Some(name) = &args.namespace else { return Ok(None) };
+    let mut labels = Labels::new();
+    for label in ["kubernetes.io/metadata.name", "projectcalico.org/name"] {
+        labels.insert(label.to_owned(), name.clone());
+    }
+    for text in &args.namespace_labels {
+        let (label, value) = text.split_once('=').ok_or_else(|| {
+            CommandFailure::new(format!("--namespace-label {text} has no \"=\"")).hint("write it as NAME=VALUE")
+        })?;
+        labels.insert(label.to_owned(), value.to_owned());
+    }
+    Ok(Some(labels))
+}
+
+impl ExplainReport {
+    fn of(explained: &Explanation, namespace: Option<&Labels>) -> Self {
+        let labels: BTreeMap<String, String> =
+            explained.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        Self {
+            node: explained.node.clone(),
+            family: if explained.family == Family::V4 { 4 } else { 6 },
+            revision: explained.revision.get(),
+            strict_affinity: explained.strict_affinity,
+            claims_blocks: explained.claims_blocks,
+            block_limit: explained.block_limit,
+            pools: explained.pools.iter().map(|pool| PoolReport::of(pool, &labels, namespace)).collect(),
+            outcome: OutcomeReport::of(explained),
+            labels,
+        }
+    }
+
+    fn text(&self) -> String {
+        let node = printable(&self.node);
+        let mut text = format!("IPv{} for a container on node {node} ({})\n", self.family, labelled(&self.labels));
+        if !self.pools.is_empty() {
+            text += &table(&self.pools);
+        }
+        _ = writeln!(text, "{}", self.outcome.text);
+        if let Some(hint) = &self.outcome.hint {
+            _ = writeln!(text, "{hint}");
+        }
+        text
+    }
+}
+
+/// Labels, for people.
+fn labelled(labels: &BTreeMap<String, String>) -> String {
+    if labels.is_empty() {
+        return "no labels".to_owned();
+    }
+    let labels: Vec<String> = labels.iter().map(|(name, value)| printable(&format!("{name}={value}"))).collect();
+    labels.join(", ")
+}
+
+impl PoolReport {
+    fn of(state: &PoolState, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> Self {
+        let PoolState { pool, obstacle, stock, .. } = state;
+        let Stock { usage, quarantined, in_cooldown, blocks, own_blocks, own_free, .. } = *stock;
+        let (word, reason) = match obstacle {
+            Ok(None) => (None, stock_text(stock)),
+            Ok(Some(obstacle)) => (Some(word(*obstacle)), reason(pool, *obstacle, node, namespace)),
+            Err(error) => (Some("bad_selector"), printable(&format!("a selector cannot be read: {error}"))),
+        };
+        Self {
+            name: pool.name().to_owned(),
+            cidr: pool.cidr(),
+            chosen: word.is_none(),
+            obstacle: word,
+            reason,
+            capacity: usage.capacity,
+            in_use: usage.in_use,
+            reserved: usage.reserved,
+            quarantined,
+            available: usage.available,
+            resting: in_cooldown,
+            blocks,
+            own_blocks,
+            own_free,
+        }
+    }
+}
+
+/// The use of a pool, for people.
+fn stock_text(stock: &Stock) -> String {
+    let Stock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
+    let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
+    if *in_cooldown > 0 {
+        _ = write!(text, " ({in_cooldown} in cooldown)");
+    }
+    if usage.reserved != Count::ZERO {
+        _ = write!(text, ", {} reserved", usage.reserved);
+    }
+    if *quarantined > 0 {
+        _ = write!(text, " ({quarantined} in quarantine)");
+    }
+    let blocks = if *own_blocks == 1 { "block" } else { "blocks" };
+    _ = write!(text, "; the node has {own_blocks} {blocks} with {own_free} free");
+    text
+}
+
+fn word(obstacle: Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::OtherFamily => "other_family",
+        Obstacle::NotEnabled => "not_enabled",
+        Obstacle::BlocksTooSmall => "blocks_too_small",
+        Obstacle::NotRequested => "not_requested",
+        Obstacle::Manual => "manual",
+        Obstacle::Node => "node_selector",
+        Obstacle::Namespace => "namespace_selector",
+        Obstacle::Use => "use",
+    }
+}
+
+/// Why a pool is not chosen, with advice.
+fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
+    let text = match obstacle {
+        Obstacle::OtherFamily => "it is of the other family".to_owned(),
+        Obstacle::NotEnabled if pool.is_disabled() => format!(
+            "it is disabled; to enable it set spec.disabled to false in what margay get ippool {} -o yaml prints, and: \
+             margay apply -f FILE",
+            pool.name()
+        ),
+        Obstacle::NotEnabled => "it is being deleted, or marked as not allocatable".to_owned(),
+        Obstacle::BlocksTooSmall => format!("blocks of /{} do not fit into it", pool.block_size()),
+        Obstacle::NotRequested => format!("others are named; to add it: --pool {}", pool.name()),
+        Obstacle::Manual => format!("only for networks that name it (ipv4_pools, ipv6_pools): --pool {}", pool.name()),
+        Obstacle::Node => {
+            format!("its node selector {} does not match the node's labels: {}", pool.node_selector(), labelled(node))
+        }
+        Obstacle::Namespace => {
+            let selector = pool.namespace_selector();
+            match namespace {
+                None => format!("its namespace selector {selector} needs the namespace: --namespace NAME"),
+                Some(labels) => {
+                    let labels = labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                    format!(
+                        "its namespace selector {selector} does not match the namespace's labels: {}; others are given \
+                         with --namespace-label",
+                        labelled(&labels)
+                    )
+                }
+            }
+        }
+        Obstacle::Use => format!("it is not for containers (allowedUses: {})", pool.allowed_uses().join(", ")),
+    };
+    printable(&text)
+}
+
+impl OutcomeReport {
+    fn of(explained: &Explanation) -> Self {
+        match &explained.outcome {
+            Outcome::Given { address, prefix_length, block, pool, free, source } => {
+                let of_pool = |state: &&PoolState| state.pool.cidr() == *pool;
+                let name = explained.pools.iter().find(of_pool).map(|state| state.pool.name().to_owned());
+                let names = if prefix_length.is_some() { ["prefix", "prefixes"] } else { ["address", "addresses"] };
+                let (word, owner, text) = source_text(source, *block, *free, names);
+                Self {
+                    address: Some(*address),
+                    prefix_length: *prefix_length,
+                    block: Some(block.to_string()),
+                    pool: name,
+                    source: Some(word),
+                    free_in_block: Some(*free),
+                    block_owner: owner,
+                    error: None,
+                    text: printable(&match prefix_length {
+                        Some(length) => format!("it would get the prefix {address}/{length}, {text}"),
+                        None => format!("it would get {address}, {text}"),
+                    }),
+                    hint: None,
+                }
+            }
+            Outcome::Refused(error) => Self {
+                address: None,
+                prefix_length: None,
+                block: None,
+                pool: None,
+                source: None,
+                free_in_block: None,
+                block_owner: None,
+                error: Some(error.to_string()),
+                text: match error {
+                    Error::NamespaceWanted => "which pool it would be depends on the namespace of the pod".to_owned(),
+                    error => printable(&format!("it would get no address: {}", error.to_string().trim_end())),
+                },
+                hint: hint(error, explained).map(|hint| printable(&hint)),
+            },
+            _ => Self::of_unknown(),
+        }
+    }
+
+    /// The report of an outcome that this code does not know.
+    fn of_unknown() -> Self {
+        let text = "nothing is known of what would come of it".to_owned();
+        let (address, block, pool, source) = (None, None, None, None);
+        Self {
+            address,
+            prefix_length: None,
+            block,
+            pool,
+            source,
+            free_in_block: None,
+            block_owner: None,
+            error: None,
+            text,
+            hint: None,
+        }
+    }
+}
+
+/// The source of an address: a word for programs, the other owner of the block, and a sentence.
+fn source_text(
+    source: &Source,
+    block: IpNet,
+    free: usize,
+    [one, many]: [&str; 2],
+) -> (&'static str, Option<String>, String) {
+    let free = if free == 1 { format!("1 {one} free") } else { format!("{free} {many} free") };
+    match source {
+        Source::Own => ("own", None, format!("from block {block} of the node's own, with {free}")),
+        Source::New => ("new", None, format!("from a new block that the node would claim: {block}, with {free}")),
+        Source::TakenOver(owner) => {
+            let owner = owner.as_ref().map(ToString::to_string);
+            let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
+            (
+                "taken_over",
+                owner,
+                format!("from block {block} without a holder that the node would take over from {whose}"),
+            )
+        }
+        Source::Borrowed(owner) => {
+            let owner = owner.as_ref().map(ToString::to_string);
+            let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
+            ("borrowed", owner, format!("borrowed from block {block} of {whose}, with {free}"))
+        }
+    }
+}
+
+/// The advice.
+fn hint(error: &Error, explained: &Explanation) -> Option<String> {
+    let own: usize =
+        explained.pools.iter().filter(|pool| pool.obstacle == Ok(None)).map(|pool| pool.stock.own_blocks).sum();
+    let free: Vec<&str> = explained
+        .pools
+        .iter()
+        .filter(|pool| pool.obstacle == Ok(None) && pool.stock.usage.available != Count::ZERO)
+        .map(|pool| pool.pool.name())
+        .collect();
+    Some(match error {
+        Error::UnknownNode(node) => format!(
+            "node {node} is not registered, and others are, or the store is a cluster's; register it with: margay create -f \
+             FILE, or see how it is called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
+        ),
+        Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
+        Error::Quota(_) => "see how far all quotas are used with: margay quota list".to_owned(),
+        Error::BlockLimit => format!(
+            "the node has {own} blocks in these pools and may have {}; to let it have more: margay ipam configure \
+             --max-blocks-per-host=N; what happened on it: margay ipam history {}",
+            explained.block_limit.unwrap_or(own),
+            explained.node
+        ),
+        Error::NoNewBlocks => {
+            "the settings let no node claim blocks (auto_allocate_blocks is false), and its own are full".to_owned()
+        }
+        Error::Exhausted { .. } if explained.strict_affinity && !free.is_empty() => format!(
+            "strict affinity is on, so nothing is taken from other nodes' blocks, in which addresses are free: pools {}; to \
+             turn it off: margay ipam configure --strictaffinity=false",
+            free.join(", ")
+        ),
+        Error::Exhausted { .. } => {
+            "the pools are full; make another one with: margay pool create NAME CIDR, or see who has the addresses with: \
+             margay ipam show --show-blocks, and what nobody uses any more with: margay gc --boot"
+                .to_owned()
+        }
+        Error::Pool(error) => match error {
+            PoolError::UnknownName(_) | PoolError::NotGiven(_) | PoolError::WrongFamily(..) => {
+                "see which pools there are with: margay pool list".to_owned()
+            }
+            PoolError::NoneQualified if explained.pools.is_empty() => {
+                "there is no pool of this family; make one with: margay pool create NAME CIDR".to_owned()
+            }
+            _ => return None,
+        },
+        _ => return None,
+    })
+}

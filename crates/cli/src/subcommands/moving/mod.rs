@@ -1,0 +1,277 @@
+//! The verbs that move the contents of a store to another store; `margay export` and `margay import` are in this file.
+
+mod migrate;
+mod take_over;
+mod whereabouts;
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use clap::{Args, Subcommand};
+use indicatif::HumanBytes;
+use ipam_operator::moving::{Mark, MoveKind, State, Tally};
+use serde::Serialize;
+
+use self::migrate::{Migrate, remove};
+use self::take_over::{FromHostLocal, FromPodman};
+use self::whereabouts::FromWhereabouts;
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::store::StoreAccess;
+use crate::transfer::{
+    BackupWriter, Differences, FillMode, ImportPlan, KeyFilter, Overwrite, Source, Target, TargetFiller, WrittenBackup,
+    run_blocking,
+};
+
+/// Moving what is in a store to another one.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MovingSubcommand {
+    /// Write all that IPAM has, as it is at one revision, to a file
+    #[command(after_help = EXPORT_HELP)]
+    Export(Export),
+    /// Fill an empty store from a file, or with what others have given
+    #[command(after_help = IMPORT_HELP, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+    Import(Import),
+    /// Copy all that IPAM has to another store, and switch to that
+    #[command(after_help = migrate::HELP)]
+    Migrate(Migrate),
+}
+
+const EXPORT_HELP: &str = "\
+Examples:
+  margay export /var/backups/ipam.jsonl
+  margay export - --store redb:///var/lib/margay/ipam.redb | gzip > ipam.jsonl.gz
+
+Containers can be started and stopped meanwhile. The file has blocks, handles,
+affinities, settings, pools, reservations and nodes, as they were at one
+revision; of a cluster nothing else, where `margay store backup` writes all
+that is Calico's. It is of the same form: `margay store restore` takes it, too.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// The file to write, or - for stdout
+    file: PathBuf,
+
+    /// Write over a file that is there
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Serialize)]
+struct ExportJson {
+    file: String,
+    revision: i64,
+    bytes: u64,
+    #[serde(flatten)]
+    tally: Tally,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Export {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let to_stdout = self.file == Path::new("-");
+        let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
+        let writer = if to_stdout {
+            BackupWriter::stdout()?
+        } else {
+            run_blocking(move || BackupWriter::create(&path, overwrite)).await?
+        };
+        let WrittenBackup { revision, tally, bytes, .. } = WrittenBackup::of(at, KeyFilter::Ipam, writer).await?;
+        let file = if to_stdout { "stdout".to_owned() } else { self.file.display().to_string() };
+        let text =
+            format!("Successfully exported {at} at revision {revision} to {file}: {tally}, {}", HumanBytes(bytes));
+        let answer = CommandAnswer::new(text, &ExportJson { file, revision: revision.get(), bytes, tally })?;
+        Ok(if to_stdout { answer.on_stderr() } else { answer })
+    }
+}
+
+const IMPORT_HELP: &str = "\
+Examples:
+  margay import ipam.jsonl --store etcd://10.0.0.1:2379
+  margay import ipam.jsonl --as-node worker-7
+  margay import host-local /var/lib/cni/networks/lab --network lab --dry-run
+
+The file is one of `margay export` or `margay store backup`, and is checked
+first. The store must have no pools and no addresses; nodes that it has stay as
+they are. Until all is there and was read back, every plugin is refused. If it
+is broken off, give the same command again: it goes on.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    #[command(subcommand)]
+    pub(crate) of: Option<TakeOverSubcommand>,
+
+    /// The file
+    #[arg(required = true)]
+    pub(crate) file: Option<PathBuf>,
+
+    /// This node gets the blocks and addresses of the file's only node, or of the node of --from-node
+    #[arg(long, value_name = "NAME")]
+    pub(crate) as_node: Option<String>,
+
+    /// Which of the file's nodes that is
+    #[arg(long, value_name = "OLD", requires = "as_node")]
+    from_node: Option<String>,
+
+    /// Only say what would be imported
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Remove what an import that was broken off has written
+    #[arg(long)]
+    pub(crate) abort: bool,
+}
+
+/// Taking over what another plugin has given.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TakeOverSubcommand {
+    /// Take over the addresses that host-local has given in one network
+    #[command(after_help = take_over::HOST_LOCAL_HELP)]
+    HostLocal(FromHostLocal),
+    /// Take over the addresses that podman's containers have in one network
+    #[command(after_help = take_over::PODMAN_HELP)]
+    Podman(FromPodman),
+    /// Take over the addresses that whereabouts has given in one network
+    #[command(after_help = whereabouts::HELP)]
+    Whereabouts(FromWhereabouts),
+}
+
+#[derive(Serialize)]
+struct ImportJson {
+    file: String,
+    store: String,
+    dry_run: bool,
+    /// Keys that this run has written. They are not all keys if it went on with an earlier run.
+    written: u64,
+    /// Nodes and the like that the store had already.
+    kept: u64,
+    /// Keys of the file that are not IPAM's.
+    left_out: u64,
+    #[serde(flatten)]
+    tally: Tally,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Import {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let Some(file) = &self.file else { return Err(CommandFailure::new("say which file is to be imported")) };
+        if self.abort {
+            return remove(at, MoveKind::Import, self.dry_run).await;
+        }
+        // The whole file is checked before anything is written.
+        let plan = ImportPlan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
+        if self.dry_run {
+            return import_dry_run(at, &plan).await;
+        }
+        let mut target = Target::make(at).await?;
+        let filled = import_into(at, &plan, &mut target).await;
+        let closed = target.close().await;
+        let walked = filled?;
+        closed?;
+        import_answer(at, &plan, &walked)
+    }
+}
+
+/// Reports what would be imported; an error if it cannot be.
+async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> Result<CommandAnswer> {
+    let mut target = Target::inspect(at).await?;
+    let possible = match target.mark() {
+        Some(mark) => require_same(at, mark, plan),
+        None => imported_already(plan, &mut target).await.map(drop),
+    };
+    target.close().await?;
+    possible?;
+    let text = format!("Would import {} into {at}: {}", plan.file.path(), plan.tally);
+    CommandAnswer::new(text, &import_json(at, plan, &Differences::default(), true))
+}
+
+async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target<'_>) -> Result<Differences> {
+    match target.mark() {
+        Some(mark) => require_same(at, mark, plan)?,
+        None => {
+            if let Some(found) = imported_already(plan, target).await? {
+                return Ok(found);
+            }
+            let mark = Mark {
+                way: MoveKind::Import,
+                from: plan.file.path(),
+                to: at.to_string(),
+                source: plan.source(),
+                state: State::Copying,
+                revision: plan.file.header.revision,
+            };
+            target.begin(mark).await?;
+        }
+    }
+    let written = compare_or_fill(plan, target, FillMode::Fill).await?;
+    if !written.are_unchanged_in(target).await? {
+        // A key that differs may be one of the store's own, which stay.
+        let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
+        if compared.total() > 0 {
+            return Err(CommandFailure::new(format!(
+                "{at} was changed by somebody else meanwhile:{}",
+                compared.list_keys()
+            ))
+            .hint("--abort removes what it has; then it can be filled anew"));
+        }
+    }
+    target.unmark().await?;
+    Ok(written)
+}
+
+/// The keys of the file in a store without a mark, if it has all of them: an earlier run was killed just after it
+/// removed the mark. `None` if the store is empty; a store with anything else is refused.
+async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> Result<Option<Differences>> {
+    let Err(refusal) = target.require_empty().await else { return Ok(None) };
+    let found = compare_or_fill(plan, target, FillMode::DryRun).await?;
+    if found.total() == 0 { Ok(Some(found)) } else { Err(refusal) }
+}
+
+async fn compare_or_fill(plan: &ImportPlan, target: &mut Target<'_>, work: FillMode) -> Result<Differences> {
+    let mut source = Source::File(Box::new(plan.rows().await?));
+    let filled = TargetFiller::run(&mut source, target, work, Some(plan.tally.keys)).await;
+    filled.map_err(|stop| stop.of_a_file(&plan.file))
+}
+
+/// Refuses a store that another import or a migration has begun to fill.
+fn require_same(at: StoreAccess<'_>, mark: &Mark, plan: &ImportPlan) -> Result<()> {
+    if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
+        return Ok(());
+    }
+    Err(CommandFailure::new(format!("{at} is being filled from {} already", mark.from))
+        .hint(format!("go on with: {}", mark.command())))
+}
+
+fn import_json(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences, dry_run: bool) -> ImportJson {
+    ImportJson {
+        file: plan.file.path(),
+        store: at.to_string(),
+        dry_run,
+        written: walked.missing,
+        kept: walked.kept,
+        left_out: plan.left_out,
+        tally: plan.tally.clone(),
+    }
+}
+
+fn import_answer(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences) -> Result<CommandAnswer> {
+    let header = &plan.file.header;
+    let text = format!(
+        "Successfully imported {} into {at}: {}. All of it was read back and is equal",
+        plan.file.path(),
+        plan.tally
+    );
+    let mut answer = CommandAnswer::new(text, &import_json(at, plan, walked, false))?.note(format!(
+        "this is revision {} of a {} store, read at {}: addresses that were assigned after that are free in this store \
+         and will be assigned again",
+        header.revision, header.engine, header.time
+    ));
+    if walked.kept > 0 {
+        answer =
+            answer.note(format!("{} nodes or the like that the store had already stayed as they are", walked.kept));
+    }
+    if plan.left_out > 0 {
+        answer = answer.note(format!("{} keys of the file are not IPAM's and were left out", plan.left_out));
+    }
+    Ok(answer)
+}

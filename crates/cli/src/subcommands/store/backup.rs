@@ -1,0 +1,224 @@
+//! `margay store backup` and `margay store restore`.
+//!
+//! A restored store is built in a folder beside its final one, and gets its name in one step when it is complete.
+
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use clap::Args;
+use datastore::care::{self, FORMAT_WITH_LEASES, Staging, could_be_made};
+use datastore::{Create, Drivers, OpenStore};
+use indicatif::{HumanBytes, HumanCount};
+use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn};
+use serde::Serialize;
+
+use super::refuse_older_plugins;
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::store::{StoreAccess, StoreUse};
+use crate::transfer::{
+    BackupHeader, BackupWriter, CheckedBackup, KeyFilter, Overwrite, Row, RowBatch, Sink, Source, WrittenBackup,
+    group_by_size, run_blocking, transfer_rows,
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Backup {
+    /// The file to write
+    pub(crate) file: PathBuf,
+
+    /// Write over a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Serialize)]
+struct BackupJson {
+    file: String,
+    revision: i64,
+    keys: u64,
+    bytes: u64,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Backup {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
+        let writer = run_blocking(move || BackupWriter::create(&path, overwrite)).await?;
+        let WrittenBackup { revision, keys, bytes, .. } = WrittenBackup::of(at, KeyFilter::All, writer).await?;
+        let file = self.file.display().to_string();
+        let text = format!(
+            "Successfully backed up {at} at revision {revision} to {file}: {} keys, {}",
+            HumanCount(keys),
+            HumanBytes(bytes)
+        );
+        CommandAnswer::new(text, &BackupJson { file, revision: revision.get(), keys, bytes })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The backup
+    pub(crate) file: PathBuf,
+
+    /// Put it in the place of a store that has keys, or is damaged; that store's folder is moved aside
+    #[arg(long)]
+    pub(crate) replace: bool,
+
+    /// Check everything and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct RestoredJson {
+    store: String,
+    /// The id of the new store; a dry run has none.
+    id: Option<String>,
+    keys: u64,
+    backup_revision: i64,
+    backup_time: String,
+    replaced: Option<String>,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Restore {
+    fn only_embedded(&self, drivers: &Drivers) -> Option<(&'static str, String)> {
+        let instead = format!(
+            "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to {}",
+            drivers.local_names("", "")
+        );
+        Some(("restore", instead))
+    }
+
+    fn progress_text(&self) -> Option<&'static str> {
+        Some("restoring")
+    }
+
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        // The whole file is checked before anything is written.
+        let file = CheckedBackup::of(&self.file).await?;
+        let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
+        let failed = |error| at.explain(error);
+        if self.dry_run {
+            could_be_made(at.location).await.map_err(failed)?;
+            return restored_answer(at, RestoredStore { file, id: None, aside: None }).map(CommandAnswer::into_dry_run);
+        }
+        if file.header.leases.is_some() {
+            refuse_older_plugins()?;
+        }
+        let staging = Staging::begin(at.location).await.map_err(failed)?;
+        let (staging, held) = staging.hold(at.wait).await.map_err(failed)?;
+        if let (Some(seen), Some(held)) = (seen, &held)
+            && held.newest_revision().map_err(failed)? > seen
+        {
+            return Err(not_empty(at, "it was written to meanwhile"));
+        }
+        let id = fill_new_store(at.other(&staging.location()), &file).await?;
+        let aside = staging.finish(held).await.map_err(failed)?.map(|path| path.display().to_string());
+        restored_answer(at, RestoredStore { file, id: Some(id), aside })
+    }
+}
+
+/// The outcome.
+struct RestoredStore {
+    file: CheckedBackup,
+    /// The id of the new store.
+    id: Option<String>,
+    /// The folder in which the former store is now.
+    aside: Option<String>,
+}
+
+fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> Result<CommandAnswer> {
+    let RestoredStore { file, id, aside } = done;
+    let (path, keys) = (file.path(), file.keys);
+    let BackupHeader { revision, time, engine, .. } = file.header;
+    let text = format!(
+        "Successfully restored {at} from {path}: {} keys of revision {revision} of a {engine} store, read at {time}",
+        HumanCount(keys)
+    );
+    let json = RestoredJson {
+        store: at.to_string(),
+        id,
+        keys,
+        backup_revision: revision,
+        backup_time: time.clone(),
+        replaced: aside.clone(),
+    };
+    let mut answer = CommandAnswer::new(text, &json)?;
+    if let Some(aside) = aside {
+        answer = answer.note(format!("what was there is in {aside} now: remove it when you do not need it"));
+    }
+    Ok(answer.note(format!(
+        "addresses that were assigned after {time} are free in this store and will be assigned again: start anew \
+         every container that is younger"
+    )))
+}
+
+/// The newest revision of a store without keys; 1 if there is no store. Refuses a store with keys.
+async fn newest_of_empty(at: StoreAccess<'_>) -> Result<u64> {
+    let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
+        Ok(open) => open,
+        // A creation that was interrupted may have left the first revision.
+        Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
+        Err(error) => return Err(at.explain(error)),
+    };
+    let status = open.embedded().map(care::MvccStore::status);
+    open.close().await.map_err(|error| at.explain(error))?;
+    match status {
+        Some(status) if status.live == 0 => Ok(u64::try_from(status.revision.get()).unwrap_or_default().max(1)),
+        Some(status) => Err(not_empty(at, &format!("it has {} keys", HumanCount(status.live)))),
+        None => Err(CommandFailure::new(format!("{at} cannot be restored"))),
+    }
+}
+
+fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
+    CommandFailure::new(format!("there is a store at {at} already: {why}"))
+        .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
+}
+
+/// Makes a store of a backup, and returns its id.
+async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> Result<String> {
+    if file.header.leases.is_some() {
+        care::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
+    }
+    let open = at.open_files(StoreUse::Make).await?;
+    at.run_and_close(open, async |open: &OpenStore| {
+        let Some(embedded) = open.embedded() else {
+            return Err(CommandFailure::new(format!("{at} cannot be restored")));
+        };
+        let mut source = Source::File(Box::new(file.rows(None).await?));
+        let pumped = transfer_rows(&mut source, &mut NewStore { at, embedded, path: file.path() }).await;
+        pumped.map_err(|stop| stop.of_a_file(file))?;
+        Ok(embedded.id().to_string())
+    })
+    .await
+}
+
+/// A store that no other process can reach yet, as a sink.
+struct NewStore<'s> {
+    at: StoreAccess<'s>,
+    embedded: &'s care::MvccStore,
+    /// The file, for errors.
+    path: String,
+}
+
+impl Sink for NewStore<'_> {
+    async fn begin(&mut self, header: BackupHeader) -> Result<()> {
+        for lease in header.leases.into_iter().flatten() {
+            let damaged = || CommandFailure::new(format!("{} is damaged: it has a lease that cannot be", self.path));
+            let lease = lease.read().ok_or_else(|| damaged().hint("use another backup; nothing was changed"))?;
+            self.embedded.grant(lease).await.map_err(|error| self.at.explain(error))?;
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, part: RowBatch) -> Result<()> {
+        // Transactions run one after the other: for larger commits sled takes gigabytes of memory.
+        for rows in group_by_size(part.rows, MAX_TXN_OPS, |row| row.key.as_bytes().len() + row.value.len()) {
+            let put = |Row { key, value, lease }| Op::Put { key, value, prev: Prev::Omit, lease };
+            let txn = Txn::new().with_success(rows.into_iter().map(put));
+            self.embedded.txn(txn).await.map_err(|error| self.at.explain(error))?;
+        }
+        Ok(())
+    }
+}

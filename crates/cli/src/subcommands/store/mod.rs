@@ -1,0 +1,336 @@
+//! The verbs that look after a store as a whole; those that create, upgrade, verify and compact it are in this file.
+
+mod backup;
+mod status;
+
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use async_trait::async_trait;
+use clap::{Args, Subcommand};
+use datastore::care::{self, FORMAT_WITH_LEASES, Room};
+use datastore::{Drivers, OpenStore};
+use indicatif::{HumanBytes, HumanCount};
+use kv::{ErrorKind, Revision, Store};
+use serde::Serialize;
+
+use self::backup::{Backup, Restore};
+pub(crate) use self::status::Status;
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::install::{PLUGIN_FOLDERS, PluginProgram};
+use crate::store::{StoreAccess, StoreUse};
+
+/// Looking after a store as a whole.
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreSubcommand {
+    /// Show the store's engine and size, the revisions that can be read, and the process that has it now
+    #[command(after_help = "\
+Examples:
+  margay store status
+  margay store status -o json | jq .history
+
+A store that is in use for longer than 2 seconds, or that cannot be opened, is shown
+as far as it can be seen from outside; the exit code is then 1.")]
+    Status,
+    /// Read every row of the store and check that it is whole
+    #[command(after_help = "\
+Examples:
+  margay store verify
+  margay store verify --store redb:///var/lib/margay/ipam.redb
+
+Others wait for their turn until it is done. Damage is told with what to do; the exit code is then 1.")]
+    Verify,
+    /// Write the store, as it is at one revision, to a file
+    #[command(after_help = "\
+Examples:
+  margay store backup /var/backups/margay-$(date +%F).jsonl
+  margay store backup --force /var/backups/margay.jsonl
+
+Containers can be started and stopped meanwhile: the store is released while another process waits for it.
+The file is JSON lines with a checksum, and only its owner can read it.
+Of an etcd the keys below /calico/ and /margay/ are written.")]
+    Backup(Backup),
+    /// Make a store from a backup, whatever the backup was made from
+    #[command(after_help = "\
+Examples:
+  margay store restore /var/backups/margay.jsonl
+  margay store restore /var/backups/margay.jsonl --replace --dry-run
+  margay store restore /var/backups/margay.jsonl --store redb:///var/lib/margay/ipam.redb
+
+The backup is checked first. The store is there in full or not at all. Addresses that were assigned
+after the backup was made are unknown to it: start the containers anew that are younger.")]
+    Restore(Restore),
+    /// Give up history and, where the engine can, the room that is not needed
+    #[command(after_help = "\
+Examples:
+  margay store compact
+  margay store compact --keep 1000 --dry-run
+
+What is in the store now is not touched.")]
+    Compact(Compact),
+    /// Raise the store to the newest format, 2, which keeps the leases of etcd's API
+    #[command(after_help = "\
+Examples:
+  margay store upgrade
+  margay store upgrade --dry-run
+
+A version of margay that does not know the newest format cannot open the store any more, and there is no way back but
+a backup. So the command refuses while a plugin of such a version is in a folder for CNI plugins.")]
+    Upgrade(Upgrade),
+    /// Make an empty store
+    #[command(after_help = "\
+Examples:
+  margay store create --store redb:///var/lib/margay/ipam.redb
+  margay store create --format 2
+
+The first pool makes the store, too, in format 1. Format 2 keeps the leases of etcd's API (margay serve --listen).")]
+    Create(CreateStore),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateStore {
+    /// The format of its rows; every version of margay reads 1
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    format: u32,
+}
+
+#[derive(Serialize)]
+struct CreatedJson {
+    store: String,
+    format: u32,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for CreateStore {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        Some(("create", "an etcd is there once it is started".to_owned()))
+    }
+
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        if self.format >= FORMAT_WITH_LEASES {
+            refuse_older_plugins()?;
+        }
+        if !care::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
+            return Err(CommandFailure::new(format!("{at} is there already; nothing was changed"))
+                .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
+        }
+        let text = format!("Successfully created {at}, format {}", self.format);
+        CommandAnswer::new(text, &CreatedJson { store: at.to_string(), format: self.format })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// Check everything and write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct UpgradedJson {
+    from: u32,
+    to: u32,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Upgrade {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
+    }
+
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        refuse_older_plugins()?;
+        let done = match self.dry_run {
+            true => care::would_upgrade(at.location, at.wait).await,
+            false => care::upgrade(at.location, at.wait).await,
+        };
+        let done = done.map_err(|error| at.explain(error))?;
+        let text = if done.from == done.to {
+            format!("{at} is already at format {}, the newest", done.to)
+        } else {
+            format!("Successfully raised {at} from format {} to {}", done.from, done.to)
+        };
+        let answer = CommandAnswer::new(text, &UpgradedJson { from: done.from, to: done.to })?;
+        Ok(if self.dry_run { answer.into_dry_run() } else { answer })
+    }
+}
+
+/// Fails if a folder of plugins has a Margay plugin that cannot read the newest format.
+fn refuse_older_plugins() -> Result<()> {
+    for folder in PLUGIN_FOLDERS {
+        for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
+            let file = Path::new(folder).join(name);
+            if file.is_file() && PluginProgram::reads_format(&file, FORMAT_WITH_LEASES) == Some(false) {
+                return Err(CommandFailure::new(format!(
+                    "{} is of a version that cannot read the newest format",
+                    file.display()
+                ))
+                .hint("nothing was changed; install this version's plugin first: make install, or the package"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct VerifiedJson {
+    whole: bool,
+    keys: u64,
+    log_rows: u64,
+    value_bytes: u64,
+}
+
+/// `margay store verify`.
+pub(crate) struct Verify;
+
+#[async_trait(?Send)]
+impl StoreCommand for Verify {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        let instead =
+            "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster";
+        Some(("verify", instead.to_owned()))
+    }
+
+    fn progress_text(&self) -> Option<&'static str> {
+        Some("verifying")
+    }
+
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let open = at.open_files(StoreUse::Read).await?;
+        let verified = at.run_and_close(open, async |open: &OpenStore| match open.embedded() {
+            Some(embedded) => embedded.verify().await.map_err(|error| at.explain(error)),
+            None => Err(CommandFailure::new(format!("{at} cannot be verified"))),
+        });
+        let verified = verified.await?;
+        let text = format!(
+            "{at} is whole: {} keys, {} changes in its history, {} of values",
+            HumanCount(verified.live),
+            HumanCount(verified.log_rows),
+            HumanBytes(verified.value_bytes)
+        );
+        let json = VerifiedJson {
+            whole: true,
+            keys: verified.live,
+            log_rows: verified.log_rows,
+            value_bytes: verified.value_bytes,
+        };
+        CommandAnswer::new(text, &json)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Compact {
+    /// How many revisions stay readable, the newest one included
+    #[arg(long, value_name = "N", default_value = "1")]
+    keep: NonZeroU64,
+
+    /// Only say what would be given up
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct CompactedJson {
+    before: HistoryExtent,
+    after: HistoryExtent,
+}
+
+/// The extent of a store's history.
+#[derive(Serialize)]
+struct HistoryExtent {
+    oldest_revision: i64,
+    /// The length of the log in bytes; unknown after a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for Compact {
+    fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
+        let instead = "an etcd's history is that of all who use it; see etcd's --auto-compaction-retention, etcdctl compact \
+                       and etcdctl defrag";
+        Some(("compact", instead.to_owned()))
+    }
+
+    fn progress_text(&self) -> Option<&'static str> {
+        Some("compacting")
+    }
+
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        let failed = |error| at.explain(error);
+        let open = at.open_files(StoreUse::Release).await?;
+        let Some(embedded) = open.embedded() else {
+            return Err(CommandFailure::new(format!("{at} has no history to give up")));
+        };
+        let revision = embedded.status().revision;
+        let extent = async || {
+            let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
+            let bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
+            Ok::<_, CommandFailure>(HistoryExtent {
+                oldest_revision,
+                log_bytes: Some(embedded.status().log_bytes),
+                bytes,
+            })
+        };
+        let before = extent().await?;
+        let keep = i64::try_from(self.keep.get()).unwrap_or(i64::MAX);
+        let mark = Revision::new(revision.get().saturating_sub(keep - 1).max(1));
+        if self.dry_run {
+            open.close().await.map_err(failed)?;
+            return would_compact(at, before, mark, revision);
+        }
+        match embedded.compact(mark).await {
+            Ok(()) => {}
+            // That history was removed before.
+            Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let mut after = extent().await?;
+        open.close().await.map_err(failed)?;
+        let room = care::shrink(at.location, at.wait).await.map_err(failed)?;
+        after.bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
+        let text = format!(
+            "Successfully compacted {at}\n\
+             oldest revision: {} -> {}, the newest is {revision}\n\
+             log:             {} -> {}\n\
+             on disk:         {} -> {}",
+            before.oldest_revision,
+            after.oldest_revision,
+            human_size(before.log_bytes),
+            human_size(after.log_bytes),
+            human_size(before.bytes),
+            human_size(after.bytes),
+        );
+        let answer = CommandAnswer::new(text, &CompactedJson { before, after })?;
+        Ok(match room {
+            Room::GivenBack => answer,
+            Room::Kept => answer.note(
+                "this engine keeps the room in its files and uses it again; a backup that is restored with --replace is as \
+                 small as can be",
+            ),
+        })
+    }
+}
+
+fn human_size(bytes: Option<u64>) -> HumanBytes {
+    HumanBytes(bytes.unwrap_or_default())
+}
+
+/// The history that would be removed; the room that it frees is known only afterwards.
+fn would_compact(
+    at: StoreAccess<'_>,
+    before: HistoryExtent,
+    mark: Revision,
+    newest: Revision,
+) -> Result<CommandAnswer> {
+    let oldest_revision = before.oldest_revision.max(mark.get());
+    let text = format!(
+        "Successfully compacted {at}\noldest revision: {} -> {oldest_revision}, the newest is {newest}",
+        before.oldest_revision
+    );
+    let after = HistoryExtent { oldest_revision, log_bytes: None, bytes: None };
+    Ok(CommandAnswer::new(text, &CompactedJson { before, after })?.into_dry_run())
+}

@@ -1,0 +1,309 @@
+//! `margay store status`.
+
+use std::cmp::Reverse;
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use datastore::care::{self, Glance, Holder, MvccStore, Share};
+use datastore::{About, Location, OpenStore};
+use indicatif::{HumanBytes, HumanCount, HumanDuration};
+use ipam_core::timestamps::parse_rfc3339;
+use kv::{Range, StoreExt, WatchRequest};
+use serde::Serialize;
+
+use crate::command::{CommandAnswer, StoreCommand};
+use crate::error::{CommandFailure, Result};
+use crate::output::{printable, rfc3339};
+use crate::store::{StoreAccess, StoreUse};
+use crate::times::utc_and_local;
+
+/// The longest wait for the store lock: the facts that are visible from outside are an answer already.
+const STATUS_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// `margay store status`.
+pub(crate) struct Status;
+
+#[async_trait(?Send)]
+impl StoreCommand for Status {
+    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+        if at.location.is_shared() {
+            return of_cluster(at).await;
+        }
+        let peek = care::glance(at.location).await.map_err(|error| at.explain(error))?;
+        let mut report = StoreStatus::outside(at.location, peek);
+        let failure = match at.with_wait(STATUS_LOCK_TIMEOUT.min(at.wait)).open_files(StoreUse::Read).await {
+            Ok(open) => report.inspect(at, open).await.err(),
+            Err(failure) => Some(failure),
+        };
+        let answer = CommandAnswer::new(report.text(), &report)?;
+        Ok(match failure {
+            Some(failure) => answer.incomplete(failure),
+            None => answer,
+        })
+    }
+}
+
+/// The status of an embedded store.
+#[derive(Serialize)]
+struct StoreStatus {
+    store: String,
+    engine: Option<String>,
+    format: Option<u32>,
+    id: Option<String>,
+    bytes: u64,
+    holder: Option<String>,
+    waiting: usize,
+    #[serde(flatten)]
+    inside: Option<EmbeddedStatus>,
+}
+
+/// The facts that only the lock holder can see.
+#[derive(Serialize)]
+struct EmbeddedStatus {
+    keys: u64,
+    revision: i64,
+    time: Option<String>,
+    oldest_revision: i64,
+    oldest_time: Option<String>,
+    history: HistoryStatus,
+}
+
+/// The extent of the history, and its limits.
+#[derive(Serialize)]
+struct HistoryStatus {
+    revisions: u64,
+    max_revisions: Option<u64>,
+    bytes: u64,
+    max_bytes: Option<u64>,
+    age_seconds: u64,
+    max_age_seconds: Option<u64>,
+    min_age_seconds: Option<u64>,
+    /// The groups of keys that take up most of the history, the largest first.
+    largest: Vec<KeyGroup>,
+}
+
+/// The keys that begin with a prefix.
+#[derive(Serialize)]
+struct KeyGroup {
+    prefix: String,
+    changes: u64,
+    bytes: u64,
+}
+
+/// The number of groups that are shown.
+const MAX_KEY_GROUPS: usize = 3;
+
+/// The prefix of a key that names its group: the two outermost folders of a path, such as `/calico/ipam/`, or as many
+/// as it has.
+fn prefix(key: &[u8]) -> Vec<u8> {
+    let slashes = key.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
+    let end = slashes.take(2).last().map_or(0, |(at, _)| at + 1);
+    key.get(..end).unwrap_or_default().to_vec()
+}
+
+impl StoreStatus {
+    fn outside(location: &Location, peek: Glance) -> Self {
+        Self {
+            store: location.to_string(),
+            engine: peek.engine,
+            format: peek.unknown_layout,
+            id: peek.id.map(|id| id.to_string()),
+            bytes: peek.bytes,
+            holder: match peek.holder {
+                Holder::Nobody => None,
+                Holder::Process(process) => Some(process),
+                Holder::Unseen => Some("a process that only root can see".to_owned()),
+            },
+            waiting: peek.waiting,
+            inside: None,
+        }
+    }
+
+    async fn inspect(&mut self, at: StoreAccess<'_>, open: OpenStore) -> Result<()> {
+        if let Some(store) = open.embedded() {
+            self.format = Some(store.status().format);
+        }
+        let inside = match open.embedded() {
+            Some(store) => Some(EmbeddedStatus::of(store).await),
+            None => None,
+        };
+        let closed = open.close().await;
+        self.inside = inside.transpose().map_err(|error| at.explain(error))?;
+        closed.map_err(|error| at.explain(error))
+    }
+
+    fn text(&self) -> String {
+        let unknown = || "unknown".to_owned();
+        let mut text = String::new();
+        let mut line =
+            |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
+        line("Store", self.store.clone());
+        let format = self.format.map_or_else(unknown, |format| format.to_string());
+        line("Engine", format!("{}, format {format}", self.engine.clone().unwrap_or_else(unknown)));
+        line("Id", self.id.clone().unwrap_or_else(unknown));
+        line("On disk", HumanBytes(self.bytes).to_string());
+        if let Some(inside) = &self.inside {
+            inside.lines(&mut line);
+        }
+        line("In use by", self.holder.clone().unwrap_or_else(|| "nobody".to_owned()));
+        line("Waiting", self.waiting.to_string());
+        text
+    }
+}
+
+impl EmbeddedStatus {
+    async fn of(store: &MvccStore) -> kv::Result<Self> {
+        let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
+        let first = match oldest.time {
+            // The store without any key has no time: its history is as long as the first change is old.
+            None => {
+                let first =
+                    store.changes(WatchRequest::new(Range::All, oldest.revision)).await?.batches.into_iter().next();
+                first.and_then(|batch| batch.time)
+            }
+            time => time,
+        };
+        let age = first.and_then(|time| SystemTime::now().duration_since(time).ok()).unwrap_or_default();
+        let revisions = status.revision.get() - oldest.revision.get() + 1;
+        let mut largest: Vec<_> = store.history_shares(prefix).await?.into_iter().collect();
+        largest.sort_by_key(|(_, share)| Reverse(share.bytes));
+        largest.truncate(MAX_KEY_GROUPS);
+        let group = |(prefix, Share { changes, bytes }): (Vec<u8>, _)| KeyGroup {
+            prefix: String::from_utf8_lossy(&prefix).into_owned(),
+            changes,
+            bytes,
+        };
+        Ok(Self {
+            keys: status.live,
+            revision: status.revision.get(),
+            time: status.time.map(rfc3339),
+            oldest_revision: oldest.revision.get(),
+            oldest_time: oldest.time.map(rfc3339),
+            history: HistoryStatus {
+                revisions: u64::try_from(revisions).unwrap_or_default(),
+                max_revisions: bounds.revisions,
+                bytes: status.log_bytes,
+                max_bytes: bounds.bytes,
+                age_seconds: age.as_secs(),
+                max_age_seconds: bounds.age.map(|age| age.as_secs()),
+                min_age_seconds: bounds.min_age.map(|age| age.as_secs()),
+                largest: largest.into_iter().map(group).collect(),
+            },
+        })
+    }
+
+    fn lines(&self, line: &mut impl FnMut(&str, String)) {
+        let at = |revision: i64, time: &Option<String>| match time {
+            Some(time) => match parse_rfc3339(time).map(utc_and_local) {
+                Some([utc, local]) => format!("revision {revision}, {utc} ({local})"),
+                None => format!("revision {revision}, {time}"),
+            },
+            None => format!("revision {revision}"),
+        };
+        line("Keys", HumanCount(self.keys).to_string());
+        line("Newest", at(self.revision, &self.time));
+        line("Oldest", at(self.oldest_revision, &self.oldest_time));
+        let of = |used: String, most: Option<String>| match most {
+            Some(most) => format!("{used} of {most}"),
+            None => used,
+        };
+        let &HistoryStatus { revisions, max_revisions, bytes, max_bytes, age_seconds, max_age_seconds, .. } =
+            &self.history;
+        let revisions = of(HumanCount(revisions).to_string(), max_revisions.map(|most| HumanCount(most).to_string()));
+        let bytes = of(HumanBytes(bytes).to_string(), max_bytes.map(|most| HumanBytes(most).to_string()));
+        let span = |seconds| HumanDuration(Duration::from_secs(seconds)).to_string();
+        let age = of(span(age_seconds), max_age_seconds.map(span));
+        let kept = self
+            .history
+            .min_age_seconds
+            .map_or_else(String::new, |kept| format!("; nothing younger than {} goes for its number", span(kept)));
+        line("History", format!("{revisions} revisions; {bytes}; {age}{kept}"));
+        let groups = self.history.largest.iter().map(|group| {
+            let keys = if group.prefix.is_empty() { "other keys" } else { &group.prefix };
+            let changes = if group.changes == 1 { "change" } else { "changes" };
+            format!("{keys} {} in {} {changes}", HumanBytes(group.bytes), HumanCount(group.changes))
+        });
+        let groups: Vec<_> = groups.collect();
+        if !groups.is_empty() {
+            line("Largest", groups.join("; "));
+        }
+    }
+}
+
+/// The status of a cluster.
+#[derive(Serialize)]
+struct ClusterStatus {
+    store: String,
+    engine: &'static str,
+    id: String,
+    endpoints: Vec<String>,
+    version: String,
+    revision: i64,
+    keys: u64,
+    bytes: u64,
+    bytes_in_use: u64,
+    quota_bytes: Option<u64>,
+    problems: Vec<String>,
+}
+
+async fn of_cluster(at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    let failed = |error| at.explain(error);
+    let open = at.with_wait(STATUS_LOCK_TIMEOUT).open_files(StoreUse::Read).await?;
+    let Some(reporter) = open.cluster() else {
+        return Err(CommandFailure::new(format!("{at} is no cluster")));
+    };
+    let About { cluster, endpoints, version, revision, db_bytes, db_bytes_in_use, db_quota_bytes, problems, .. } =
+        reporter.about().await.map_err(failed)?;
+    let mut keys = 0;
+    for prefix in crate::transfer::CLUSTER_PREFIXES {
+        keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
+    }
+    open.close().await.map_err(failed)?;
+    let cluster = ClusterStatus {
+        store: at.to_string(),
+        engine: at.location.facts().name,
+        id: format!("{cluster:x}"),
+        endpoints,
+        version,
+        revision: revision.get(),
+        keys,
+        bytes: db_bytes,
+        bytes_in_use: db_bytes_in_use,
+        quota_bytes: db_quota_bytes,
+        problems,
+    };
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
+    line("Store", cluster.store.clone());
+    line("Engine", format!("{} {}", cluster.engine, cluster.version));
+    line("Cluster", cluster.id.clone());
+    line("Endpoints", cluster.endpoints.join(", "));
+    let quota = cluster.quota_bytes.map_or_else(String::new, |quota| format!(", quota {}", HumanBytes(quota)));
+    let (bytes, in_use) = (HumanBytes(cluster.bytes), HumanBytes(cluster.bytes_in_use));
+    line("On disk", format!("{bytes}, {in_use} of them in use{quota}"));
+    line("Keys", format!("{} below {}", HumanCount(cluster.keys), crate::transfer::CLUSTER_PREFIXES.join(" and ")));
+    line("Newest", format!("revision {}", cluster.revision));
+    for problem in &cluster.problems {
+        line("Problem", problem.clone());
+    }
+    CommandAnswer::new(text, &cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_grouped_by_their_outer_folders() {
+        for (key, group) in [
+            ("/calico/ipam/v2/assignment/ipv4/block/10.65.0.0-28", "/calico/ipam/"),
+            ("/bench/00000001", "/bench/"),
+            ("locks/a/b/c", "locks/a/"),
+            ("/", ""),
+            ("key", ""),
+        ] {
+            assert_eq!(String::from_utf8(prefix(key.as_bytes())).unwrap(), group, "{key}");
+        }
+    }
+}
