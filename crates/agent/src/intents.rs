@@ -1,4 +1,4 @@
-//! Pending commits of assignments, as files: see [`ipam_core::intents`] for their purpose.
+//! Pending commits of assignments, as files: see [`ipam_core::pending_commits`] for their purpose.
 //!
 //! A folder in memory (`/run`), readable by its owner alone, with one file for each transaction whose outcome is not
 //! known. A file's name begins with a checksum of its attachment, so that those of one are found without opening the
@@ -36,7 +36,7 @@ use bincode::Decode;
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use datastore::ClusterStore;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::pending_commits::{PendingCommit, PendingCommitId, PendingCommits};
 use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Txn, TxnRange, Value};
 use uuid::Uuid;
 
@@ -74,7 +74,7 @@ pub struct FileIntents {
 
 /// A pending commit that was found.
 struct Found {
-    id: IntentId,
+    id: PendingCommitId,
     note: Note,
     /// Where the steps of one for several attachments begin.
     steps: Option<usize>,
@@ -116,7 +116,7 @@ impl FileIntents {
 
     /// True if a pending commit is on this store. A cluster that has not answered yet is queried for its id if the
     /// pending commit has another address.
-    async fn is_here(&self, id: &IntentId, store: &str) -> io::Result<bool> {
+    async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {
             (Some(noted), Some(cluster)) => match cluster.cluster_id() {
@@ -135,11 +135,11 @@ impl FileIntents {
     /// The pending commits for an attachment at this very address. Reading them changes nothing.
     ///
     /// # Errors
-    /// Those of [`Intents::pending`].
-    pub fn noted(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    /// Those of [`PendingCommits::pending`].
+    pub fn noted(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         let found = self.search(attachment)?.into_iter();
         let here = found.filter(|found| address_and_cluster(&found.note.store).0 == self.store);
-        Ok(here.map(|Found { id, note, .. }| Pending { id, txn: note.txn }).collect())
+        Ok(here.map(|Found { id, note, .. }| PendingCommit { id, txn: note.txn }).collect())
     }
 
     /// The pending commits for an attachment, on any store.
@@ -157,7 +157,7 @@ impl FileIntents {
                 continue;
             }
             let Some((note, steps)) = read(&entry.path(), attachment) else { continue };
-            found.push(Found { id: IntentId(name), note, steps });
+            found.push(Found { id: PendingCommitId(name), note, steps });
         }
         Ok(found)
     }
@@ -177,15 +177,15 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(Note, Option<usize>)> {
 }
 
 #[async_trait]
-impl Intents for FileIntents {
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
+impl PendingCommits for FileIntents {
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId> {
         let bytes = Note::new(&self.name_of_store(), attachment, txn).encode().map_err(io::Error::other)?;
         let name = format!("{}{}{SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
         whole_file::create(&self.folder, &name, &bytes)?;
-        Ok(IntentId(name))
+        Ok(PendingCommitId(name))
     }
 
-    fn forget(&self, id: &IntentId) {
+    fn forget(&self, id: &PendingCommitId) {
         match fs::remove_file(self.folder.join(&id.0)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 tracing::warn!(%error, id = id.0, "a note stays that is not needed any more");
@@ -194,14 +194,14 @@ impl Intents for FileIntents {
         }
     }
 
-    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         let mut pending = Vec::new();
         for Found { id, note, steps } in self.search(attachment)? {
             if !self.is_here(&id, &note.store).await? {
                 continue;
             }
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
-                Ok(true) => pending.push(Pending { id, txn: note.txn }),
+                Ok(true) => pending.push(PendingCommit { id, txn: note.txn }),
                 Ok(false) => self.forget(&id),
                 // Its writer has just removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use datastore::{Blocking, ClusterStore, Create, Location, OpenOptions, OpenStore, Sharing};
-use ipam_core::gc::{Evidence, Live};
+use ipam_core::gc::{Evidence, LivenessSource};
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Purpose, Store};
 use tokio::runtime::{Builder, Runtime};
@@ -136,7 +136,7 @@ pub fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<d
         let intents = FileIntents::new(INTENTS_FOLDER, location.to_string()).on(cluster);
         // Hints are read before the cluster has reported its id.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
-        Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
+        Ipam::new(store, Nodes::Registered).with_pending_commits(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {
         let hints = FullPools(FileHints::new(HINTS_FOLDER, location.to_string()));
         Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
@@ -145,7 +145,7 @@ pub fn ipam_on(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<d
 
 /// The allocator as [`ipam_on`] makes it, for a process that scans the machine when it finds no room.
 pub(crate) fn on_machine(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
-    ipam_on(store, location, cluster).with_live(Arc::new(Sight))
+    ipam_on(store, location, cluster).with_liveness(Arc::new(Sight))
 }
 
 /// This machine, scanned when its evidence is requested.
@@ -153,7 +153,7 @@ pub(crate) fn on_machine(store: Arc<dyn Store>, location: &Location, cluster: Op
 struct Sight;
 
 #[async_trait]
-impl Live for Sight {
+impl LivenessSource for Sight {
     async fn evidence(&self) -> Option<Evidence> {
         let (done, looked) = oneshot::channel();
         // Nobody may wait for namespaces on the thread that runs the store.
@@ -163,7 +163,7 @@ impl Live for Sight {
             return None;
         }
         match looked.await {
-            Ok(Ok(host::Sight { addresses: live, namespaces, within })) => {
+            Ok(Ok(host::NetnsScan { addresses: live, namespaces, within })) => {
                 let (boot, up) = (host::short_boot(&host::boot_id()?)?, host::uptime()?);
                 Some(Evidence { boot, up, live, namespaces, within })
             }

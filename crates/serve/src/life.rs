@@ -197,7 +197,7 @@ fn shown_by(daemon: &Arc<Daemon>, options: &Options) -> Shown {
     }
     // On a cluster the numbers are those of this node.
     let (ipam, node) = (agent::ipam_on(store, &options.location, None), options.node.clone());
-    shown.with_reach(Arc::new(move || ipam.reach_of(&node)))
+    shown.with_reach(Arc::new(move || ipam.read_scope_of(&node)))
 }
 
 async fn listen_for_page(address: &str) -> io::Result<Listener> {

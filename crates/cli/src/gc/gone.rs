@@ -9,7 +9,9 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use datastore::Location;
-use ipam_core::gc::{Estate, Estates, Evidence, Hold, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
+use ipam_core::gc::{
+    DepartedNode, DepartedNodes, Evidence, Hold, KnownNodes, MAX_ENDPOINTS_PER_COMMIT, NodeEndpoint, batches,
+};
 use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
@@ -64,7 +66,7 @@ pub(super) fn run(args: &Gc, call: &mut Call<'_>) -> Result<u8> {
 }
 
 /// Nodes by name.
-type ByNode = BTreeMap<String, Estate>;
+type ByNode = BTreeMap<String, DepartedNode>;
 
 /// The estate of a named node; an error unless it is gone.
 fn one(at: StoreAt<'_>, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -> Result<ByNode> {
@@ -76,7 +78,7 @@ fn one(at: StoreAt<'_>, runtime: &Runtime, node: &str, own: &BTreeSet<String>) -
     if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
         return Err(is_this_machine(node, "it is the name of this machine"));
     }
-    Ok(found.estates)
+    Ok(found.departed)
 }
 
 /// The estates of all nodes that are gone, and the nodes that are skipped.
@@ -86,12 +88,12 @@ fn all(
     list: Option<&BTreeSet<String>>,
     own: &BTreeSet<String>,
 ) -> Result<(ByNode, Vec<Skipped>)> {
-    let wanted = |known: &Known, node: &str| {
+    let wanted = |known: &KnownNodes, node: &str| {
         !known.registered.contains(node)
             && known.pinned.as_deref() != Some(node)
             && list.is_none_or(|list| !list.contains(node))
     };
-    let Estates { known, nodes, mut estates } = runtime.block_on(survey(at, wanted))?;
+    let DepartedNodes { known, nodes, departed: mut estates } = runtime.block_on(survey(at, wanted))?;
     let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
     match list {
         None if known.registered.is_empty() => {
@@ -118,7 +120,7 @@ fn all(
 /// the store, and a list without any registered node. Such a list was made elsewhere.
 fn check_list(
     list: &BTreeSet<String>,
-    known: &Known,
+    known: &KnownNodes,
     nodes: &BTreeSet<String>,
     ours: &BTreeSet<&String>,
 ) -> Result<()> {
@@ -138,7 +140,7 @@ fn check_list(
 }
 
 /// Why a node is this very machine under another name; `None` if it is not.
-fn here(estate: &Estate, evidence: &Evidence) -> Option<String> {
+fn here(estate: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
     if let Some(unit) = units.find(|unit| evidence.is_on_an_interface(*unit)) {
@@ -158,8 +160,8 @@ fn is_this_machine(node: &str, why: &str) -> Failure {
 
 /// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
 /// containers can start meanwhile.
-async fn free(at: StoreAt<'_>, estate: &Estate, report: &mut NodeReport) -> Result<()> {
-    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
+async fn free(at: StoreAt<'_>, estate: &DepartedNode, report: &mut NodeReport) -> Result<()> {
+    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
     for some in endpoints.chunks(COMMITS_AT_ONCE) {
         at.on_ipam(Need::Release, async |operator| {
             for batch in some {
@@ -298,7 +300,7 @@ struct NodeReport {
 }
 
 impl NodeReport {
-    fn of(location: &Location, estate: &Estate) -> Self {
+    fn of(location: &Location, estate: &DepartedNode) -> Self {
         Self {
             store: location.to_string(),
             node: estate.node.clone(),

@@ -18,7 +18,8 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use datastore::{Chosen, OpenStore, Source, all_for_operator};
 use ipam_core::gc::{
-    Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
+    Allocation, DepartedNodes, Evidence, Hold, Holdings, JudgedAllocations, KnownNodes, RuntimeList, batches,
+    find_unlisted, with_endpoints,
 };
 use ipam_operator::Operator;
 use kv::Deadline;
@@ -312,8 +313,8 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut Found<'_>) 
 ///
 /// # Errors
 /// The lists cannot be of this machine.
-fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found<'_>) -> Result<LeftByList> {
-    let live = unlisted(judged.live.iter().cloned(), lists);
+fn by_list(lists: &[RuntimeList], judged: &mut JudgedAllocations, found: &mut Found<'_>) -> Result<LeftByList> {
+    let live = find_unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
         let count = live.gone.len();
         return Err(Failure::new(format!(
@@ -325,7 +326,7 @@ fn by_list(lists: &[RuntimeList], judged: &mut Judged, found: &mut Found<'_>) ->
         ));
     }
     let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
-    let said = unlisted(unused, lists);
+    let said = find_unlisted(unused, lists);
     found.take(said.gone, Reason::NotListed);
     Ok(LeftByList {
         listed: said.listed,
@@ -378,9 +379,11 @@ async fn free(found: &mut Found<'_>) -> Result<()> {
 }
 
 /// The estates of the `wanted` nodes in a store, read in several openings.
-async fn survey(at: StoreAt<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
-    at.on_ipam(Need::ReadAll, async |operator| Ok(operator.ipam().estates(wanted, Deadline::after(PATIENCE)).await?))
-        .await
+async fn survey(at: StoreAt<'_>, wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync) -> Result<DepartedNodes> {
+    at.on_ipam(Need::ReadAll, async |operator| {
+        Ok(operator.ipam().departed_nodes(wanted, Deadline::after(PATIENCE)).await?)
+    })
+    .await
 }
 
 /// The stores of a collection.
@@ -449,7 +452,7 @@ impl Machine {
     /// # Errors
     /// Not everything can be scanned, or the kernel does not report when it began.
     fn evidence(&self) -> Result<Evidence> {
-        let host::Sight { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
+        let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             Failure::new(format!("nothing was freed: {blind}")).hint(
                 "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
                  that is in use cannot be told from one that is not",

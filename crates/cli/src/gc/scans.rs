@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use datastore::Location;
-use host::{Held, HeldBlocks, Notes};
-use ipam_core::gc::{Allocation, Holdings, Pass, Reach};
+use host::{BlockNotes, HeldBlocks, ScanRecord};
+use ipam_core::gc::{Allocation, Holdings, ReadScope, ScanScope};
 use ipam_core::model::keys;
 use ipam_operator::Operator;
 use ipnet::IpNet;
@@ -165,13 +165,13 @@ const PER_BLOCK: Duration = Duration::from_secs(17);
 pub(crate) struct Memory {
     held: HeldBlocks,
     boot_id: String,
-    notes: Notes,
-    found: Option<Held>,
+    notes: BlockNotes,
+    found: Option<ScanRecord>,
 }
 
 /// The blocks that a scan reads, and the memory to write afterwards.
 pub(super) struct Plan {
-    pub(super) reach: Reach,
+    pub(super) reach: ReadScope,
     memory: Memory,
     /// The time of the next scan of all blocks, in seconds since the boot began.
     due: u64,
@@ -191,9 +191,9 @@ impl Memory {
     }
 
     /// The node's own blocks, and those in which it is known to hold something.
-    pub(crate) fn reach(&self) -> Reach {
+    pub(crate) fn reach(&self) -> ReadScope {
         let found = self.found.iter().flat_map(|found| &found.blocks);
-        Reach::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
+        ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
@@ -209,7 +209,7 @@ impl Memory {
         let mut reach = self.reach();
         if is_due || all {
             let passed = self.found.as_ref().and_then(|found| found.passed);
-            reach.pass = Pass::Since(passed.map_or(Revision::UNSET, Revision::new));
+            reach.scan = ScanScope::Since(passed.map_or(Revision::UNSET, Revision::new));
         }
         Ok(Plan { reach, memory: self, due: if all { next } else { due } })
     }
@@ -230,7 +230,7 @@ impl Plan {
     /// Records the blocks in which something was found. If that fails, the next scan reads more; that is no error.
     pub(super) fn keep(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
-        let held = Held {
+        let held = ScanRecord {
             blocks: holdings.allocations.iter().map(|one| one.block.to_string()).collect(),
             passed: passed.map(Revision::get).or(before),
             due: self.due,
@@ -252,7 +252,7 @@ mod tests {
         HeldBlocks::new(folder.path(), &one.in_order(), "n").note("10.0.0.0/26").unwrap();
         for location in [one, other] {
             let memory = Memory::of(folder.path(), &location, "n", "boot").unwrap();
-            assert_eq!(memory.reach(), Reach::near(["10.0.0.0/26".parse().unwrap()]), "{location}");
+            assert_eq!(memory.reach(), ReadScope::near(["10.0.0.0/26".parse().unwrap()]), "{location}");
         }
     }
 }

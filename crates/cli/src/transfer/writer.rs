@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ipam_operator::moving::Tally;
+use ipam_operator::moving::DocumentCounts;
 use kv::Revision;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
@@ -145,7 +145,7 @@ pub(crate) struct Written {
     /// The number of keys.
     pub(crate) keys: u64,
     /// IPAM's documents, if only those were written.
-    pub(crate) tally: Tally,
+    pub(crate) tally: DocumentCounts,
     /// The length of the file in bytes.
     pub(crate) bytes: u64,
 }
@@ -156,7 +156,7 @@ struct ToFile {
     writer: Option<Writer>,
     filter: Filter,
     keys: u64,
-    tally: Tally,
+    tally: DocumentCounts,
     progress: Progress,
 }
 
@@ -165,7 +165,7 @@ impl Written {
     pub(crate) async fn of(at: StoreAt<'_>, filter: Filter, writer: Writer) -> Result<Self> {
         let can_begin_anew = writer.can_begin_anew();
         let progress = Progress::new("reading", None);
-        let mut sink = ToFile { writer: Some(writer), filter, keys: 0, tally: Tally::default(), progress };
+        let mut sink = ToFile { writer: Some(writer), filter, keys: 0, tally: DocumentCounts::default(), progress };
         let mut attempt = async || {
             let mut source = Source::store(at, filter, Revision::UNSET);
             pump(&mut source, &mut sink).await?;
@@ -199,7 +199,7 @@ impl ToFile {
 
 impl Sink for ToFile {
     async fn begin(&mut self, header: Header) -> Result<()> {
-        (self.keys, self.tally) = (0, Tally::default());
+        (self.keys, self.tally) = (0, DocumentCounts::default());
         self.write(move |writer| writer.begin(&header)).await
     }
 

@@ -13,7 +13,7 @@ use clap::{ArgGroup, Args};
 use ipam_core::Error;
 use ipam_core::model::ReleaseRequest;
 use ipam_operator::Operator;
-use ipam_operator::inspect::{HandleRevision, Keep};
+use ipam_operator::inspect::{AddressReporting, HandleRevision};
 use kv::{Deadline, Revision};
 use serde::Serialize;
 
@@ -130,7 +130,7 @@ impl OnStore for Release {
 
     async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
         let reports: Vec<Report> = self.from_report.iter().map(|path| Report::read(path)).collect::<Result<_>>()?;
-        let current = inspect(at, Keep::Findings).await?;
+        let current = inspect(at, AddressReporting::Findings).await?;
         require_same_cluster(&self.from_report, &reports, &current)?;
         if !self.force {
             require_current(&reports, &current)?;

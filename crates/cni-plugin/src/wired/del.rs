@@ -11,7 +11,7 @@ use std::time::Instant;
 use agent::{
     Allocator, Answer, CniError, Code, Del, Failure, Result, Rules, Served, Session, StoreAt, explain, is_no_store,
 };
-use ipam_core::endpoints::{EndpointOf, EndpointOwner};
+use ipam_core::endpoints::{EndpointOwner, EndpointToDelete};
 use ipam_core::gc::Allocation;
 use ipam_core::model::{Orchestrator, WorkloadEndpoint};
 use ipam_core::timestamps::{age, parse_rfc3339};
@@ -31,7 +31,7 @@ use crate::verbs::valid_attachments;
 /// An allocator whose DEL deletes the endpoint in the same commit.
 struct WithEndpoint<'e> {
     inner: Box<dyn Allocator>,
-    endpoint: &'e EndpointOf,
+    endpoint: &'e EndpointToDelete,
 }
 
 impl Allocator for WithEndpoint<'_> {
@@ -66,7 +66,7 @@ pub(super) fn del(setup: &Setup<'_>) -> Result<String> {
         Err(error) if error.code() == Code::TryAgain => return Err(without_store(setup, error)),
         ready => ready?,
     }
-    let endpoint = EndpointOf {
+    let endpoint = EndpointToDelete {
         namespace: setup.workload.namespace.clone(),
         name: setup.workload.endpoint(&setup.call.interface)?,
         owner: match setup.workload.orchestrator {
@@ -90,7 +90,7 @@ fn without_store(setup: &Setup<'_>, error: CniError) -> CniError {
 }
 
 /// Releases the address and deletes the endpoint: in one commit if the IPAM plugin is this program.
-fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
+fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
         Ok(plugin @ IpamPlugin::Own(_)) => {
@@ -112,7 +112,7 @@ fn release(setup: &Setup<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> R
     released.and(delete(session, endpoint))
 }
 
-fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
+fn delete(session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let deleted = session.run(session.ipam().delete_endpoint(endpoint, session.deadline()));
     finish(session);
     match deleted {
@@ -190,12 +190,12 @@ fn remove_endpoints(setup: &Setup<'_>, session: &Session, valid: &BTreeSet<(Stri
     // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
     let interfaces = wiring::host_interfaces().map_err(told)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
-    let holdings = session.run(ipam.holdings_within(node, &ipam.reach_of(node), deadline)).map_err(failed)?.0;
+    let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
     let in_use: BTreeSet<&str> =
         endpoints.iter().filter(|endpoint| is_valid(endpoint, valid)).map(WorkloadEndpoint::interface).collect();
     let mut first_error = Ok(());
     for endpoint in endpoints.iter().filter(|endpoint| is_stale(setup, endpoint, valid, &holdings.allocations)) {
-        let of = EndpointOf {
+        let of = EndpointToDelete {
             namespace: endpoint.namespace().to_owned(),
             name: endpoint.name().to_owned(),
             owner: EndpointOwner::Container(endpoint.container().to_owned()),

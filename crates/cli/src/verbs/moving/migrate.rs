@@ -2,7 +2,7 @@
 
 use clap::Args;
 use datastore::OpenStore;
-use ipam_operator::moving::{Mark, MoveKind, State, Tally};
+use ipam_operator::moving::{DocumentCounts, ImportLock, ImportState, MoveKind};
 use kv::Revision;
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ struct Json {
     gone: u64,
     kept: u64,
     #[serde(flatten)]
-    tally: Tally,
+    tally: DocumentCounts,
 }
 
 #[derive(Serialize)]
@@ -119,9 +119,9 @@ impl Stores<'_> {
     async fn copy(&self, target: &mut Target<'_>) -> Result<Answer> {
         self.may_fill(target).await?;
         match target.mark() {
-            None => target.begin(self.mark(State::Copying, 0)).await?,
-            Some(mark) if mark.state == State::Copied => {
-                target.remark(self.mark(State::Copying, mark.revision)).await?;
+            None => target.begin(self.mark(ImportState::Copying, 0)).await?,
+            Some(mark) if mark.state == ImportState::Copied => {
+                target.remark(self.mark(ImportState::Copying, mark.revision)).await?;
             }
             Some(_) => {}
         }
@@ -140,7 +140,7 @@ impl Stores<'_> {
                     .into());
                 }
             }
-            target.remark(self.mark(State::Copied, revision.get())).await?;
+            target.remark(self.mark(ImportState::Copied, revision.get())).await?;
             Ok(self.copied(revision, &written)?)
         })
         .await
@@ -178,7 +178,7 @@ impl Stores<'_> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
         self.require_same(mark)?;
-        if mark.state != State::Copied {
+        if mark.state != ImportState::Copied {
             return Err(Failure::new(format!("not all of {from} is in {to} yet"))
                 .hint(format!("go on with: {}", mark.command())));
         }
@@ -249,8 +249,9 @@ impl Stores<'_> {
     }
 
     /// Refuses a target that another migration or an import has begun to fill.
-    fn require_same(&self, mark: &Mark) -> Result<()> {
-        let same = mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != State::Removing;
+    fn require_same(&self, mark: &ImportLock) -> Result<()> {
+        let same =
+            mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != ImportState::Removing;
         if same {
             return Ok(());
         }
@@ -275,9 +276,9 @@ impl Stores<'_> {
         Ok((source.revision(), found))
     }
 
-    fn mark(&self, state: State, revision: i64) -> Mark {
+    fn mark(&self, state: ImportState, revision: i64) -> ImportLock {
         let (from, to) = (self.from.to_string(), self.to.to_string());
-        Mark { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
+        ImportLock { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
     }
 
     fn json(&self, revision: Revision, walked: &Differences, dry_run: bool, finished: bool) -> Json {
@@ -326,7 +327,7 @@ async fn remove_from(target: &mut Target<'_>, way: MoveKind, at: StoreAt<'_>, dr
         return Answer::new(text, &Removed { store, dry_run, removed: 0 });
     }
     let from = mark.from.clone();
-    target.remark(Mark { state: State::Removing, ..mark }).await?;
+    target.remark(ImportLock { state: ImportState::Removing, ..mark }).await?;
     let removed = target.empty().await?;
     target.unmark().await?;
     Answer::new(

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
 use indicatif::HumanBytes;
-use ipam_operator::moving::{Mark, MoveKind, State, Tally};
+use ipam_operator::moving::{DocumentCounts, ImportLock, ImportState, MoveKind};
 use serde::Serialize;
 
 use self::migrate::{Migrate, remove};
@@ -60,7 +60,7 @@ struct ExportJson {
     revision: i64,
     bytes: u64,
     #[serde(flatten)]
-    tally: Tally,
+    tally: DocumentCounts,
 }
 
 #[async_trait(?Send)]
@@ -142,7 +142,7 @@ struct ImportJson {
     /// Keys of the file that are not IPAM's.
     left_out: u64,
     #[serde(flatten)]
-    tally: Tally,
+    tally: DocumentCounts,
 }
 
 #[async_trait(?Send)]
@@ -186,12 +186,12 @@ async fn import_into(at: StoreAt<'_>, plan: &Plan, target: &mut Target<'_>) -> R
             if let Some(found) = imported_already(plan, target).await? {
                 return Ok(found);
             }
-            let mark = Mark {
+            let mark = ImportLock {
                 way: MoveKind::Import,
                 from: plan.file.path(),
                 to: at.to_string(),
                 source: plan.source(),
-                state: State::Copying,
+                state: ImportState::Copying,
                 revision: plan.file.header.revision,
             };
             target.begin(mark).await?;
@@ -225,8 +225,8 @@ async fn through(plan: &Plan, target: &mut Target<'_>, work: Work) -> Result<Dif
 }
 
 /// Refuses a store that another import or a migration has begun to fill.
-fn require_same(at: StoreAt<'_>, mark: &Mark, plan: &Plan) -> Result<()> {
-    if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
+fn require_same(at: StoreAt<'_>, mark: &ImportLock, plan: &Plan) -> Result<()> {
+    if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == ImportState::Copying {
         return Ok(());
     }
     Err(Failure::new(format!("{at} is being filled from {} already", mark.from))
