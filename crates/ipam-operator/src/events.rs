@@ -319,7 +319,7 @@ fn of_address(
             gone.push(BlockEventKind::InCooldown { address, holder: Some(holder), since });
         }
         (AddressVersion::Free, AddressVersion::InCooldown(since)) => {
-            gone.push(BlockEventKind::InCooldown { address, holder: None, since })
+            gone.push(BlockEventKind::InCooldown { address, holder: None, since });
         }
         (AddressVersion::InCooldown(_), AddressVersion::Free) => gone.push(BlockEventKind::CooldownOver { address }),
         (before, after) => {

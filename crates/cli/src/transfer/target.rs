@@ -214,9 +214,9 @@ impl<'l> Target<'l> {
         let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
-            Some(moving::Part::Books) => true,
+            Some(moving::KeyRole::Books) => true,
             // A node that another process has registered meanwhile was usually written more than once.
-            Some(moving::Part::Around) => kv.create_revision > since && kv.version == 1,
+            Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
         let ours = found.kvs.into_iter().filter(is_ours);
@@ -575,7 +575,7 @@ mod tests {
                 from: "a".to_owned(),
                 to: "b".to_owned(),
                 source: "id".to_owned(),
-                state: moving::State::Copying,
+                state: moving::ImportState::Copying,
                 revision: 0,
             };
             target.begin(mark).await.unwrap();
