@@ -181,7 +181,7 @@ pub(crate) struct RecordingStore {
 
 impl fmt::Debug for RecordingStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Noting").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("RecordingStore").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use datastore::Network;
 use host::Route;
 use ipam_core::net::overlap;
-use ipam_operator::inspect::{Code, Finding, Inspection, QuotaSubject};
+use ipam_operator::inspect::{Code, Finding, Inspection, Subject};
 use ipnet::IpNet;
 use kv::Deadline;
 
@@ -93,7 +93,7 @@ fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
                         "{} ({} in {}) and {} ({} in {})",
                         first.by, first.net, first.store, second.by, second.net, second.store
                     );
-                    Finding::new(Code::NetworksOverlap, QuotaSubject::Network(first.net.to_string()), what)
+                    Finding::new(Code::NetworksOverlap, Subject::Network(first.net.to_string()), what)
                 });
             }
         }
@@ -121,7 +121,7 @@ pub(super) fn find_overlapping_routes(
         let texts: Vec<String> = routes.map(|route| format!("{} dev {}", route.net, route.device)).collect();
         (!texts.is_empty()).then(|| {
             let what = format!("pool {name} ({pool}) overlaps with: {}", texts.join(", "));
-            Finding::new(Code::RouteOverlaps, QuotaSubject::Network(pool.to_string()), what)
+            Finding::new(Code::RouteOverlaps, Subject::Network(pool.to_string()), what)
         })
     };
     pools.iter().filter_map(foreign).collect()

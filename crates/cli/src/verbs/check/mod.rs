@@ -18,8 +18,8 @@ use clap::{Args, ValueEnum};
 use datastore::Location;
 use ipam_core::Error;
 use ipam_operator::inspect::{
-    AddressReporting, AllocatedAddress, Code, Finding, Inspection, Inspector, QuotaSubject, RepairResult, Severity,
-    StoreCounts,
+    AddressReporting, AllocatedAddress, Code, Finding, Inspection, Inspector, RepairResult, Severity, StoreCounts,
+    Subject,
 };
 use kv::Deadline;
 use serde::Serialize;
@@ -355,7 +355,7 @@ struct CheckJson<'a> {
 struct FindingJson<'a> {
     code: Code,
     severity: Severity,
-    subject: &'a QuotaSubject,
+    subject: &'a Subject,
     what: &'a str,
     mend: &'static str,
     repairable: bool,

@@ -161,7 +161,7 @@ enum After {
     Mended,
     Left,
 }
-use After::{Left, RepairResult as Whole};
+use After::{Left, Mended as Whole};
 
 type Damage = (&'static [&'static str], After, fn(&mut Content));
 

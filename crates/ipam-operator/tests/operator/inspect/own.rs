@@ -94,7 +94,7 @@ async fn a_repair_leaves_alone_what_has_changed() {
     // A finding that cannot be mended is not tried.
     let finding = ipam_operator::inspect::Finding::new(
         Code::AddressTwice,
-        ipam_operator::inspect::QuotaSubject::Address(address),
+        ipam_operator::inspect::Subject::Address(address),
         "assigned twice",
     );
     assert!(world.operator().mend(&finding, found.revision, soon()).await.is_err());

@@ -7,7 +7,7 @@ use ipam_core::census::{AddressUse, PoolCensus};
 use ipam_core::net::Count;
 use ipam_core::quarantine::{QuarantineRow, quarantine_rows};
 use ipam_operator::QuotaRow;
-use ipam_operator::inspect::{AddressReporting, Code, Finding, QuotaSubject, Severity, StoreCounts};
+use ipam_operator::inspect::{AddressReporting, Code, Finding, Severity, StoreCounts, Subject};
 use kv::Deadline;
 use serde::Serialize;
 
@@ -156,13 +156,13 @@ struct Link {
 }
 
 impl Link {
-    fn of(subject: &QuotaSubject) -> Option<Self> {
+    fn of(subject: &Subject) -> Option<Self> {
         let (kind, name) = match subject {
-            QuotaSubject::Block(cidr) | QuotaSubject::Affinity(_, cidr) => ("block", cidr.to_string()),
-            QuotaSubject::Address(ip) => ("address", ip.to_string()),
-            QuotaSubject::Node(name) => ("node", name.clone()),
-            QuotaSubject::Pool(name) => ("pool", name.clone()),
-            QuotaSubject::Handle(id) => ("container", id.clone()),
+            Subject::Block(cidr) | Subject::Affinity(_, cidr) => ("block", cidr.to_string()),
+            Subject::Address(ip) => ("address", ip.to_string()),
+            Subject::Node(name) => ("node", name.clone()),
+            Subject::Pool(name) => ("pool", name.clone()),
+            Subject::Handle(id) => ("container", id.clone()),
             _ => return None,
         };
         Some(Self { kind, name })
@@ -212,11 +212,11 @@ fn command(finding: &Finding, store: &str) -> Option<String> {
     }
     Some(match (finding.code, &finding.subject) {
         (Code::HolderGone, _) => format!("margay ipam check --store {store} --report report.json"),
-        (Code::NoHandle, QuotaSubject::Address(ip)) => format!("margay ipam release --store {store} --ip {ip}"),
-        (_, QuotaSubject::Address(ip)) => format!("margay ipam history {ip} --store {store}"),
-        (_, QuotaSubject::Pool(_)) => format!("margay pool list --store {store}"),
-        (_, QuotaSubject::Reservation(_)) => format!("margay reservation list --store {store}"),
-        (_, QuotaSubject::Block(_)) => format!("margay ipam show --store {store} --show-blocks"),
+        (Code::NoHandle, Subject::Address(ip)) => format!("margay ipam release --store {store} --ip {ip}"),
+        (_, Subject::Address(ip)) => format!("margay ipam history {ip} --store {store}"),
+        (_, Subject::Pool(_)) => format!("margay pool list --store {store}"),
+        (_, Subject::Reservation(_)) => format!("margay reservation list --store {store}"),
+        (_, Subject::Block(_)) => format!("margay ipam show --store {store} --show-blocks"),
         _ => return None,
     })
 }
