@@ -10,18 +10,18 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
 
 use crate::assign::refuse_among_prefixes;
-use crate::boxed;
+use crate::assign_context::read_config;
+use crate::boxed_future;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, NewPool, Owner, Pool, ranges_around};
 use crate::net::{Family, overlap};
 use crate::pools;
-use crate::surroundings::read_config;
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// The most blocks that one call claims: an IPv6 pool has more than anybody can walk through.
-pub const MOST_BLOCKS_CLAIMED: u128 = 4096;
+pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
 /// The affinities that a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct ReleasedBlocks {
 }
 
 /// The outcome for one block.
-enum Release {
+enum BlockRelease {
     Done,
     InUse,
     NotOurs,
@@ -63,10 +63,10 @@ impl Ipam {
     /// of blocks nor node selectors are checked, as in Calico. A block of another owner is never taken away.
     ///
     /// # Errors
-    /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MOST_BLOCKS_CLAIMED`] blocks, and
+    /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MAX_BLOCKS_CLAIMED`] blocks, and
     /// for an owner that is neither a node nor virtual; `UnknownNode`; those of the store, when some blocks may have been
     /// claimed already.
-    #[boxed]
+    #[boxed_future]
     pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
         let pool = self.pool_around(cidr, Pool::is_enabled, deadline).await?;
@@ -83,7 +83,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `OutsidePools`, `SmallerThanBlock`; damaged blocks, after all others were done; those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_affinity(
         &self,
         owner: &Owner,
@@ -101,7 +101,7 @@ impl Ipam {
     /// # Errors
     /// `Invalid` for an owner that is neither a node nor virtual; damaged blocks, after all others were done; those of the
     /// store.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_all_affinities(
         &self,
         owner: &Owner,
@@ -127,7 +127,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities).
-    #[boxed]
+    #[boxed_future]
     pub async fn release_node_affinities(
         &self,
         node: &str,
@@ -169,7 +169,7 @@ impl Ipam {
         let owner = host.owner();
         let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
-        let mut work = Workset::new(tx, now, cooldown);
+        let mut work = WriteSet::new(tx, now, cooldown);
         match work.block(cidr).await?.map(|block| (block.owner(), block.is_empty())) {
             None => {
                 refuse_among_prefixes(&mut work, pool).await?;
@@ -211,9 +211,9 @@ impl Ipam {
         let mut failure = None;
         for cidr in self.affine_blocks(&owner, family).await?.into_iter().filter(mine) {
             match transact!(self, deadline, |tx| self.release_block(tx, &owner, cidr, which).await) {
-                Ok(Release::Done) => done.released.push(cidr),
-                Ok(Release::InUse) => done.in_use.push(cidr),
-                Ok(Release::NotOurs) => {}
+                Ok(BlockRelease::Done) => done.released.push(cidr),
+                Ok(BlockRelease::InUse) => done.in_use.push(cidr),
+                Ok(BlockRelease::NotOurs) => {}
                 Err(error @ Error::Malformed(_)) => failure = Some(error),
                 Err(error) => return Err(error),
             }
@@ -235,21 +235,21 @@ impl Ipam {
         owner: &Owner,
         cidr: IpNet,
         which: ReleaseIf,
-    ) -> Result<Release> {
+    ) -> Result<BlockRelease> {
         let needed: Vec<Key> = [Some(keys::config()), Some(keys::block(cidr)), keys::affinity(owner, cidr)]
             .into_iter()
             .flatten()
             .collect();
         tx.prefetch(needed, Vec::new()).await?;
         let cooldown = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), cooldown);
+        let mut work = WriteSet::new(tx, self.now(), cooldown);
         let verdict = match work.block(cidr).await? {
-            Some(block) if block.is_owned_by(owner) && block.is_empty() => Release::Done,
-            Some(block) if block.is_owned_by(owner) && which == ReleaseIf::Any => Release::Done,
-            Some(block) if block.is_owned_by(owner) => return Ok(Release::InUse),
-            Some(_) | None => Release::NotOurs,
+            Some(block) if block.is_owned_by(owner) && block.is_empty() => BlockRelease::Done,
+            Some(block) if block.is_owned_by(owner) && which == ReleaseIf::Any => BlockRelease::Done,
+            Some(block) if block.is_owned_by(owner) => return Ok(BlockRelease::InUse),
+            Some(_) | None => BlockRelease::NotOurs,
         };
-        if matches!(verdict, Release::Done) {
+        if matches!(verdict, BlockRelease::Done) {
             work.change(cidr, Block::clear_owner).await?;
         }
         work.drop_affinity(owner, cidr).await?;
@@ -262,9 +262,9 @@ impl Ipam {
 fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     let bits = u32::from(pool.block_size().saturating_sub(cidr.prefix_len()));
     let count = 1_u128.checked_shl(bits).unwrap_or(u128::MAX);
-    if count > MOST_BLOCKS_CLAIMED {
+    if count > MAX_BLOCKS_CLAIMED {
         return Err(Error::Invalid(format!(
-            "The requested CIDR ({cidr}) has more than {MOST_BLOCKS_CLAIMED} blocks: claim a part of it at a time"
+            "The requested CIDR ({cidr}) has more than {MAX_BLOCKS_CLAIMED} blocks: claim a part of it at a time"
         )));
     }
     let Some(first) = pools::block_of(pool, cidr.network()) else { return Err(Error::OutsidePools(cidr)) };
@@ -274,7 +274,7 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
 
 /// The most passes over the affinities. If an affinity proves stale, the block may have another owner, whose affinity
 /// was made after the listing.
-const LOOKS: usize = 3;
+const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside a network, of nodes and of virtual owners: before a pool is deleted or divided. The
@@ -285,7 +285,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Damaged blocks, after all others were done; those of the store, when some blocks may have been released already.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_pool_affinities(
         &self,
         cidr: IpNet,
@@ -295,14 +295,14 @@ impl Ipam {
         let cidr = cidr.trunc();
         let mut done = ReleasedBlocks::default();
         let mut failure = None;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_AFFINITY_PASSES {
             let mut stale = false;
             (done.in_use, failure) = (Vec::new(), None);
             for (owner, block) in self.affinities_inside(cidr).await? {
                 match transact!(self, deadline, |tx| self.release_block(tx, &owner, block, which).await) {
-                    Ok(Release::Done) => done.released.push(block),
-                    Ok(Release::InUse) => done.in_use.push(block),
-                    Ok(Release::NotOurs) => stale = true,
+                    Ok(BlockRelease::Done) => done.released.push(block),
+                    Ok(BlockRelease::InUse) => done.in_use.push(block),
+                    Ok(BlockRelease::NotOurs) => stale = true,
                     Err(error @ Error::Malformed(_)) => failure = Some(error),
                     Err(error) => return Err(error),
                 }
@@ -320,7 +320,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Any store error; some affinities may have been deleted already.
-    #[boxed]
+    #[boxed_future]
     pub async fn drop_affinities_beside(&self, new: &NewPool, deadline: Deadline) -> Result<usize> {
         let mut dropped = 0;
         for (owner, block) in self.affinities_inside(new.cidr).await? {
@@ -360,7 +360,7 @@ impl Ipam {
     /// # Errors
     /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same
     /// where the store can be reached.
-    #[boxed]
+    #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {
             Owner::Host(name) => self.release_node_affinities(name, ReleaseIf::Any, deadline).await,
@@ -395,7 +395,7 @@ impl Ipam {
             for owner in &owners {
                 let Some(affinity) = keys::affinity(owner, cidr) else { continue };
                 if whose.as_ref() == Some(owner) || tx.snapshot_get(&affinity).await?.is_some() {
-                    was_its |= matches!(self.release_block(tx, owner, cidr, ReleaseIf::Any).await?, Release::Done);
+                    was_its |= matches!(self.release_block(tx, owner, cidr, ReleaseIf::Any).await?, BlockRelease::Done);
                 }
             }
             Ok(was_its)

@@ -31,11 +31,11 @@ pub const OWN_NODE: &str = "margay.io/node";
 pub const OWN_POD: &str = "margay.io/pod";
 /// Our attribute that names the pod's namespace, on networks that are not Calico's.
 pub const OWN_NAMESPACE: &str = "margay.io/namespace";
-/// Calico's attribute that names the node. Only addresses of Calico's networks carry it, see [`Names`].
+/// Calico's attribute that names the node. Only addresses of Calico's networks carry it, see [`AttributeNames`].
 pub const NODE: &str = "node";
-/// Calico's attribute that names the pod. Only addresses of Calico's networks carry it, see [`Names`].
+/// Calico's attribute that names the pod. Only addresses of Calico's networks carry it, see [`AttributeNames`].
 pub const POD: &str = "pod";
-/// Calico's attribute that names the pod's namespace. Only addresses of Calico's networks carry it, see [`Names`].
+/// Calico's attribute that names the pod's namespace. Only addresses of Calico's networks carry it, see [`AttributeNames`].
 pub const NAMESPACE: &str = "namespace";
 /// Calico's attribute that says when the address was assigned; for us, when it was last requested.
 pub const TIMESTAMP: &str = "timestamp";
@@ -46,7 +46,7 @@ pub const TIMESTAMP: &str = "timestamp";
 /// and releases the address if it is not there. An address of a secondary network never is. kube-controllers passes
 /// over an allocation without Calico's `node`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum AttributeNames {
     /// Calico's names, for Calico's networks.
     Calicos,
     /// Our names, for all other networks.
@@ -54,17 +54,17 @@ pub enum Names {
 }
 
 /// Calico's names and ours.
-const PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
+const NAME_PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
 
 /// Calico's name of an attribute that we record under a name of our own; other names as they are.
 pub fn common_name(name: &str) -> &str {
-    PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
+    NAME_PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 
 /// Replaces Calico's names in the attributes of an allocation by ours. False if there was nothing to do.
 pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     let mut changed = false;
-    for (calicos, own) in PAIRS {
+    for (calicos, own) in NAME_PAIRS {
         if let Some(value) = attributes.remove(calicos) {
             attributes.entry(own.to_owned()).or_insert(value);
             changed = true;
@@ -125,7 +125,11 @@ impl Attachment {
     }
 
     /// The attributes of an allocation for the attachment: these, and the attachment's own, under these names.
-    pub(crate) fn mark(&self, attributes: &BTreeMap<String, String>, names: Names) -> BTreeMap<String, String> {
+    pub(crate) fn mark(
+        &self,
+        attributes: &BTreeMap<String, String>,
+        names: AttributeNames,
+    ) -> BTreeMap<String, String> {
         let mut marked = attributes.clone();
         let own = [(NODE, Some(&self.node)), (NETWORK, Some(&self.network)), (INTERFACE, Some(&self.interface))];
         for (name, value) in own.into_iter().chain([(BOOT, self.boot.as_ref())]) {
@@ -133,7 +137,7 @@ impl Attachment {
                 marked.insert(name.to_owned(), value.clone());
             }
         }
-        if names == Names::Own {
+        if names == AttributeNames::Own {
             marked.remove(OWN_NODE);
             use_own_names(&mut marked);
         }
@@ -216,9 +220,9 @@ mod tests {
             boot: None,
         };
         let given = BTreeMap::from([(POD.to_owned(), "web".to_owned()), (OWN_NODE.to_owned(), "x".to_owned())]);
-        let marked = own.mark(&given, Names::Own);
+        let marked = own.mark(&given, AttributeNames::Own);
         assert_eq!(marked.keys().collect::<Vec<_>>(), [INTERFACE, NETWORK, OWN_NODE, OWN_POD]);
         assert_eq!(marked[OWN_NODE], "a");
-        assert_eq!(own.mark(&given, Names::Calicos)[POD], "web");
+        assert_eq!(own.mark(&given, AttributeNames::Calicos)[POD], "web");
     }
 }

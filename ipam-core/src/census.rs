@@ -6,21 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use kv::{Content, Deadline, Range, Revision};
 
+use crate::assign_context::pool_holding;
 use crate::attachment::BOOT;
-use crate::boxed;
+use crate::boxed_future;
 use crate::error::Result;
-use crate::gc::Reach;
+use crate::gc::ReadScope;
 use crate::ipam::Ipam;
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{
-    AddressState, Attribute, Block, Document, IpReservation, IpamConfig, Node, Owner, Pool, QuotaCount, Quotas, Subject,
+    AddressState, Attribute, Block, Document, IpReservation, IpamConfig, Node, Owner, Pool, QuotaCount, QuotaSubject,
+    Quotas,
 };
 use crate::quarantine::{Quarantine, quarantine_of};
 use crate::reservations::Reservations;
-use crate::surroundings::pool_holding;
-use crate::usage::{Reading, reread};
-use crate::utilization::{Tally, Usage};
-use crate::workset::each_of;
+use crate::usage::{SnapshotReader, reread};
+use crate::utilization::{Usage, UtilizationCounter};
+use crate::write_set::each_of;
 
 /// The use of an address of a block. An address that is in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -111,13 +112,13 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.
-    #[boxed]
+    #[boxed_future]
     pub async fn census(&self, deadline: Deadline) -> Result<Census> {
         Ok(reread(|| self.read_census(deadline)).await?)
     }
 
     async fn read_census(&self, deadline: Deadline) -> kv::Result<Census> {
-        let mut reading = Reading::new(deadline);
+        let mut reading = SnapshotReader::new(deadline);
         let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
         let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut reading).await?;
         let reservations: Vec<IpReservation> =
@@ -130,7 +131,7 @@ impl Ipam {
         let cooldown = config.first().map_or(0, IpamConfig::cooldown_seconds);
         let now = self.now();
 
-        let mut tally = Tally::new(&pools, &reservations);
+        let mut tally = UtilizationCounter::new(&pools, &reservations);
         let registered = nodes.iter().map(|node| node.name().to_owned()).collect();
         let mut census = Census { registered, quarantined, ..Census::default() };
         let mut blocks = Vec::new();
@@ -203,7 +204,7 @@ impl Census {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
     /// The namespace, network or node.
-    pub subject: Subject,
+    pub subject: QuotaSubject,
     /// How many addresses it may have.
     pub limit: u64,
     /// How many it has.
@@ -220,12 +221,14 @@ impl QuotaUse {
 /// Counts, block by block, what the subjects with a limit have.
 struct QuotaTally {
     quotas: Quotas,
-    counted: BTreeMap<Subject, u64>,
+    counted: BTreeMap<QuotaSubject, u64>,
 }
 
 impl QuotaTally {
     fn add(&mut self, block: &Block) {
-        each_of(&self.quotas, block, |kind, name, _| *self.counted.entry(Subject::new(kind, name)).or_default() += 1);
+        each_of(&self.quotas, block, |kind, name, _| {
+            *self.counted.entry(QuotaSubject::new(kind, name)).or_default() += 1;
+        });
     }
 
     /// The subjects with a limit of their own, and all that the limit for any other holds for and that have addresses.
@@ -233,7 +236,7 @@ impl QuotaTally {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();
         }
-        let used = |(subject, used): (Subject, u64)| {
+        let used = |(subject, used): (QuotaSubject, u64)| {
             let limit = self.quotas.limit(subject.kind, &subject.name)?;
             Some(QuotaUse { subject, limit, used })
         };
@@ -243,23 +246,27 @@ impl QuotaTally {
 
 impl Ipam {
     /// The quotas, and what to count their use with.
-    async fn read_quotas(&self, reading: &mut Reading) -> kv::Result<QuotaTally> {
+    async fn read_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<QuotaTally> {
         let (quotas, counted) = self.read_counters(reading, Range::Key(keys::quotas())).await?;
         Ok(QuotaTally { quotas, counted })
     }
 
     /// The use of the quotas by their counters, which may be too high, but not too low unless others assign, too. A
     /// subject that has got no address since the quotas were changed is missing.
-    async fn counted_quotas(&self, reading: &mut Reading) -> kv::Result<Vec<QuotaUse>> {
+    async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
-        let used = |(subject, used): (Subject, u64)| {
+        let used = |(subject, used): (QuotaSubject, u64)| {
             let limit = quotas.limit(subject.kind, &subject.name)?;
             Some(QuotaUse { subject, limit, used })
         };
         Ok(counted.into_iter().filter_map(used).collect())
     }
 
-    async fn read_counters(&self, reading: &mut Reading, range: Range) -> kv::Result<(Quotas, BTreeMap<Subject, u64>)> {
+    async fn read_counters(
+        &self,
+        reading: &mut SnapshotReader,
+        range: Range,
+    ) -> kv::Result<(Quotas, BTreeMap<QuotaSubject, u64>)> {
         let (mut quotas, mut at, mut counters) = (Quotas::default(), Revision::UNSET, Vec::new());
         self.each(range, Content::Full, reading, |kv| {
             if let Some(subject) = keys::parse_quota_use(&kv.key) {
@@ -315,9 +322,9 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged documents are passed over, and the log says so.
-    #[boxed]
-    pub async fn share_of(&self, node: &str, reach: &Reach, deadline: Deadline) -> Result<NodeShare> {
-        let mut reading = Reading::new(deadline);
+    #[boxed_future]
+    pub async fn share_of(&self, node: &str, reach: &ReadScope, deadline: Deadline) -> Result<NodeShare> {
+        let mut reading = SnapshotReader::new(deadline);
         let resources = |kind| Range::Prefix(keys::resources_prefix(kind));
         let pools: Vec<Pool> = self.read_all(resources(ResourceKind::IpPool), &mut reading).await?;
         let reservations: Vec<IpReservation> =

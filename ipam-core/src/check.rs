@@ -9,19 +9,19 @@ use kv::{Deadline, Range};
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 
-use crate::assign::Assigned;
-use crate::attachment::{Attachment, BOOT, NETNS, NETWORK, Names, Ownership, TIMESTAMP};
-use crate::boxed;
-use crate::covering::blocks_of;
+use crate::assign::AssignedAddress;
+use crate::assign_context::{decode_all, read_config};
+use crate::attachment::{Attachment, AttributeNames, BOOT, NETNS, NETWORK, Ownership, TIMESTAMP};
+use crate::block_lookup::group_by_block;
+use crate::boxed_future;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Document, Handle, Pool, ReleaseRequest};
 use crate::pools;
 use crate::sticky::waits_until;
-use crate::surroundings::{decode_all, read_config};
 use crate::timestamps::parse_go_string;
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// The standing of an address for an attachment that believes to have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents.
-    #[boxed]
+    #[boxed_future]
     pub async fn compare(
         &self,
         attachment: &Attachment,
@@ -70,7 +70,7 @@ impl Ipam {
             let cooldown = read_config(tx).await?.cooldown_seconds();
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
 
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
             let held = held_by(&mut work, &own, None, |claim| claim != Ownership::Foreign).await?;
             // Its own blocks count also where their pool is gone.
             let own_blocks = held.iter().map(|held| held.block);
@@ -102,13 +102,13 @@ impl Ipam {
 
 /// The holder of an address of a pool that the block of the pool does not have: a block of another size may have it.
 async fn elsewhere(
-    work: &mut Workset<'_>,
+    work: &mut WriteSet<'_>,
     pools: &[Pool],
     own: &Attachment,
     old_handles: &[String],
     ip: IpAddr,
 ) -> Result<Option<Standing>> {
-    let blocks = blocks_of(work.tx, pools, &[ReleaseRequest::new(ip)]).await?;
+    let blocks = group_by_block(work.tx, pools, &[ReleaseRequest::new(ip)]).await?;
     for cidr in blocks.into_keys() {
         if let Some(block) = work.block(cidr).await? {
             let entry = block.attributes_of(ip);
@@ -138,7 +138,7 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 
 /// An address that the attachment has already.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
     /// Whether it was assigned in this boot of the host, as far as that is known, and not long ago.
@@ -147,16 +147,16 @@ pub(crate) struct Held {
 
 /// If an attachment requests its address again so long after it got it, the time is recorded anew, so that a collector
 /// of unused addresses knows that this one is about to be used. A runtime's second try at the same call comes sooner.
-const RENEWED_AFTER: Duration = Duration::seconds(10);
+const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// The addresses under the attachment's handle that `counts` takes for the attachment's. Not guarded: the answer is
 /// true as of the revision that was read. `asked_at` is the time of the call, where that is known.
 pub(crate) async fn held_by(
-    work: &mut Workset<'_>,
+    work: &mut WriteSet<'_>,
     attachment: &Attachment,
     asked_at: Option<OffsetDateTime>,
     counts: impl Fn(Ownership) -> bool,
-) -> Result<Vec<Held>> {
+) -> Result<Vec<HeldAddress>> {
     let handle = &attachment.handle();
     let key = keys::handle(handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
@@ -168,7 +168,7 @@ pub(crate) async fn held_by(
         let own = block
             .allocated()
             .filter(|(_, entry)| entry.has_handle(handle) && counts(attachment.claim(entry)))
-            .map(|(ip, entry)| Held { ip, block: cidr, is_current: is_current(attachment, asked_at, entry) });
+            .map(|(ip, entry)| HeldAddress { ip, block: cidr, is_current: is_current(attachment, asked_at, entry) });
         held.extend(own);
     }
     Ok(held)
@@ -179,7 +179,7 @@ pub(crate) async fn held_by(
 fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: &Attribute) -> bool {
     let same_boot = attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref();
     let given_at = || entry.get(TIMESTAMP).and_then(parse_go_string);
-    let recent = asked_at.is_none_or(|now| given_at().is_some_and(|then| (now - then).abs() < RENEWED_AFTER));
+    let recent = asked_at.is_none_or(|now| given_at().is_some_and(|then| (now - then).abs() < MIN_RENEWAL_AGE));
     same_boot && recent
 }
 
@@ -187,12 +187,12 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
 /// namespace, and is requested again: a runtime starts a container again after a reboot, and these distinguish
 /// leftovers from addresses in use.
 pub(crate) async fn renew(
-    work: &mut Workset<'_>,
+    work: &mut WriteSet<'_>,
     attachment: &Attachment,
-    held: &[Held],
-    answer: &[Assigned],
+    held: &[HeldAddress],
+    answer: &[AssignedAddress],
     attributes: &BTreeMap<String, String>,
-    names: Names,
+    names: AttributeNames,
 ) -> Result<()> {
     let netns = attributes.get(NETNS).map(String::as_str);
     let noted = [(BOOT, attachment.boot.as_deref()), (TIMESTAMP, attributes.get(TIMESTAMP).map(String::as_str))];
@@ -203,7 +203,7 @@ pub(crate) async fn renew(
         if !old.is_current || recorded != netns {
             let renewed = work.change(old.block, |block| {
                 block.renew(old.ip, noted.clone());
-                if names == Names::Own {
+                if names == AttributeNames::Own {
                     block.use_own_names_of(old.ip);
                 }
             });

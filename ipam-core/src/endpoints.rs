@@ -6,22 +6,22 @@ use std::sync::Arc;
 use kv::{Attempts, Content, Deadline, Key, Range, Revision, StoreExt, TransactOptions, Transaction};
 use serde::{Deserialize, Serialize};
 
-use crate::boxed;
+use crate::assign_context::decode_all;
+use crate::boxed_future;
 use crate::error::{Error, Result};
-use crate::filling;
+use crate::import_lock;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::ResourceKind;
 use crate::model::{
     Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
 };
-use crate::surroundings::decode_all;
 
 /// How many documents one request reads.
-const AT_ONCE: usize = 32;
+const ENDPOINTS_PER_READ: usize = 32;
 
 /// Which stored endpoint a DEL deletes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndpointOf {
+pub struct EndpointToDelete {
     /// The endpoint's namespace.
     pub namespace: String,
     /// The endpoint's name.
@@ -39,7 +39,7 @@ pub enum EndpointOwner {
     Container(String),
 }
 
-impl EndpointOf {
+impl EndpointToDelete {
     /// The key.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, &self.name)
@@ -75,7 +75,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn endpoints_of_node(&self, node: &str, deadline: Deadline) -> Result<Vec<WorkloadEndpoint>> {
         self.endpoints_of_nodes(|of| of == node, deadline).await
     }
@@ -97,7 +97,7 @@ impl Ipam {
         };
         let names: Vec<Key> = listed.kvs.into_iter().map(|kv| kv.key).filter(is_nodes).collect();
         let mut endpoints = Vec::new();
-        for some in names.chunks(AT_ONCE) {
+        for some in names.chunks(ENDPOINTS_PER_READ) {
             let found = transact!(self, deadline, |tx| Ok(tx.peek(some, Content::Full).await?))?;
             let decoded = found.iter().flatten().map(|kv| WorkloadEndpoint::decode(&kv.key, kv.value.as_bytes()));
             endpoints.extend(decoded.filter_map(std::result::Result::ok));
@@ -109,8 +109,8 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
-    #[boxed]
-    pub async fn delete_endpoint(&self, endpoint: &EndpointOf, deadline: Deadline) -> Result<bool> {
+    #[boxed_future]
+    pub async fn delete_endpoint(&self, endpoint: &EndpointToDelete, deadline: Deadline) -> Result<bool> {
         transact!(self, deadline, |tx| endpoint.delete(tx).await)
     }
 }
@@ -125,12 +125,12 @@ pub struct EndpointQuery {
     /// The profile that the network needs; `None` for none.
     pub profile: Option<String>,
     /// Whether the pools matter.
-    pub pools: Pools,
+    pub pools: PoolsToRead,
 }
 
 /// Whether the pools are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pools {
+pub enum PoolsToRead {
     /// They are not.
     Skipped,
     /// They are.
@@ -139,9 +139,9 @@ pub enum Pools {
 
 /// The state of the store before a container is wired.
 #[derive(Clone, Debug)]
-pub struct Before {
+pub struct EndpointContext {
     /// The flag of the cluster's document that says whether plugins may work; `None` without the document.
-    pub ready: Option<Ready>,
+    pub ready: Option<DatastoreReadiness>,
     /// The endpoints whose names begin as queried, with the revisions of their last writes. Damaged ones are left out.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
     /// The pools, if they were read.
@@ -150,7 +150,7 @@ pub struct Before {
 
 /// The flag `datastoreReady` of the document ClusterInformation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum DatastoreReadiness {
     /// Plugins may work.
     Yes,
     /// The flag is false or missing: an upgrade is under way.
@@ -173,8 +173,12 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
-    #[boxed]
-    pub async fn begin_endpoint(&self, query: EndpointQuery, deadline: Deadline) -> Result<(PendingEndpoint, Before)> {
+    #[boxed_future]
+    pub async fn begin_endpoint(
+        &self,
+        query: EndpointQuery,
+        deadline: Deadline,
+    ) -> Result<(PendingEndpoint, EndpointContext)> {
         let mut pending = PendingEndpoint { ipam: self.clone(), query, deadline, attempt: None };
         let (mut attempts, mut tx) = pending.begin().await?;
         loop {
@@ -197,19 +201,19 @@ impl Ipam {
 
 impl PendingEndpoint {
     async fn begin(&self) -> Result<(Attempts, Transaction)> {
-        let options = TransactOptions::new(self.deadline).with_beside([filling::mark_key()]);
+        let options = TransactOptions::new(self.deadline).with_beside([import_lock::import_lock_key()]);
         let mut attempts = Attempts::new(Arc::clone(self.ipam.store()), options);
         let tx = attempts.begin().await?;
         Ok((attempts, tx))
     }
 
-    async fn read(&self, tx: &mut Transaction) -> Result<Before> {
+    async fn read(&self, tx: &mut Transaction) -> Result<EndpointContext> {
         let EndpointQuery { namespace, prefix, profile, pools } = &self.query;
         let cluster = keys::cluster_information();
         let prefix = prefix.as_ref().map(|prefix| Range::Prefix(keys::workload_endpoint(namespace, prefix)));
         let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let keys = [Some(cluster.clone()), profile.as_deref().map(keys::profile)];
-        let ranges = [prefix.clone(), (*pools == Pools::Read).then(|| pools_range.clone())];
+        let ranges = [prefix.clone(), (*pools == PoolsToRead::Read).then(|| pools_range.clone())];
         tx.prefetch(keys.into_iter().flatten().collect(), ranges.into_iter().flatten().map(Into::into).collect())
             .await?;
         let ready = tx.snapshot_get(&cluster).await?.map(|value| ready(value.as_bytes()));
@@ -221,10 +225,10 @@ impl PendingEndpoint {
             }
         }
         let pools = match pools {
-            Pools::Skipped => Vec::new(),
-            Pools::Read => decode_all(&tx.snapshot_list(&pools_range).await?),
+            PoolsToRead::Skipped => Vec::new(),
+            PoolsToRead::Read => decode_all(&tx.snapshot_list(&pools_range).await?),
         };
-        Ok(Before { ready, endpoints, pools })
+        Ok(EndpointContext { ready, endpoints, pools })
     }
 
     /// Stores an endpoint, and the network's profile for this orchestrator if it is missing, in one commit. `replaced` is
@@ -232,7 +236,7 @@ impl PendingEndpoint {
     ///
     /// # Errors
     /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint meanwhile; those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn store(
         &mut self,
         endpoint: &WorkloadEndpoint,
@@ -245,7 +249,7 @@ impl PendingEndpoint {
         };
         loop {
             let done = self.write(&mut tx, endpoint, replaced, orchestrator).await;
-            let done = filling::unless_marked(&mut tx, done).await;
+            let done = import_lock::unless_import_locked(&mut tx, done).await;
             if attempts.end(tx, done).await?.is_some() {
                 return Ok(());
             }
@@ -292,16 +296,17 @@ impl PendingEndpoint {
 }
 
 /// The flag in a document ClusterInformation.
-fn ready(document: &[u8]) -> Ready {
+fn ready(document: &[u8]) -> DatastoreReadiness {
     #[derive(Deserialize)]
-    struct Document {
-        spec: Spec,
+    struct ClusterInformation {
+        spec: ClusterInformationSpec,
     }
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Spec {
+    struct ClusterInformationSpec {
         datastore_ready: Option<bool>,
     }
-    let flag = serde_json::from_slice::<Document>(document).ok().and_then(|document| document.spec.datastore_ready);
-    if flag == Some(true) { Ready::Yes } else { Ready::No }
+    let flag =
+        serde_json::from_slice::<ClusterInformation>(document).ok().and_then(|document| document.spec.datastore_ready);
+    if flag == Some(true) { DatastoreReadiness::Yes } else { DatastoreReadiness::No }
 }

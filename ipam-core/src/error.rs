@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::filling::Filling;
+use crate::import_lock::ImportLocked;
 use crate::model::spec::DocumentError;
 use crate::model::{
-    ContradictorySettings, InvalidPool, Malformed, NotOwner, OwnerRefusal, ReleaseConflict, Subject, UnusableBlock,
+    ContradictorySettings, InvalidPool, Malformed, NotOwner, OwnerRefusal, QuotaSubject, ReleaseConflict, UnusableBlock,
 };
 use crate::net::Family;
 use crate::pools::PoolError;
@@ -124,7 +124,7 @@ pub enum Error {
     #[error("{kind} {name} exists already")]
     Exists {
         /// Its kind.
-        kind: Resource,
+        kind: ErrorSubject,
         /// Its name.
         name: String,
     },
@@ -132,7 +132,7 @@ pub enum Error {
     #[error("{kind} {name} does not exist")]
     NotFound {
         /// Its kind.
-        kind: Resource,
+        kind: ErrorSubject,
         /// Its name.
         name: String,
     },
@@ -153,12 +153,12 @@ pub enum Error {
     Invalid(String),
     /// The store is being filled from another one, and nothing may be assigned or released meanwhile.
     #[error("{0}")]
-    Filling(Filling),
+    ImportLocked(ImportLocked),
     /// A pool still has addresses in use.
     #[error(
         "pool {pool} still has {} in use{}{}",
         if *.addresses == 1 { "1 address".to_owned() } else { format!("{addresses} addresses") },
-        Places(.places),
+        PlaceList(.places),
         .gateway.iter().map(|gateway| format!("; it is the pool of a bridged network with gateway {gateway}")).collect::<String>()
     )]
     PoolInUse {
@@ -167,7 +167,7 @@ pub enum Error {
         /// How many of its addresses are in use.
         addresses: usize,
         /// Where they are.
-        places: Vec<PlaceInUse>,
+        places: Vec<BlockInUse>,
         /// The gateway, if it is the pool of a bridged network.
         gateway: Option<String>,
     },
@@ -179,7 +179,7 @@ pub enum Error {
 /// A kind of thing that is missing, or there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Resource {
+pub enum ErrorSubject {
     /// A pool, by its name.
     Pool,
     /// A pool, by its network.
@@ -194,14 +194,14 @@ pub enum Resource {
     Quota,
 }
 
-impl Resource {
+impl ErrorSubject {
     /// The error of one that is not there.
     pub fn not_found(self, name: impl fmt::Display) -> Error {
         Error::NotFound { kind: self, name: name.to_string() }
     }
 }
 
-impl fmt::Display for Resource {
+impl fmt::Display for ErrorSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pool => "pool",
@@ -369,7 +369,7 @@ pub enum OverlapError {
 )]
 pub struct QuotaReached {
     /// The subject.
-    pub subject: Subject,
+    pub subject: QuotaSubject,
     /// The number of addresses that it may have.
     pub limit: u64,
     /// The number of addresses that it has.
@@ -395,7 +395,7 @@ pub enum VmError {
 
 /// A block in which addresses of a pool are in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlaceInUse {
+pub struct BlockInUse {
     /// The block.
     pub block: IpNet,
     /// The number of its addresses in use.
@@ -404,7 +404,7 @@ pub struct PlaceInUse {
     pub nodes: Vec<String>,
 }
 
-impl fmt::Display for PlaceInUse {
+impl fmt::Display for BlockInUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} in {}", self.addresses, self.block)?;
         if self.nodes.is_empty() { Ok(()) } else { write!(f, " ({})", self.nodes.join(", ")) }
@@ -412,15 +412,15 @@ impl fmt::Display for PlaceInUse {
 }
 
 /// The first places where addresses are in use, and how many there are besides.
-struct Places<'a>(&'a [PlaceInUse]);
+struct PlaceList<'a>(&'a [BlockInUse]);
 
-impl fmt::Display for Places<'_> {
+impl fmt::Display for PlaceList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 8;
-        for (at, place) in self.0.iter().take(SHOWN).enumerate() {
+        const MAX_SHOWN_PLACES: usize = 8;
+        for (at, place) in self.0.iter().take(MAX_SHOWN_PLACES).enumerate() {
             write!(f, "{} {place}", if at == 0 { ":" } else { "," })?;
         }
-        match self.0.len().saturating_sub(SHOWN) {
+        match self.0.len().saturating_sub(MAX_SHOWN_PLACES) {
             0 => Ok(()),
             1 => f.write_str(", and in 1 more block"),
             more => write!(f, ", and in {more} more blocks"),

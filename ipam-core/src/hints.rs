@@ -20,9 +20,9 @@ use crate::model::is_of_prefixes;
 use crate::net::Family;
 
 /// The number of remembered blocks: more than Calico lets a host have by default.
-const MOST_REMEMBERED: usize = 32;
+const MAX_REMEMBERED_BLOCKS: usize = 32;
 /// The most addresses of an attachment that ends whose possible blocks are read at once.
-const MOST_BELIEVED: usize = 4;
+const MAX_HINTED_ADDRESSES: usize = 4;
 
 /// Remembers the blocks that a node used in a network. It may forget at any time.
 pub trait Hints: Send + Sync + fmt::Debug {
@@ -72,7 +72,7 @@ pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -
             blocks.push(cidr);
         }
     }
-    blocks.truncate(MOST_REMEMBERED);
+    blocks.truncate(MAX_REMEMBERED_BLOCKS);
     blocks
 }
 
@@ -87,11 +87,12 @@ pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec
     if addresses.is_empty() {
         return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family).next()).collect();
     }
-    let blocks =
-        addresses.iter().take(MOST_BELIEVED).flat_map(|ip| match recalled.iter().find(|cidr| cidr.contains(ip)) {
+    let blocks = addresses.iter().take(MAX_HINTED_ADDRESSES).flat_map(|ip| {
+        match recalled.iter().find(|cidr| cidr.contains(ip)) {
             Some(cidr) => vec![*cidr],
             None => possible_blocks(*ip),
-        });
+        }
+    });
     blocks.collect()
 }
 

@@ -9,14 +9,14 @@ use uuid::Uuid;
 
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
-use crate::gc::Live;
+use crate::gc::LivenessSource;
 use crate::hints::{FullBlocks, Hints};
-use crate::intents::{self, Intents, Noting};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
+use crate::pending_commits::{self, PendingCommits, RecordingStore};
 
 /// Runs the body of a verb as one transaction on the allocator's store, or on another one, and returns the body's
-/// result. A store that is [being filled](crate::filling) refuses all of them but those that are only `reading`: a
+/// result. A store that is [being filled](crate::import_lock) refuses all of them but those that are only `reading`: a
 /// person's queries.
 #[macro_export]
 macro_rules! transact {
@@ -25,10 +25,10 @@ macro_rules! transact {
     };
     (on $store:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
         let store = $store;
-        let options = kv::TransactOptions::new($deadline).with_beside([$crate::filling::mark_key(), $crate::model::keys::quotas()]);
+        let options = kv::TransactOptions::new($deadline).with_beside([$crate::import_lock::import_lock_key(), $crate::model::keys::quotas()]);
         let done: $crate::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| {
             let done: $crate::Result<_> = async { $body }.await;
-            $crate::filling::unless_marked($tx, done).await
+            $crate::import_lock::unless_import_locked($tx, done).await
         });
         done.map(|committed| committed.value)
     }};
@@ -48,7 +48,7 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Fewer full blocks than this are read again rather than remembered.
-const FEWEST_FULL: usize = 64;
+const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// The nodes that may have addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +68,9 @@ pub struct Ipam {
     nodes: Nodes,
     clock: Clock,
     uids: Uids,
-    intents: Option<Arc<dyn Intents>>,
+    pending_commits: Option<Arc<dyn PendingCommits>>,
     hints: Option<Arc<dyn Hints>>,
-    live: Option<Arc<dyn Live>>,
+    liveness: Option<Arc<dyn LivenessSource>>,
 }
 
 impl std::fmt::Debug for Ipam {
@@ -83,7 +83,15 @@ impl Ipam {
     /// The allocator on this store, by the system's clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
-        Self { store, nodes, clock: Arc::new(OffsetDateTime::now_utc), uids, intents: None, hints: None, live: None }
+        Self {
+            store,
+            nodes,
+            clock: Arc::new(OffsetDateTime::now_utc),
+            uids,
+            pending_commits: None,
+            hints: None,
+            liveness: None,
+        }
     }
 
     /// With another clock.
@@ -100,10 +108,10 @@ impl Ipam {
         self
     }
 
-    /// Records what an assignment is about to commit: for a store of other processes, see [`crate::intents`].
+    /// Records what an assignment is about to commit: for a store of other processes, see [`crate::pending_commits`].
     #[must_use]
-    pub fn with_intents(mut self, intents: Arc<dyn Intents>) -> Self {
-        self.intents = Some(intents);
+    pub fn with_pending_commits(mut self, pending_commits: Arc<dyn PendingCommits>) -> Self {
+        self.pending_commits = Some(pending_commits);
         self
     }
 
@@ -116,29 +124,33 @@ impl Ipam {
 
     /// Lets an assignment that finds no room free the leftovers of earlier boots, on this evidence; see [`crate::gc`].
     #[must_use]
-    pub fn with_live(mut self, live: Arc<dyn Live>) -> Self {
-        self.live = Some(live);
+    pub fn with_liveness(mut self, liveness: Arc<dyn LivenessSource>) -> Self {
+        self.liveness = Some(liveness);
         self
     }
 
     /// The source of evidence about the machine, if there is one.
-    pub(crate) fn live(&self) -> Option<&Arc<dyn Live>> {
-        self.live.as_ref()
+    pub(crate) fn liveness(&self) -> Option<&Arc<dyn LivenessSource>> {
+        self.liveness.as_ref()
     }
 
     /// Makes sure that no pending commit for this attachment can happen from now on.
-    pub(crate) async fn settle_intents(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
-        match &self.intents {
-            Some(intents) => intents::settle_all(&**intents, &self.store, attachment, deadline).await,
+    pub(crate) async fn settle_pending_commits(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
+        match &self.pending_commits {
+            Some(pending_commits) => {
+                pending_commits::settle_all(&**pending_commits, &self.store, attachment, deadline).await
+            }
             None => Ok(()),
         }
     }
 
     /// The store for assignments to an attachment: one that records each commit as pending, if any are recorded.
-    pub(crate) fn noting(&self, attachment: &Attachment) -> Arc<dyn Store> {
+    pub(crate) fn recording_store(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let store = Arc::clone(&self.store);
-        match &self.intents {
-            Some(intents) => Arc::new(Noting::new(store, Arc::clone(intents), attachment.clone())),
+        match &self.pending_commits {
+            Some(pending_commits) => {
+                Arc::new(RecordingStore::new(store, Arc::clone(pending_commits), attachment.clone()))
+            }
             None => store,
         }
     }
@@ -162,7 +174,7 @@ impl Ipam {
 
     /// Remembers full blocks, unless they are few.
     pub(crate) fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
-        if let Some(hints) = self.hints.as_ref().filter(|_| blocks.len() >= FEWEST_FULL) {
+        if let Some(hints) = self.hints.as_ref().filter(|_| blocks.len() >= MIN_REMEMBERED_FULL_BLOCKS) {
             hints.remember_full(attachment, blocks);
         }
     }
@@ -192,8 +204,8 @@ impl Ipam {
     }
 
     /// Where pending commits are recorded, if they are.
-    pub(crate) fn intents(&self) -> Option<&Arc<dyn Intents>> {
-        self.intents.as_ref()
+    pub(crate) fn pending_commits(&self) -> Option<&Arc<dyn PendingCommits>> {
+        self.pending_commits.as_ref()
     }
 
     /// Where used blocks are remembered, if they are.
@@ -217,12 +229,12 @@ impl Ipam {
     }
 
     /// The facts about the node of a request. [`Self::host_keys`] must be read before.
-    pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Host> {
+    pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Claimant> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
             let node = Node::decode(&key, value.as_bytes())?;
             let owner = Owner::host(name);
-            return Ok(Host {
+            return Ok(Claimant {
                 name: name.to_owned(),
                 owner,
                 labels: node.labels().clone(),
@@ -238,18 +250,18 @@ impl Ipam {
         let pinned = pinned.and_then(|value| String::from_utf8(value.as_bytes().to_vec()).ok());
         let pin = if pinned.is_some() { Pin::None } else { Pin::Write };
         let name = pinned.unwrap_or_else(|| name.to_owned());
-        Ok(Host { owner: Owner::host(&name), name, labels: Labels::default(), limited: false, pin })
+        Ok(Claimant { owner: Owner::host(&name), name, labels: Labels::default(), limited: false, pin })
     }
 
     /// The same for any owner of blocks. A virtual one has no document: no labels, and the limit of blocks holds for it.
-    pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Host> {
+    pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Claimant> {
         match owner {
             Owner::Host(name) => self.host(tx, name).await,
             Owner::Virtual(name) if !name.is_empty() => {
                 let (name, owner) = (name.clone(), owner.clone());
-                Ok(Host { name, owner, labels: Labels::default(), limited: true, pin: Pin::None })
+                Ok(Claimant { name, owner, labels: Labels::default(), limited: true, pin: Pin::None })
             }
-            Owner::Virtual(_) | Owner::Other(_) => Err(nobody(owner)),
+            Owner::Virtual(_) | Owner::Other(_) => Err(cannot_own_blocks(owner)),
         }
     }
 
@@ -266,7 +278,7 @@ impl Ipam {
         match owner {
             Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),
             Owner::Virtual(name) if !name.is_empty() => Ok(owner.clone()),
-            Owner::Virtual(_) | Owner::Other(_) => Err(nobody(owner)),
+            Owner::Virtual(_) | Owner::Other(_) => Err(cannot_own_blocks(owner)),
         }
     }
 
@@ -292,7 +304,7 @@ impl Ipam {
 }
 
 /// An owner that no block can have.
-fn nobody(owner: &Owner) -> Error {
+fn cannot_own_blocks(owner: &Owner) -> Error {
     Error::Invalid(format!(
         "\"{owner}\" cannot own blocks: name a node as host:NAME, or a virtual owner as virtual:NAME"
     ))
@@ -307,7 +319,7 @@ enum Pin {
 
 /// The node of a request, or the virtual owner.
 #[derive(Clone, Debug)]
-pub(crate) struct Host {
+pub(crate) struct Claimant {
     /// The name under which the store knows it.
     pub(crate) name: String,
     owner: Owner,
@@ -318,7 +330,7 @@ pub(crate) struct Host {
     pin: Pin,
 }
 
-impl Host {
+impl Claimant {
     /// It, as the owner of blocks.
     pub(crate) fn owner(&self) -> Owner {
         self.owner.clone()

@@ -9,7 +9,7 @@
 //! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
 //! a story that reads documents, decides, and writes; [`assign`] is the largest of them.
 //!
-//! The crate `margay-ipam-operator` has the verbs of a person: it builds on [`workset`], [`surroundings`], [`covering`] and
+//! The crate `margay-ipam-operator` has the verbs of a person: it builds on [`write_set`], [`assign_context`], [`block_lookup`] and
 //! [`usage`], which are public for such callers.
 //!
 //! # Calico's names
@@ -19,8 +19,8 @@
 //!
 //! | Calico | Here | Differs in |
 //! |---|---|---|
-//! | `AutoAssign` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`Wanted::any`](assign::Wanted::any) | all or nothing: what is short is an error, never a part |
-//! | `AssignIP` | the same, with [`Wanted::these`](assign::Wanted::these) | several addresses at once |
+//! | `AutoAssign` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::any`](assign::RequestedAddresses::any) | all or nothing: what is short is an error, never a part |
+//! | `AssignIP` | the same, with [`RequestedAddresses::these`](assign::RequestedAddresses::these) | several addresses at once |
 //! | `MaxAllocPerIPVersion` | [`HandleRequest::with_most_per_family`](assign::HandleRequest::with_most_per_family) | what blocks hold counts, not what the handle says |
 //! | `ReleaseIPs` | [`Ipam::release_ips`] | up to 60 addresses in 4 blocks all or none, where Calico has blocks |
 //! | `ReleaseByHandle` | [`Ipam::release_by_handle`]; [`Ipam::release_attachment`] for one interface | handle and blocks change together |
@@ -28,7 +28,7 @@
 //! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | disabled pools, and blocks that have outlived their pool, too |
 //! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | of this address alone; an expectation goes with its change; the same again is no write |
 //! | owners of a VM's address, in the plugin | [`Ipam::assign_to_vm`], [`Ipam::release_vm_pod`] | each is one commit, for both families |
-//! | `ClaimAffinity` | [`Ipam::claim_affinity`] | at most [`MOST_BLOCKS_CLAIMED`](affinity::MOST_BLOCKS_CLAIMED) blocks |
+//! | `ClaimAffinity` | [`Ipam::claim_affinity`] | at most [`MAX_BLOCKS_CLAIMED`](affinity::MAX_BLOCKS_CLAIMED) blocks |
 //! | `ReleaseAffinity`, `ReleaseBlockAffinity` | [`Ipam::release_affinity`] | blocks in use are told, not an error |
 //! | `ReleaseHostAffinities` | [`Ipam::release_all_affinities`] | the same |
 //! | `ReleasePoolAffinities` | [`Ipam::release_pool_affinities`] | virtual owners too; can spare blocks in use |
@@ -42,20 +42,21 @@
 
 pub mod affinity;
 pub mod assign;
+pub mod assign_context;
 pub mod attachment;
+pub mod block_lookup;
 pub mod census;
 mod check;
-pub mod covering;
 pub mod endpoints;
 mod error;
-pub mod filling;
 pub mod free_range;
 pub mod gc;
 pub mod hints;
-pub mod intents;
+pub mod import_lock;
 mod ipam;
 pub mod model;
 pub mod net;
+pub mod pending_commits;
 pub mod pools;
 pub mod quarantine;
 mod release;
@@ -64,20 +65,19 @@ mod resources;
 pub mod samples;
 pub mod selector;
 pub mod sticky;
-pub mod surroundings;
 pub mod timestamps;
 pub mod usage;
 pub mod utilization;
 pub mod vm;
 pub mod workloads;
-pub mod workset;
+pub mod write_set;
 
 /// Boxes the future of a verb. The compiler makes the code of an `async fn` in each crate that awaits it. With the box it is made
 /// here once: after a change of this crate, the programs and tests of the workspace are built in 165 s instead of 198.
-pub(crate) use async_recursion::async_recursion as boxed;
+pub(crate) use async_recursion::async_recursion as boxed_future;
 pub use check::{CheckResult, Standing};
-pub use error::{BridgeError, Error, OverlapError, PlaceInUse, QuotaReached, Resource, Result, VmError};
+pub use error::{BlockInUse, BridgeError, Error, ErrorSubject, OverlapError, QuotaReached, Result, VmError};
 pub use ipam::{Clock, Ipam, Nodes, Uids};
 pub use model::spec::{DocumentError, DocumentKind};
 pub use release::ReleasedAddresses;
-pub use usage::{Borrowed, BorrowedAddress, Holding, Inventory};
+pub use usage::{BorrowedAddress, BorrowedAddresses, Holding, Inventory};

@@ -187,14 +187,14 @@ fn block_addresses(pool: &Pool) -> Option<Count> {
 }
 
 /// A pool, and what stands in its way.
-type Judged<'a> = (&'a Pool, Option<Obstacle>);
+type JudgedPool<'a> = (&'a Pool, Option<Obstacle>);
 
 /// The requested pools, in the order of the request; all where none is requested.
-fn requested<'a>(usable: Vec<Judged<'a>>, query: &PoolQuery<'_>) -> Result<Vec<Judged<'a>>, PoolError> {
+fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<Vec<JudgedPool<'a>>, PoolError> {
     if query.requested.is_empty() {
         return Ok(usable);
     }
-    let mut chosen: Vec<Judged<'a>> = Vec::new();
+    let mut chosen: Vec<JudgedPool<'a>> = Vec::new();
     for net in query.requested {
         let found = usable.iter().find(|(pool, _)| pool.cidr() == *net).ok_or(PoolError::NotGiven(*net))?;
         if !chosen.iter().any(|(other, _)| other.cidr() == *net) {
@@ -248,19 +248,19 @@ pub fn start_of(host: &str) -> u64 {
 ///
 /// `start` is [`start_of`] the host, so that a host tends to the same blocks; a random number suits pools whose blocks
 /// are single addresses better, since such a block is never shared.
-pub fn blocks_from(pool: &Pool, start: u64) -> Blocks {
+pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
         // Only ::/0 in blocks of one address has more than fits; its very last block is left out, which does no harm.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
-    Blocks { pool: pool.cidr(), block_size: pool.block_size(), count, index, left: count }
+    PoolBlocks { pool: pool.cidr(), block_size: pool.block_size(), count, index, left: count }
 }
 
 /// The blocks of a pool, from [`blocks_from`].
 #[derive(Clone, Debug)]
-pub struct Blocks {
+pub struct PoolBlocks {
     pool: IpNet,
     block_size: u8,
     count: u128,
@@ -268,7 +268,7 @@ pub struct Blocks {
     left: u128,
 }
 
-impl Blocks {
+impl PoolBlocks {
     /// The next block of which at least one address is not reserved. However much is reserved, it is passed over in one
     /// step: a configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
@@ -296,7 +296,7 @@ impl Blocks {
     }
 }
 
-impl Iterator for Blocks {
+impl Iterator for PoolBlocks {
     type Item = IpNet;
 
     fn next(&mut self) -> Option<IpNet> {
@@ -496,8 +496,8 @@ mod tests {
         }
     }
 
-    /// All blocks of [`Blocks::next_unreserved`].
-    fn unreserved(mut blocks: Blocks, reservations: &Reservations) -> Vec<IpNet> {
+    /// All blocks of [`PoolBlocks::next_unreserved`].
+    fn unreserved(mut blocks: PoolBlocks, reservations: &Reservations) -> Vec<IpNet> {
         std::iter::from_fn(|| blocks.next_unreserved(reservations)).collect()
     }
 

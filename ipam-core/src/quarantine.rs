@@ -14,30 +14,30 @@ use kv::Deadline;
 use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 
+use crate::assign_context::read_config;
 use crate::attachment::{Attachment, Ownership};
-use crate::boxed;
+use crate::boxed_future;
 use crate::check::held_by;
 use crate::error::Result;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation};
 use crate::reservations::{Reservations, parse_entry};
-use crate::surroundings::read_config;
 use crate::timestamps::{age, parse_rfc3339, rfc3339};
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// The name of the reservation.
 pub const QUARANTINE: &str = "margay-quarantine";
-/// Its annotation: a JSON object of the addresses with their [`Quarantined`].
-const ANNOTATION: &str = "margay.io/quarantine";
+/// Its annotation: a JSON object of the addresses with their [`QuarantineEntry`].
+const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
 /// The most addresses in it. Each ADD reads them all.
-pub const MOST_QUARANTINED: usize = 256;
+pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
 /// How long an address stays at least, unless there are more than the most.
-pub const QUARANTINED_FOR: Duration = Duration::DAY;
+pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
 
 /// Why an address is in quarantine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quarantined {
+pub struct QuarantineEntry {
     /// Since when, as RFC 3339 in UTC.
     pub since: String,
     /// The reason.
@@ -47,7 +47,7 @@ pub struct Quarantined {
 }
 
 /// The quarantined addresses.
-pub type Quarantine = BTreeMap<IpAddr, Quarantined>;
+pub type Quarantine = BTreeMap<IpAddr, QuarantineEntry>;
 
 /// An address in quarantine as a row: the JSON of `margay ipam quarantine list` and of the daemon's page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -56,7 +56,7 @@ pub struct QuarantineRow {
     pub address: IpAddr,
     /// Why it is in quarantine.
     #[serde(flatten)]
-    pub why: Quarantined,
+    pub why: QuarantineEntry,
 }
 
 /// The rows of a quarantine.
@@ -71,7 +71,7 @@ pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
 }
 
 fn recorded(document: &IpReservation) -> Quarantine {
-    let noted = document.resource().annotation(ANNOTATION);
+    let noted = document.resource().annotation(QUARANTINE_ANNOTATION);
     let mut noted: Quarantine = noted.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let (reserved, _) = Reservations::from_documents([document]);
     noted.retain(|ip, _| reserved.contains(*ip));
@@ -79,8 +79,8 @@ fn recorded(document: &IpReservation) -> Quarantine {
 }
 
 /// True if the time of an entry is over.
-fn is_over(entry: &Quarantined, now: OffsetDateTime) -> bool {
-    parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINED_FOR)
+fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
+    parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
 /// A reservation as an assignment heeds it: a quarantined address whose time is over can be assigned, and is probed again.
@@ -103,7 +103,7 @@ fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> V
     after.retain(|_, entry| !is_over(entry, now));
     after.extend(new.iter().map(|(ip, entry)| (*ip, entry.clone())));
     let mut dropped = Vec::new();
-    while after.len() > MOST_QUARANTINED {
+    while after.len() > MAX_QUARANTINED_ADDRESSES {
         let Some(ip) = after.iter().min_by_key(|(_, entry)| &entry.since).map(|(ip, _)| *ip) else { break };
         after.remove(&ip);
         dropped.push(ip);
@@ -113,7 +113,7 @@ fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> V
 }
 
 /// Takes an address out of the quarantine. Returns its entry; `None` if it is not in there.
-pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<Quarantined> {
+pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry> {
     let before = recorded(document);
     let mut after = before.clone();
     let taken = after.remove(&ip)?;
@@ -128,7 +128,7 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
     networks.retain(|net| !before.keys().any(|ip| single(ip) == *net));
     networks.extend(after.keys().map(single));
     document.set_networks(&networks);
-    document.resource_mut().set_annotation(ANNOTATION, &serde_json::to_string(after).unwrap_or_default());
+    document.resource_mut().set_annotation(QUARANTINE_ANNOTATION, &serde_json::to_string(after).unwrap_or_default());
 }
 
 impl Ipam {
@@ -138,7 +138,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
-    #[boxed]
+    #[boxed_future]
     pub async fn quarantine(
         &self,
         attachment: &Attachment,
@@ -155,7 +155,7 @@ impl Ipam {
             own.node = self.known_name(tx, &attachment.node).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
             let now = self.now();
-            let mut work = Workset::new(tx, now, cooldown);
+            let mut work = WriteSet::new(tx, now, cooldown);
             let held = held_by(&mut work, &own, None, |claim| claim == Ownership::Own).await?;
             let mut new = Quarantine::new();
             for one in &held {
@@ -166,7 +166,7 @@ impl Ipam {
                 release.await?;
                 work.touch_handle(&handle, one.block);
                 let (since, reason, node) = (rfc3339(now), reason.clone(), own.node.clone());
-                new.insert(*ip, Quarantined { since, reason, node });
+                new.insert(*ip, QuarantineEntry { since, reason, node });
             }
             if new.is_empty() {
                 return Ok((Vec::new(), Vec::new()));
@@ -198,8 +198,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn since(at: OffsetDateTime) -> Quarantined {
-        Quarantined { since: rfc3339(at), reason: "02:00:00:00:00:01 answered on eth1".into(), node: "n1".into() }
+    fn since(at: OffsetDateTime) -> QuarantineEntry {
+        QuarantineEntry { since: rfc3339(at), reason: "02:00:00:00:00:01 answered on eth1".into(), node: "n1".into() }
     }
 
     fn new(networks: &[&str]) -> IpReservation {
@@ -227,10 +227,13 @@ mod tests {
             let seconds = Duration::seconds(i64::from(n));
             (IpAddr::from((0x0a00_0000 + n).to_be_bytes()), since(NOW + seconds))
         };
-        let most = u32::try_from(MOST_QUARANTINED).unwrap();
+        let most = u32::try_from(MAX_QUARANTINED_ADDRESSES).unwrap();
         assert!(add(&mut document, &(0..most).map(entry).collect(), NOW).is_empty());
         assert_eq!(add(&mut document, &[entry(most)].into(), NOW), [ip("10.0.0.0")]);
-        assert_eq!((document.texts().len(), recorded(&document).len()), (MOST_QUARANTINED, MOST_QUARANTINED));
+        assert_eq!(
+            (document.texts().len(), recorded(&document).len()),
+            (MAX_QUARANTINED_ADDRESSES, MAX_QUARANTINED_ADDRESSES)
+        );
         assert!(document.encode().unwrap().as_bytes().len() < 64 << 10);
     }
 
@@ -248,12 +251,12 @@ mod tests {
         let mut document = new(&["10.0.0.2/32"]);
         assert!(recorded(&document).is_empty());
         for damaged in ["", "[]", r#"{"10.0.0.2":7}"#, r#"{"x":{"since":"","reason":"","node":""}}"#] {
-            document.resource_mut().set_annotation(ANNOTATION, damaged);
+            document.resource_mut().set_annotation(QUARANTINE_ANNOTATION, damaged);
             assert!(recorded(&document).is_empty(), "{damaged}");
             add(&mut document.clone(), &[(ip("10.0.0.3"), since(NOW))].into(), NOW);
         }
         let gone = r#"{"10.0.0.3":{"since":"x","reason":"r","node":"n"}}"#;
-        document.resource_mut().set_annotation(ANNOTATION, gone);
+        document.resource_mut().set_annotation(QUARANTINE_ANNOTATION, gone);
         assert!(recorded(&document).is_empty(), "a person took it out of the reservation");
     }
 }

@@ -19,28 +19,28 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
+use crate::assign_context::{decode_all, excludes_node, pool_holding, read_config};
 use crate::attachment::{Attachment, NETWORK, Ownership};
-use crate::boxed;
-use crate::covering::blocks_of;
-use crate::endpoints::EndpointOf;
-use crate::error::{Resource, Result};
+use crate::block_lookup::group_by_block;
+use crate::boxed_future;
+use crate::endpoints::EndpointToDelete;
+use crate::error::{ErrorSubject, Result};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{
     Attribute, Block, Document, Handle, Node, OwnerChange, OwnerUpdate, Pool, ReleaseRequest, handle_id,
 };
-use crate::surroundings::{decode_all, passes_over, pool_holding, read_config};
-use crate::vm::{Fate, VmHolds, VmPod, is_off, switch_key};
+use crate::vm::{VmFate, VmHoldings, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
-use crate::workset::{Workset, likely_counters};
+use crate::write_set::{WriteSet, likely_counters};
 
 /// The most blocks of a handle that are changed in one commit: four of the largest usual ones are a megabyte.
-const MOST_BLOCKS_AT_ONCE: usize = 4;
+const MAX_BLOCKS_PER_COMMIT: usize = 4;
 /// The most single addresses that are released in one commit: each can have a handle of its own, which is a guard.
-const MOST_ADDRESSES_AT_ONCE: usize = 60;
+const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 /// So often an attempt lowers the counters of quotas. Many that release at once overtake each other there, and none has to.
-const MOST_TRIES_AT_COUNTERS: usize = 3;
+const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of a release of single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,12 +56,12 @@ impl Ipam {
     /// interface. A node that was renamed has a container of the same id under its former name: its addresses are freed
     /// as well if the id is one that runtimes make, or the former name is not registered any more. Finding nothing is
     /// not an error, so that the call can be repeated. An assignment that broke off is settled first, so that it cannot
-    /// happen afterwards, where [pending commits](crate::intents) are recorded. `old_handles` are the handles under
+    /// happen afterwards, where [pending commits](crate::pending_commits) are recorded. `old_handles` are the handles under
     /// which earlier versions of Calico kept a workload's addresses.
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_attachment(
         &self,
         attachment: &Attachment,
@@ -77,17 +77,17 @@ impl Ipam {
     ///
     /// # Errors
     /// As [`release_attachment`](Self::release_attachment); a damaged endpoint of a pod.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_attachment_of(
         &self,
         attachment: &Attachment,
         old_handles: &[String],
         addresses: &[IpAddr],
-        endpoint: Option<&EndpointOf>,
+        endpoint: Option<&EndpointToDelete>,
         namespace: Option<&str>,
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
-        self.settle_intents(attachment, deadline).await?;
+        self.settle_pending_commits(attachment, deadline).await?;
         let recalled = self.recall(attachment);
         let likely = hints::blocks_to_release(&recalled, addresses);
         let handle = attachment.handle();
@@ -95,7 +95,7 @@ impl Ipam {
         let mut tries = 0;
         let (released, kept) = transact!(self, deadline, |tx| {
             tries += 1;
-            let more = likely.iter().map(|cidr| keys::block(*cidr)).chain(endpoint.map(EndpointOf::key));
+            let more = likely.iter().map(|cidr| keys::block(*cidr)).chain(endpoint.map(EndpointToDelete::key));
             let more = more.chain(likely_counters(&attachment.network, &attachment.node, namespace));
             prefetch(self, tx, &attachment.node, &handles, more).await?;
             if let Some(endpoint) = endpoint {
@@ -104,8 +104,8 @@ impl Ipam {
             let mut own = attachment.clone();
             own.node = self.known_name(tx, &attachment.node).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
-            if tries > MOST_TRIES_AT_COUNTERS {
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
+            if tries > MAX_COUNTER_ATTEMPTS {
                 work.leave_counters().await?;
             }
             let (gone, renamed) = self.release_own(&mut work, &own, &handles, cooldown).await?;
@@ -116,18 +116,18 @@ impl Ipam {
         if !kept.is_empty() {
             self.remember(attachment, &recalled, &hints::with_used(&recalled, kept.into_iter()));
         }
-        Ok(Renamed::reported(released))
+        Ok(OtherHandles::reported(released))
     }
 
     /// Releases what an attachment holds under these handles, as a part of what the workset will write.
     async fn release_own(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         own: &Attachment,
         handles: &[String],
         cooldown: i64,
-    ) -> Result<(Gone, Renamed)> {
-        let renamed = Renamed::find(work, own, handles).await?;
+    ) -> Result<(HandleRelease, OtherHandles)> {
+        let renamed = OtherHandles::find(work, own, handles).await?;
         let mine = |entry: &Attribute| own.claim(entry) != Ownership::Foreign || renamed.has(own, entry);
         let gone = self.release_from_handles(work, handles, usize::MAX, cooldown, mine).await?;
         Ok((gone, renamed))
@@ -138,7 +138,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if there is no such handle; those of the store, when some blocks may be done already: repeat it then.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
         let mut released: Vec<IpAddr> = Vec::new();
@@ -147,9 +147,9 @@ impl Ipam {
             let (some, left) = transact!(self, deadline, |tx| {
                 prefetch(self, tx, "", &handles, []).await?;
                 if tx.get(&keys::handle(handle)).await?.is_none() && !again {
-                    return Err(Resource::Handle.not_found(handle));
+                    return Err(ErrorSubject::Handle.not_found(handle));
                 }
-                self.release_handles(tx, &handles, MOST_BLOCKS_AT_ONCE, |_| true).await
+                self.release_handles(tx, &handles, MAX_BLOCKS_PER_COMMIT, |_| true).await
             })?;
             released.extend(some);
             again = true;
@@ -164,7 +164,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if nothing is recorded for the container; those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_by_container(&self, container: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let blocks = kv::StoreExt::list(self.store(), Range::Prefix(keys::blocks_prefix(None))).await?;
         let blocks = blocks.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect::<Vec<_>>();
@@ -179,7 +179,7 @@ impl Ipam {
             }
         }
         if handles.is_empty() {
-            return Err(Resource::AddressOfContainer.not_found(container));
+            return Err(ErrorSubject::AddressOfContainer.not_found(container));
         }
         let mut released = Vec::new();
         for handle in handles {
@@ -194,7 +194,7 @@ impl Ipam {
     /// # Errors
     /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says: nothing
     /// of its commit is released then, and nothing of those after it. Those of the store, when some may be released already.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
         ordered.sort_by_key(|request| request.address);
@@ -214,18 +214,18 @@ impl Ipam {
         requests: &[ReleaseRequest],
         deadline: Deadline,
     ) -> Result<(ReleasedAddresses, BTreeSet<IpAddr>)> {
-        let first = batch(requests, MOST_ADDRESSES_AT_ONCE);
+        let first = first_requests(requests, MAX_ADDRESSES_PER_COMMIT);
         transact!(self, deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             tx.prefetch(vec![keys::config()], vec![pools_range.clone().into()]).await?;
             let config = read_config(tx).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
-            let mut blocks = blocks_of(tx, &pools, first).await?;
-            while blocks.len() > MOST_BLOCKS_AT_ONCE {
+            let mut blocks = group_by_block(tx, &pools, first).await?;
+            while blocks.len() > MAX_BLOCKS_PER_COMMIT {
                 blocks.pop_last();
             }
             let looked_at = blocks.values().flatten().map(|request| request.address).collect();
-            let mut work = Workset::new(tx, self.now(), config.cooldown_seconds());
+            let mut work = WriteSet::new(tx, self.now(), config.cooldown_seconds());
             work.read_ahead(&blocks.keys().copied().collect::<Vec<_>>()).await?;
             let mut done = ReleasedAddresses::default();
             for (cidr, requests) in blocks {
@@ -239,7 +239,7 @@ impl Ipam {
     /// Releases from one block.
     async fn release_from(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         cidr: IpNet,
         requests: &[ReleaseRequest],
         cooldown_seconds: i64,
@@ -281,7 +281,7 @@ impl Ipam {
         mine: impl Fn(&Attribute) -> bool,
     ) -> Result<(Vec<IpAddr>, usize)> {
         let cooldown = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), cooldown);
+        let mut work = WriteSet::new(tx, self.now(), cooldown);
         let mut gone = self.release_from_handles(&mut work, handles, most, cooldown, mine).await?;
         work.write().await?;
         gone.released.sort_unstable();
@@ -291,14 +291,14 @@ impl Ipam {
     /// The same as a part of what the workset will write.
     async fn release_from_handles(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         handles: &[String],
         most: usize,
         cooldown: i64,
         mine: impl Fn(&Attribute) -> bool,
-    ) -> Result<Gone> {
+    ) -> Result<HandleRelease> {
         let now = self.now();
-        let mut gone = Gone::default();
+        let mut gone = HandleRelease::default();
         let mut named = blocks_of_handles(work, handles).await?;
         gone.left = named.len().saturating_sub(most);
         named.truncate(most);
@@ -307,16 +307,16 @@ impl Ipam {
         for (handle, cidr) in &named {
             let test = |_: IpAddr, entry: &Attribute| entry.has_handle(handle) && mine(entry);
             let found = match work.block(*cidr).await? {
-                None => Found::NoBlock,
-                Some(block) if block.allocated().any(|(ip, entry)| test(ip, entry)) => Found::Addresses,
-                Some(block) if block.ips_by_handle(handle).is_empty() => Found::NoBlock,
-                Some(_) => Found::Others,
+                None => HandleEntry::NoBlock,
+                Some(block) if block.allocated().any(|(ip, entry)| test(ip, entry)) => HandleEntry::Addresses,
+                Some(block) if block.ips_by_handle(handle).is_empty() => HandleEntry::NoBlock,
+                Some(_) => HandleEntry::Others,
             };
             match found {
-                Found::Others => continue,
+                HandleEntry::Others => continue,
                 // The handle names a block that holds nothing of it: a foreign writer was interrupted. Mend the handle.
-                Found::NoBlock => {}
-                Found::Addresses => {
+                HandleEntry::NoBlock => {}
+                HandleEntry::Addresses => {
                     let change =
                         work.change(*cidr, |block| (block.release_where(now, cooldown, test), block.is_empty()));
                     if let Some((released, is_empty)) = change.await? {
@@ -339,7 +339,7 @@ impl Ipam {
 
 /// The outcome of a release by handle.
 #[derive(Default)]
-struct Gone {
+struct HandleRelease {
     released: Vec<IpAddr>,
     /// Blocks that have become empty.
     emptied: BTreeSet<IpNet>,
@@ -349,10 +349,10 @@ struct Gone {
     left: usize,
 }
 
-impl Gone {
+impl HandleRelease {
     /// Writes the changes, and releases blocks that the node should not keep. Returns the addresses, ascending.
-    async fn write(mut self, mut work: Workset<'_>, node: &str) -> Result<Vec<IpAddr>> {
-        leave_unselected(&mut work, node, &self.emptied).await?;
+    async fn write(mut self, mut work: WriteSet<'_>, node: &str) -> Result<Vec<IpAddr>> {
+        release_unselected_blocks(&mut work, node, &self.emptied).await?;
         work.write().await?;
         self.released.sort_unstable();
         Ok(self.released)
@@ -360,14 +360,14 @@ impl Gone {
 }
 
 /// The first requests, about so many: all for one address stay together.
-fn batch(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
+fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
     requests.get(..most + more).unwrap_or(requests)
 }
 
 /// The addresses for a release in a block that a handle names.
-enum Found {
+enum HandleEntry {
     Addresses,
     Others,
     NoBlock,
@@ -392,7 +392,7 @@ async fn prefetch(
 }
 
 /// The blocks that the handles name.
-async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
+async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
     let mut named = Vec::new();
     for handle in handles {
         let key = keys::handle(handle);
@@ -405,7 +405,7 @@ async fn blocks_of_handles(work: &mut Workset<'_>, handles: &[String]) -> Result
 
 /// Releases blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
 /// does after a release. Node and pools are read without guards: if they change now, the next ADD releases the blocks.
-async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
+async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
     let labels = Node::decode(&key, stored.as_bytes())?.labels().clone();
@@ -413,7 +413,7 @@ async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet
     let pools: Vec<Pool> = decode_all(&work.tx.snapshot_list(&range).await?);
     for cidr in emptied {
         let owner = work.block(*cidr).await?.and_then(Block::owner).filter(|owner| owner.node() == Some(node));
-        let unselected = pool_holding(&pools, *cidr).is_some_and(|pool| passes_over(pool, &labels));
+        let unselected = pool_holding(&pools, *cidr).is_some_and(|pool| excludes_node(pool, &labels));
         if let (Some(owner), true) = (owner, unselected) {
             work.change(*cidr, Block::clear_owner).await?;
             work.drop_affinity(&owner, *cidr).await?;
@@ -424,16 +424,16 @@ async fn leave_unselected(work: &mut Workset<'_>, node: &str, emptied: &BTreeSet
 
 /// The other names that were found, with the addresses under them.
 #[derive(Debug, Default)]
-struct Renamed {
+struct OtherHandles {
     handle: String,
     goes: BTreeMap<String, BTreeSet<IpAddr>>,
     stays: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
-impl Renamed {
+impl OtherHandles {
     /// Scans the blocks of the handles, of which the attachment's is one. That another node is not registered is
     /// guarded, and costs a read only where the container id does not decide.
-    async fn find(work: &mut Workset<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
+    async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
         work.read_ahead(&blocks).await?;
@@ -489,7 +489,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store, and damaged documents that stand in the way.
-    #[boxed]
+    #[boxed_future]
     pub async fn release_vm_pod(
         &self,
         vm: &VmPod,
@@ -498,7 +498,7 @@ impl Ipam {
         addresses: &[IpAddr],
         deadline: Deadline,
     ) -> Result<Vec<IpAddr>> {
-        self.settle_intents(attachment, deadline).await?;
+        self.settle_pending_commits(attachment, deadline).await?;
         let likely = hints::blocks_to_release(&self.recall(attachment), addresses);
         let own_handles: Vec<String> = [attachment.handle()].into_iter().chain(old_handles.iter().cloned()).collect();
         let all_handles: Vec<String> = own_handles.iter().chain([&vm.handle]).cloned().collect();
@@ -510,12 +510,12 @@ impl Ipam {
             own.node = self.known_name(tx, &attachment.node).await?;
             let is_off = is_off(tx).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
             let (mut gone, renamed) = self.release_own(&mut work, &own, &own_handles, cooldown).await?;
 
-            let holds = VmHolds::read(&mut work, &vm.handle).await?;
+            let holds = VmHoldings::read(&mut work, &vm.handle).await?;
             let (owned, has_others) = owned_by(&mut work, vm, &holds).await?;
-            if has_others || (vm.fate == Fate::Stays && !is_off) {
+            if has_others || (vm.fate == VmFate::Stays && !is_off) {
                 for (ip, cidr, update) in owned {
                     work.change(cidr, |block| block.set_owners(ip, &vm.handle, &update)).await?.transpose()?;
                 }
@@ -528,15 +528,15 @@ impl Ipam {
             }
             Ok((gone.write(work, &own.node).await?, renamed))
         })
-        .map(Renamed::reported)
+        .map(OtherHandles::reported)
     }
 }
 
 /// The addresses of which the pod is an owner, each with the change that removes it; and whether another pod is an owner.
 async fn owned_by(
-    work: &mut Workset<'_>,
+    work: &mut WriteSet<'_>,
     vm: &VmPod,
-    holds: &VmHolds,
+    holds: &VmHoldings,
 ) -> Result<(Vec<(IpAddr, IpNet, OwnerUpdate)>, bool)> {
     let (mut owned, mut has_others) = (Vec::new(), false);
     for (ip, cidr) in &holds.addresses {

@@ -7,13 +7,13 @@ use ipnet::IpNet;
 use kv::{Deadline, ErrorKind, Range, Transaction};
 
 use crate::assign::{Gateway, bridge};
-use crate::boxed;
-use crate::error::{Error, Resource, Result};
+use crate::assign_context::{decode_all, read_config};
+use crate::boxed_future;
+use crate::error::{Error, ErrorSubject, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
-use crate::surroundings::{decode_all, read_config};
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// Where those take turns that make a pool beside very many others.
 const POOLS_LOCK: &str = "/margay/v1/pools";
@@ -26,7 +26,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `Exists`; `Invalid`, with Calico's text, for a pool that must not be; a gateway that is not a host's address of it.
-    #[boxed]
+    #[boxed_future]
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -34,13 +34,13 @@ impl Ipam {
         transact!(self, deadline, |tx| {
             tx.prefetch(vec![key.clone()], vec![pools.clone().into()]).await?;
             if tx.get(&key).await?.is_some() {
-                return Err(Error::Exists { kind: Resource::Pool, name: new.name.clone() });
+                return Err(Error::Exists { kind: ErrorSubject::Pool, name: new.name.clone() });
             }
             self.check_beside_others(tx, new).await?;
             let pool = Pool::new(new, &self.uid(), self.now())?;
             tx.put(&key, pool.encode()?)?;
             if let Some(gateway) = gateway {
-                let mut work = Workset::new(tx, self.now(), 0);
+                let mut work = WriteSet::new(tx, self.now(), 0);
                 bridge::prepare(self, &mut work, &pool, Gateway::At(gateway)).await?;
                 work.write().await?;
             }
@@ -79,13 +79,13 @@ impl Ipam {
     ///
     /// # Errors
     /// `Exists`; `Invalid` for a name that cannot be one.
-    #[boxed]
+    #[boxed_future]
     pub async fn create_reservation(&self, name: &str, networks: &[IpNet], deadline: Deadline) -> Result<()> {
         check_name(name).map_err(|reason| Error::Invalid(format!("reservation {name}: {reason}")))?;
         let key = keys::resource(ResourceKind::IpReservation, name);
         transact!(self, deadline, |tx| {
             if tx.get(&key).await?.is_some() {
-                return Err(Error::Exists { kind: Resource::Reservation, name: name.to_owned() });
+                return Err(Error::Exists { kind: ErrorSubject::Reservation, name: name.to_owned() });
             }
             Ok(tx.put(&key, IpReservation::new(name, networks, &self.uid(), self.now()).encode()?)?)
         })?;
@@ -96,12 +96,12 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound`.
-    #[boxed]
+    #[boxed_future]
     pub async fn delete_reservation(&self, name: &str, deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpReservation, name);
         transact!(self, deadline, |tx| {
             if tx.get(&key).await?.is_none() {
-                return Err(Resource::Reservation.not_found(name));
+                return Err(ErrorSubject::Reservation.not_found(name));
             }
             Ok(tx.delete(&key)?)
         })?;

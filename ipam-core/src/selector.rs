@@ -16,23 +16,23 @@ use crate::model::Labels;
 /// A selector that has been read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
-    root: Node,
+    root: Expression,
 }
 
 /// A part of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Node {
+enum Expression {
     All,
     Global,
     Has(String),
     Compare(String, Comparison, String),
     In(String, BTreeSet<String>),
     NotIn(String, BTreeSet<String>),
-    Not(Box<Node>),
+    Not(Box<Expression>),
     // Two or more.
-    And(Vec<Node>),
+    And(Vec<Expression>),
     // Two or more.
-    Or(Vec<Node>),
+    Or(Vec<Expression>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ enum Comparison {
 impl Selector {
     /// The selector that matches everything.
     pub fn all() -> Self {
-        Self { root: Node::All }
+        Self { root: Expression::All }
     }
 
     /// True if something with these labels is selected.
@@ -73,7 +73,7 @@ impl FromStr for Selector {
     }
 }
 
-impl Node {
+impl Expression {
     fn matches(&self, labels: &Labels) -> bool {
         let value = |key: &String| labels.get(key);
         match self {
@@ -164,7 +164,7 @@ fn fmt_set(f: &mut fmt::Formatter<'_>, key: &str, operator: &str, texts: &BTreeS
     f.write_str("}")
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all()"),
@@ -184,25 +184,25 @@ impl fmt::Display for Node {
 }
 
 impl fmt::Display for Selector {
-    /// The selector in one fixed form that reads back as the same selector, unless it is longer than [`MAX_LENGTH`].
+    /// The selector in one fixed form that reads back as the same selector, unless it is longer than [`MAX_SELECTOR_BYTES`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.root.fmt(f)
     }
 }
 
 /// How long a selector may be, in bytes.
-pub const MAX_LENGTH: usize = 64 * 1024;
+pub const MAX_SELECTOR_BYTES: usize = 64 * 1024;
 
 /// How many parentheses may stand in each other. Reading, showing and matching need stack in proportion.
 pub const MAX_DEPTH: usize = 100;
 
-fn parse(text: &str) -> Result<Node, SelectorError> {
-    if text.len() > MAX_LENGTH {
-        return Err(SelectorError::new(MAX_LENGTH, SelectorErrorKind::TooLong));
+fn parse(text: &str) -> Result<Expression, SelectorError> {
+    if text.len() > MAX_SELECTOR_BYTES {
+        return Err(SelectorError::new(MAX_SELECTOR_BYTES, SelectorErrorKind::TooLong));
     }
     let mut parser = Parser::new(text)?;
     if parser.token == Token::End {
-        return Ok(Node::All);
+        return Ok(Expression::All);
     }
     let root = parser.any_of()?;
     if parser.token == Token::End { Ok(root) } else { parser.error(SelectorErrorKind::Unexpected) }
@@ -236,42 +236,42 @@ impl<'a> Parser<'a> {
     }
 
     /// `x || y || ...`
-    fn any_of(&mut self) -> Result<Node, SelectorError> {
+    fn any_of(&mut self) -> Result<Expression, SelectorError> {
         let mut parts = vec![self.all_of()?];
         while self.token == Token::Or {
             self.advance()?;
             parts.push(self.all_of()?);
         }
-        Ok(one_or(parts, Node::Or))
+        Ok(one_or(parts, Expression::Or))
     }
 
     /// `x && y && ...`
-    fn all_of(&mut self) -> Result<Node, SelectorError> {
+    fn all_of(&mut self) -> Result<Expression, SelectorError> {
         let mut parts = vec![self.negatable()?];
         while self.token == Token::And {
             self.advance()?;
             parts.push(self.negatable()?);
         }
-        Ok(one_or(parts, Node::And))
+        Ok(one_or(parts, Expression::And))
     }
 
     /// `!!...x`: an even number of `!` is none.
-    fn negatable(&mut self) -> Result<Node, SelectorError> {
+    fn negatable(&mut self) -> Result<Expression, SelectorError> {
         let mut negated = false;
         while self.token == Token::Not {
             self.advance()?;
             negated = !negated;
         }
         let inner = self.operand()?;
-        Ok(if negated { Node::Not(Box::new(inner)) } else { inner })
+        Ok(if negated { Expression::Not(Box::new(inner)) } else { inner })
     }
 
-    fn operand(&mut self) -> Result<Node, SelectorError> {
+    fn operand(&mut self) -> Result<Expression, SelectorError> {
         match self.token {
             Token::LeftParen => self.group(),
-            Token::All => self.advance().map(|_| Node::All),
-            Token::Global => self.advance().map(|_| Node::Global),
-            Token::Has(key) => self.advance().map(|_| Node::Has(key.to_owned())),
+            Token::All => self.advance().map(|_| Expression::All),
+            Token::Global => self.advance().map(|_| Expression::Global),
+            Token::Has(key) => self.advance().map(|_| Expression::Has(key.to_owned())),
             Token::Label(key) => {
                 self.advance()?;
                 self.comparison(key)
@@ -281,7 +281,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn group(&mut self) -> Result<Node, SelectorError> {
+    fn group(&mut self) -> Result<Expression, SelectorError> {
         if self.depth == MAX_DEPTH {
             return self.error(SelectorErrorKind::TooDeep);
         }
@@ -300,22 +300,22 @@ impl<'a> Parser<'a> {
         self.advance().map(drop)
     }
 
-    fn comparison(&mut self, key: &str) -> Result<Node, SelectorError> {
+    fn comparison(&mut self, key: &str) -> Result<Expression, SelectorError> {
         let key = key.to_owned();
         match self.token {
             Token::Compare(comparison) => {
                 self.advance()?;
                 let Token::Text(text) = self.token else { return self.error(SelectorErrorKind::ExpectedString) };
                 self.advance()?;
-                Ok(Node::Compare(key, comparison, text.to_owned()))
+                Ok(Expression::Compare(key, comparison, text.to_owned()))
             }
             Token::In => {
                 self.advance()?;
-                Ok(Node::In(key, self.set()?))
+                Ok(Expression::In(key, self.set()?))
             }
             Token::NotIn => {
                 self.advance()?;
-                Ok(Node::NotIn(key, self.set()?))
+                Ok(Expression::NotIn(key, self.set()?))
             }
             _ => self.error(SelectorErrorKind::ExpectedOperator),
         }
@@ -342,7 +342,7 @@ impl<'a> Parser<'a> {
 }
 
 /// The only part, or all of them joined.
-fn one_or(mut parts: Vec<Node>, join: impl FnOnce(Vec<Node>) -> Node) -> Node {
+fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,
         Some(last) => {
@@ -354,7 +354,7 @@ fn one_or(mut parts: Vec<Node>, join: impl FnOnce(Vec<Node>) -> Node) -> Node {
 }
 
 /// How long a label's name may be, in bytes.
-const MAX_LABEL: usize = 512;
+const MAX_LABEL_BYTES: usize = 512;
 
 /// The parts of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -415,10 +415,10 @@ pub enum SelectorErrorKind {
     #[error("expected the name of a label")]
     ExpectedLabel,
     /// The name of a label has more than 512 characters.
-    #[error("a label has at most {MAX_LABEL} characters")]
+    #[error("a label has at most {MAX_LABEL_BYTES} characters")]
     LabelTooLong,
-    /// The whole is longer than [`MAX_LENGTH`].
-    #[error("longer than {} bytes", MAX_LENGTH)]
+    /// The whole is longer than [`MAX_SELECTOR_BYTES`].
+    #[error("longer than {} bytes", MAX_SELECTOR_BYTES)]
     TooLong,
     /// Parentheses in parentheses, more than [`MAX_DEPTH`] of them.
     #[error("more than {} parentheses in each other", MAX_DEPTH)]
@@ -574,7 +574,7 @@ impl<'a> Tokens<'a> {
         let rest = self.rest();
         let of_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
         let length = rest.find(|c| !of_label(c)).unwrap_or(rest.len());
-        if length > MAX_LABEL {
+        if length > MAX_LABEL_BYTES {
             return self.error(SelectorErrorKind::LabelTooLong);
         }
         self.position += length;

@@ -29,7 +29,7 @@ pub const FOREVER: &str = "forever";
 pub const PINNED: &str = "pinned";
 
 /// The longest name, in bytes: that of a pod and its namespace has at most 317.
-pub const MAX_NAME: usize = 512;
+pub const MAX_NAME_BYTES: usize = 512;
 /// The longest wait: a hundred years.
 pub const MAX_WAIT: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
 
@@ -54,8 +54,8 @@ impl Sticky {
     /// # Errors
     /// The reason.
     pub fn check_name(name: &str) -> Result<(), String> {
-        if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-            return Err(format!("a workload's name has 1 to {MAX_NAME} bytes and no control characters"));
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+            return Err(format!("a workload's name has 1 to {MAX_NAME_BYTES} bytes and no control characters"));
         }
         Ok(())
     }
@@ -63,14 +63,14 @@ impl Sticky {
 
 /// The end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Until {
+pub enum WaitEnd {
     /// This time.
     At(OffsetDateTime),
     /// Never.
     Forever,
 }
 
-impl Until {
+impl WaitEnd {
     /// The value of [`STICKY_UNTIL`].
     pub fn text(self) -> String {
         match self {
@@ -82,15 +82,15 @@ impl Until {
 
 /// The end of the wait of an address that waits for its workload; `None` if it does not wait. A time that cannot be read
 /// counts as never.
-pub fn waits_until(entry: &Attribute) -> Option<Until> {
+pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     if entry.handle().is_some_and(|handle| !handle.is_empty()) || entry.get(STICKY).is_none() {
         return None;
     }
-    entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(Until::Forever, Until::At))
+    entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(WaitEnd::Forever, WaitEnd::At))
 }
 
 /// How far another machine's clock may be ahead of ours without a correction of what it has recorded.
-const AHEAD: time::Duration = time::Duration::MINUTE;
+const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
 /// The right end of a wait that is recorded too late, because a clock was far ahead at the release: as late as after a
 /// release now. `None` if the wait is in order.
@@ -98,15 +98,15 @@ pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_secon
     if entry.handle_id().is_some() {
         return None;
     }
-    let Until::At(recorded) = waits_until(entry)? else { return None };
-    let Until::At(latest) = until_after(now, entry.get(STICKY_FOR)?, cooldown_seconds) else { return None };
-    (recorded - latest > AHEAD).then_some(latest)
+    let WaitEnd::At(recorded) = waits_until(entry)? else { return None };
+    let WaitEnd::At(latest) = until_after(now, entry.get(STICKY_FOR)?, cooldown_seconds) else { return None };
+    (recorded - latest > MAX_CLOCK_LEAD).then_some(latest)
 }
 
 /// The end of a wait that begins now; it is not over before the cooldown.
-fn until_after(now: OffsetDateTime, wait: &str, cooldown_seconds: i64) -> Until {
+fn until_after(now: OffsetDateTime, wait: &str, cooldown_seconds: i64) -> WaitEnd {
     let seconds = wait.parse::<i64>().ok().map(|seconds| seconds.max(cooldown_seconds));
-    seconds.and_then(|seconds| now.checked_add(time::Duration::seconds(seconds))).map_or(Until::Forever, Until::At)
+    seconds.and_then(|seconds| now.checked_add(time::Duration::seconds(seconds))).map_or(WaitEnd::Forever, WaitEnd::At)
 }
 
 /// True if an operator has pinned an address, which is in use or waits.
@@ -117,8 +117,8 @@ pub fn is_pinned(entry: &Attribute) -> bool {
 /// The end of the wait, if it is over.
 pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDateTime> {
     match waits_until(entry)? {
-        Until::At(at) => (at < now).then_some(at),
-        Until::Forever => None,
+        WaitEnd::At(at) => (at < now).then_some(at),
+        WaitEnd::Forever => None,
     }
 }
 
@@ -133,10 +133,10 @@ pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: 
 
 /// The entry of an address that is pinned to a workload and waits for it, in this network and for this interface or for any.
 pub fn pinned_to(name: &str, network: Option<&str>, interface: Option<&str>) -> Attribute {
-    waiting_for(name, Until::Forever, [(STICKY_FOR, Some(PINNED)), (NETWORK, network), (INTERFACE, interface)])
+    waiting_for(name, WaitEnd::Forever, [(STICKY_FOR, Some(PINNED)), (NETWORK, network), (INTERFACE, interface)])
 }
 
-fn waiting_for<const N: usize>(name: &str, until: Until, more: [(&str, Option<&str>); N]) -> Attribute {
+fn waiting_for<const N: usize>(name: &str, until: WaitEnd, more: [(&str, Option<&str>); N]) -> Attribute {
     let until = until.text();
     let own = [(STICKY, Some(name)), (STICKY_UNTIL, Some(until.as_str()))];
     let text = |(name, value): (&str, Option<&str>)| Some((name.to_owned(), value?.to_owned()));

@@ -64,12 +64,12 @@ pub fn unix_nanos(at: OffsetDateTime) -> u64 {
 
 /// A stored RFC 3339 time that keeps the very text it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct StoredTime {
     text: String,
     at: OffsetDateTime,
 }
 
-impl Stamp {
+impl StoredTime {
     /// This time, cut to the second, as Calico stores it.
     pub fn new(at: OffsetDateTime) -> Self {
         let text = rfc3339(at);
@@ -83,19 +83,19 @@ impl Stamp {
     }
 }
 
-impl fmt::Display for Stamp {
+impl fmt::Display for StoredTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl Serialize for Stamp {
+impl Serialize for StoredTime {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.text)
     }
 }
 
-impl<'de> Deserialize<'de> for Stamp {
+impl<'de> Deserialize<'de> for StoredTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         match parse_rfc3339(&text) {
@@ -115,7 +115,7 @@ mod tests {
     fn rfc3339_is_cut_to_seconds_in_utc() {
         assert_eq!(rfc3339(datetime!(2026-11-21 02:41:03.999 UTC)), "2026-11-21T02:41:03Z");
         assert_eq!(rfc3339(datetime!(2026-11-21 02:41:03 +02:00)), "2026-11-21T00:41:03Z");
-        assert_eq!(Stamp::new(datetime!(2026-11-21 02:41:03.999 UTC)).at(), datetime!(2026-11-21 02:41:03 UTC));
+        assert_eq!(StoredTime::new(datetime!(2026-11-21 02:41:03.999 UTC)).at(), datetime!(2026-11-21 02:41:03 UTC));
     }
 
     #[test]

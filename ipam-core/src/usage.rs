@@ -7,16 +7,16 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, ErrorKind, Kv, Pages, Range, Revision, Transaction};
 use serde::Serialize;
 
-use crate::boxed;
-use crate::covering::blocks_of;
-use crate::error::{Error, Resource, Result};
+use crate::assign_context::{decode_all, read_config};
+use crate::block_lookup::group_by_block;
+use crate::boxed_future;
+use crate::error::{Error, ErrorSubject, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Attribute, Block, Document, Handle, IpReservation, Owner, Pool, ReleaseRequest};
 use crate::reservations::Reservations;
-use crate::surroundings::{decode_all, read_config};
-use crate::utilization::{Tally, Utilization};
-use crate::workset::Workset;
+use crate::utilization::{Utilization, UtilizationCounter};
+use crate::write_set::WriteSet;
 
 /// Reads once more if the store gave up the history of the revision that was being read, at most twice.
 ///
@@ -34,13 +34,13 @@ pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut()
 
 /// A reading in several requests: all at one revision, which the first request sets, and within a deadline.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading {
+pub struct SnapshotReader {
     /// The revision; unset before the first answer.
     pub at: Revision,
     deadline: Deadline,
 }
 
-impl Reading {
+impl SnapshotReader {
     /// A reading that must end by this deadline.
     pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
@@ -86,27 +86,28 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
-    #[boxed]
+    #[boxed_future]
     pub async fn utilization(&self, deadline: Deadline) -> Result<Utilization> {
         Ok(reread(|| self.read_utilization(deadline)).await?)
     }
 
     /// All well-formed blocks, as of one revision.
-    #[boxed]
+    #[boxed_future]
     pub async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
-        let read =
-            || async { self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut Reading::new(deadline)).await };
+        let read = || async {
+            self.read_all(Range::Prefix(keys::blocks_prefix(None)), &mut SnapshotReader::new(deadline)).await
+        };
         Ok(reread(read).await?)
     }
 
     async fn read_utilization(&self, deadline: Deadline) -> kv::Result<Utilization> {
-        let mut reading = Reading::new(deadline);
+        let mut reading = SnapshotReader::new(deadline);
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let pools: Vec<Pool> = self.read_all(pools, &mut reading).await?;
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
         let reservations: Vec<IpReservation> = self.read_all(reservations, &mut reading).await?;
         let (reservations, _) = Reservations::from_documents(&reservations);
-        let mut tally = Tally::new(&pools, &reservations);
+        let mut tally = UtilizationCounter::new(&pools, &reservations);
         let blocks = Range::Prefix(keys::blocks_prefix(None));
         let now = self.now();
         self.for_each(blocks, &mut reading, |mut block: Block| {
@@ -118,7 +119,7 @@ impl Ipam {
     }
 
     /// All well-formed documents of a range.
-    pub async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut Reading) -> kv::Result<Vec<D>> {
+    pub async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut SnapshotReader) -> kv::Result<Vec<D>> {
         let mut all = Vec::new();
         self.for_each(range, reading, |document| all.push(document)).await?;
         Ok(all)
@@ -128,7 +129,7 @@ impl Ipam {
     pub async fn for_each<D: Document>(
         &self,
         range: Range,
-        reading: &mut Reading,
+        reading: &mut SnapshotReader,
         mut see: impl FnMut(D) + Send,
     ) -> kv::Result<()> {
         self.each(range, Content::Full, reading, |kv| match D::decode(&kv.key, kv.value.as_bytes()) {
@@ -146,7 +147,7 @@ impl Ipam {
         &self,
         range: Range,
         content: Content,
-        reading: &mut Reading,
+        reading: &mut SnapshotReader,
         mut see: impl FnMut(&Kv) + Send,
     ) -> kv::Result<()> {
         let mut pages = Pages::new(range, reading.at).with_content(content);
@@ -162,7 +163,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         let reservations = Range::Prefix(keys::resources_prefix(ResourceKind::IpReservation));
@@ -179,12 +180,12 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; a damaged block.
-    #[boxed]
+    #[boxed_future]
     pub async fn holding(&self, ip: IpAddr, deadline: Deadline) -> Result<Holding> {
         transact!(reading self, deadline, |tx| {
             let cidr = block_around(tx, ip).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
             let Some(block) = work.block(cidr).await? else { return Ok(Holding::Free) };
             Ok(match block.lookup(ip) {
                 AddressState::Assigned(entry) => Holding::Held(entry.clone()),
@@ -204,15 +205,15 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if there is no such handle; those of the store; damaged documents.
-    #[boxed]
+    #[boxed_future]
     pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         transact!(reading self, deadline, |tx| {
             let key = keys::handle(handle);
             tx.prefetch(vec![key.clone(), keys::config()], Vec::new()).await?;
-            let stored = tx.snapshot_get(&key).await?.ok_or_else(|| Resource::Handle.not_found(handle))?;
+            let stored = tx.snapshot_get(&key).await?.ok_or_else(|| ErrorSubject::Handle.not_found(handle))?;
             let blocks: Vec<IpNet> = Handle::decode(&key, stored.as_bytes())?.blocks().map(|(cidr, _)| cidr).collect();
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
             work.read_ahead(&blocks).await?;
             let mut held = Vec::new();
             for cidr in blocks {
@@ -230,7 +231,7 @@ impl Ipam {
     /// # Errors
     /// With Calico's texts: `Unassigned` if nobody has it, `CoolingDown` if it was released and is in cooldown. Those
     /// of the store; a damaged block.
-    #[boxed]
+    #[boxed_future]
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
             Holding::Held(attribute) => Ok(attribute),
@@ -240,19 +241,19 @@ impl Ipam {
     }
 }
 
-/// The block that an address is of: see [`blocks_of`]. Pools are
+/// The block that an address is of: see [`group_by_block`]. Pools are
 /// read without a guard: a pool that comes or goes does not move an address to another block.
 pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
     tx.prefetch(vec![keys::config()], vec![range.clone().into()]).await?;
     let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&range).await?);
-    let blocks = blocks_of(tx, &pools, &[ReleaseRequest::new(ip)]).await?;
+    let blocks = group_by_block(tx, &pools, &[ReleaseRequest::new(ip)]).await?;
     Ok(blocks.into_keys().next().unwrap_or_else(|| ip.into()))
 }
 
 /// The borrowed addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Borrowed {
+pub struct BorrowedAddresses {
     /// The addresses, block by block.
     pub addresses: Vec<BorrowedAddress>,
     /// The number of addresses that do not name their node, so that nobody knows whether they are borrowed.
@@ -282,15 +283,15 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
-    #[boxed]
-    pub async fn borrowed(&self, deadline: Deadline) -> Result<Borrowed> {
+    #[boxed_future]
+    pub async fn borrowed(&self, deadline: Deadline) -> Result<BorrowedAddresses> {
         Ok(borrowed(&self.all_blocks(deadline).await?))
     }
 }
 
 /// Looks through blocks.
-fn borrowed(blocks: &[Block]) -> Borrowed {
-    let mut found = Borrowed::default();
+fn borrowed(blocks: &[Block]) -> BorrowedAddresses {
+    let mut found = BorrowedAddresses::default();
     for block in blocks {
         let block_owner = match block.owner() {
             Some(owner) if owner.node().is_some() => owner.node().unwrap_or_default().to_owned(),

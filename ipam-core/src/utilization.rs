@@ -84,7 +84,7 @@ pub fn utilization<'a>(
     blocks: impl IntoIterator<Item = &'a Block>,
     reservations: &Reservations,
 ) -> Utilization {
-    let mut tally = Tally::new(pools, reservations);
+    let mut tally = UtilizationCounter::new(pools, reservations);
     for block in blocks {
         _ = tally.add(block);
     }
@@ -92,15 +92,15 @@ pub fn utilization<'a>(
 }
 
 /// A count under way: what was counted need not be kept.
-pub(crate) struct Tally<'r> {
+pub(crate) struct UtilizationCounter<'r> {
     reservations: &'r Reservations,
-    pools: Vec<Counted>,
+    pools: Vec<PoolCounter>,
     orphaned: Vec<BlockUsage>,
 }
 
-impl<'r> Tally<'r> {
+impl<'r> UtilizationCounter<'r> {
     pub(crate) fn new<'a>(pools: impl IntoIterator<Item = &'a Pool>, reservations: &'r Reservations) -> Self {
-        let pools = pools.into_iter().map(|pool| Counted::new(pool, reservations)).collect();
+        let pools = pools.into_iter().map(|pool| PoolCounter::new(pool, reservations)).collect();
         Self { reservations, pools, orphaned: Vec::new() }
     }
 
@@ -116,18 +116,18 @@ impl<'r> Tally<'r> {
     }
 
     pub(crate) fn finish(self) -> Utilization {
-        Utilization { pools: self.pools.into_iter().map(Counted::finish).collect(), orphaned: self.orphaned }
+        Utilization { pools: self.pools.into_iter().map(PoolCounter::finish).collect(), orphaned: self.orphaned }
     }
 }
 
 /// A pool while its blocks are counted.
-struct Counted {
+struct PoolCounter {
     usage: PoolUsage,
     // Addresses in use that are not reserved too.
     unreserved: Count,
 }
 
-impl Counted {
+impl PoolCounter {
     fn new(pool: &Pool, reservations: &Reservations) -> Self {
         let cidr = pool.cidr();
         let reserved = reservations.count_of_length(cidr, pool.length());

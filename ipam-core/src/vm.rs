@@ -11,20 +11,20 @@ use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
 use serde_json::Value;
 
-use crate::assign::Assigned;
+use crate::assign::AssignedAddress;
+use crate::assign_context::read_config;
 use crate::attachment::NETWORK;
-use crate::boxed;
+use crate::boxed_future;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{AddressState, Attribute, Document, Handle, OwnerUpdate, keys};
-use crate::surroundings::read_config;
 use crate::usage::block_around;
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// The part of a virtual machine's handle that follows the network's name.
 pub const VM_INFIX: &str = ".vmi.";
 /// Calico's document with the switch. The settings of the allocator have a field of the same name, which no plugin reads.
-const SWITCH: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
+const SWITCH_KEY: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
 
 /// The pod in which a virtual machine runs, or to which it migrates.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,16 +36,16 @@ pub struct VmPod {
     /// The pod's name.
     pub name: String,
     /// Its part in the virtual machine.
-    pub role: Role,
+    pub role: PodRole,
     /// The fate of the virtual machine after this pod.
-    pub fate: Fate,
+    pub fate: VmFate,
     /// The attributes of an owner that describe the virtual machine.
     pub attributes: BTreeMap<String, String>,
 }
 
 /// The part of a pod in a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum PodRole {
     /// It runs the virtual machine.
     Source,
     /// The virtual machine migrates to it, or has done so.
@@ -54,7 +54,7 @@ pub enum Role {
 
 /// The fate of a virtual machine after a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum VmFate {
     /// It may run again, and needs its addresses.
     Stays,
     /// It is being deleted.
@@ -65,9 +65,9 @@ pub enum Fate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
     /// The machine had these addresses already, or a further family was requested.
-    Kept(Vec<Assigned>),
+    Kept(Vec<AssignedAddress>),
     /// The machine has these addresses from now on.
-    First(Vec<Assigned>),
+    First(Vec<AssignedAddress>),
     /// Addresses of virtual machines are not kept: the pod is one like any other.
     Off,
 }
@@ -91,7 +91,7 @@ pub fn is_vms(entry: &Attribute) -> bool {
 
 /// Where the switch is kept.
 pub(crate) fn switch_key() -> Key {
-    SWITCH.into()
+    SWITCH_KEY.into()
 }
 
 /// True if addresses of virtual machines are not kept. As in Calico, only this very word in a document that can be read
@@ -105,19 +105,19 @@ pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
 
 /// The addresses of a virtual machine as the blocks have them, and the blocks that its handle counts wrongly.
 #[derive(Debug, Default)]
-pub(crate) struct VmHolds {
+pub(crate) struct VmHoldings {
     /// The addresses with their blocks, IPv4 first.
     pub(crate) addresses: Vec<(IpAddr, IpNet)>,
     /// Blocks of which the handle counts more or less than they hold: a foreign writer broke off, or is about to go on.
     miscounted: Vec<IpNet>,
 }
 
-impl VmHolds {
+impl VmHoldings {
     /// Reads them. A handle that is not there holds nothing.
     ///
     /// # Errors
     /// A damaged handle or block: the machine must not get another address because one cannot be read.
-    pub(crate) async fn read(work: &mut Workset<'_>, handle: &str) -> Result<Self> {
+    pub(crate) async fn read(work: &mut WriteSet<'_>, handle: &str) -> Result<Self> {
         let key = keys::handle(handle);
         let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Self::default()) };
         let named: Vec<(IpNet, i64)> = Handle::decode(&key, stored.as_bytes())?.blocks().collect();
@@ -135,7 +135,7 @@ impl VmHolds {
     }
 
     /// Corrects the handle. Each block is written, too: a foreign writer that is about to change it must start again.
-    pub(crate) async fn mend(&self, work: &mut Workset<'_>, handle: &str) -> Result<()> {
+    pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
             work.touch_handle(handle, *cidr);
@@ -158,7 +158,7 @@ impl Ipam {
     /// # Errors
     /// With Calico's texts: `Unassigned` if nobody has the address; `Owner` if it is not held under the handle (resting
     /// addresses are not), or is not whose the update expects. Those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn set_owner_attributes(
         &self,
         ip: IpAddr,
@@ -169,7 +169,7 @@ impl Ipam {
         transact!(self, deadline, |tx| {
             let cidr = block_around(tx, ip).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
             let Some(block) = work.block(cidr).await? else { return Err(Error::Unassigned(ip)) };
             if matches!(block.lookup(ip), AddressState::Free | AddressState::Outside) {
                 return Err(Error::Unassigned(ip));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use datastore::care::could_be_made;
 use datastore::served::{is_meant, is_trusted, socket};
 use datastore::{Create, Location, OpenOptions};
-use ipam_core::assign::{Assigned, Repeated};
+use ipam_core::assign::{AssignedAddress, RepeatPolicy};
 use ipam_core::model::keys;
 use kv::{Content, Deadline, ErrorKind, Range, RangeRequest, Store};
 use tokio::runtime::Builder;
@@ -41,7 +41,7 @@ impl dyn Allocator + '_ {
     ///
     /// # Errors
     /// The errors of [`call`](Allocator::call).
-    pub fn add(&self, at: &StoreAccess, add: &Add) -> Result<Option<Vec<Assigned>>> {
+    pub fn add(&self, at: &StoreAccess, add: &Add) -> Result<Option<Vec<AssignedAddress>>> {
         match self.call(at, &Verb::Add(Box::new(add.clone())))? {
             Answer::Assigned(assigned) => Ok(Some(assigned)),
             Answer::NamespaceWanted => Ok(None),
@@ -171,7 +171,7 @@ impl Verb {
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
-        add.request.repeated = Repeated::SameAnswer;
+        add.request.repeated = RepeatPolicy::SameAnswer;
         Some(Self::Add(add))
     }
 }

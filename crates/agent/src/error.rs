@@ -202,7 +202,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
             CniError::internal(error.to_string()).into()
         }
         // Nothing was done, and the runtime calls again.
-        ipam_core::Error::Filling(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
+        ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
             let advice = advice(&error).filter(|_| rules == NetworkRules::Bridged);

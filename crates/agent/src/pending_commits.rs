@@ -1,4 +1,4 @@
-//! Pending commits of assignments, as files: see [`ipam_core::intents`] for their purpose.
+//! Pending commits of assignments, as files: see [`ipam_core::pending_commits`] for their purpose.
 //!
 //! A folder in memory (`/run`), readable by its owner alone, with one file for each transaction whose outcome is not
 //! known. A file's name begins with a checksum of its attachment, so that those of one are found without opening the
@@ -36,7 +36,7 @@ use bincode::Decode;
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use datastore::ClusterStore;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::pending_commits::{PendingCommit, PendingCommitId, PendingCommits};
 use kv::{Compare, CompareOp, Content, Key, Op, Prev, Range, Revision, Target, Txn, TxnRange, Value};
 use uuid::Uuid;
 
@@ -74,7 +74,7 @@ pub struct PendingCommitFolder {
 
 /// A pending commit that was found.
 struct PendingCommitFile {
-    id: IntentId,
+    id: PendingCommitId,
     record: CommitRecord,
     /// Where the steps of one for several attachments begin.
     steps: Option<usize>,
@@ -116,7 +116,7 @@ impl PendingCommitFolder {
 
     /// True if a pending commit is on this store. A cluster that has not answered yet is queried for its id if the
     /// pending commit has another address.
-    async fn is_here(&self, id: &IntentId, store: &str) -> io::Result<bool> {
+    async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {
             (Some(noted), Some(cluster)) => match cluster.cluster_id() {
@@ -135,11 +135,11 @@ impl PendingCommitFolder {
     /// The pending commits for an attachment at this very address. Reading them changes nothing.
     ///
     /// # Errors
-    /// Those of [`Intents::pending`].
-    pub fn recorded_here(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    /// Those of [`PendingCommits::pending`].
+    pub fn recorded_here(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         let found = self.search(attachment)?.into_iter();
         let here = found.filter(|found| address_and_cluster(&found.record.store).0 == self.store);
-        Ok(here.map(|PendingCommitFile { id, record, .. }| Pending { id, txn: record.txn }).collect())
+        Ok(here.map(|PendingCommitFile { id, record, .. }| PendingCommit { id, txn: record.txn }).collect())
     }
 
     /// The pending commits for an attachment, on any store.
@@ -157,7 +157,7 @@ impl PendingCommitFolder {
                 continue;
             }
             let Some((record, steps)) = read(&entry.path(), attachment) else { continue };
-            found.push(PendingCommitFile { id: IntentId(name), record, steps });
+            found.push(PendingCommitFile { id: PendingCommitId(name), record, steps });
         }
         Ok(found)
     }
@@ -179,15 +179,15 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<us
 }
 
 #[async_trait]
-impl Intents for PendingCommitFolder {
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
+impl PendingCommits for PendingCommitFolder {
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId> {
         let bytes = CommitRecord::new(&self.name_of_store(), attachment, txn).encode().map_err(io::Error::other)?;
         let name = format!("{}{}{FILE_SUFFIX}", prefix(attachment), Uuid::new_v4().simple());
         whole_file::create(&self.folder, &name, &bytes)?;
-        Ok(IntentId(name))
+        Ok(PendingCommitId(name))
     }
 
-    fn forget(&self, id: &IntentId) {
+    fn forget(&self, id: &PendingCommitId) {
         match fs::remove_file(self.folder.join(&id.0)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 tracing::warn!(%error, id = id.0, "a note stays that is not needed any more");
@@ -196,14 +196,14 @@ impl Intents for PendingCommitFolder {
         }
     }
 
-    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         let mut pending = Vec::new();
         for PendingCommitFile { id, record, steps } in self.search(attachment)? {
             if !self.is_here(&id, &record.store).await? {
                 continue;
             }
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
-                Ok(true) => pending.push(Pending { id, txn: record.txn }),
+                Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
                 // Its writer has just removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use datastore::{Blocking, ClusterStore, Create, Location, OpenOptions, OpenStore, Sharing};
-use ipam_core::gc::{Evidence, Live};
+use ipam_core::gc::{Evidence, LivenessSource};
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Purpose, Store};
 use tokio::runtime::{Builder, Runtime};
@@ -140,7 +140,7 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
         let intents = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, location.to_string()).with_cluster(cluster);
         // Hints are read before the cluster has reported its id.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
-        Ipam::new(store, Nodes::Registered).with_intents(Arc::new(intents)).with_hints(Arc::new(hints))
+        Ipam::new(store, Nodes::Registered).with_pending_commits(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {
         let hints = FullPoolHints(FileHints::new(HINTS_FOLDER, location.to_string()));
         Ipam::new(store, Nodes::FirstSeen).with_hints(Arc::new(hints))
@@ -153,7 +153,7 @@ pub(crate) fn ipam_with_liveness(
     location: &Location,
     cluster: Option<Arc<dyn ClusterStore>>,
 ) -> Ipam {
-    ipam_for_store(store, location, cluster).with_live(Arc::new(HostLiveness))
+    ipam_for_store(store, location, cluster).with_liveness(Arc::new(HostLiveness))
 }
 
 /// This machine, scanned when its evidence is requested.
@@ -161,7 +161,7 @@ pub(crate) fn ipam_with_liveness(
 struct HostLiveness;
 
 #[async_trait]
-impl Live for HostLiveness {
+impl LivenessSource for HostLiveness {
     async fn evidence(&self) -> Option<Evidence> {
         let (done, looked) = oneshot::channel();
         // Nobody may wait for namespaces on the thread that runs the store.
@@ -171,7 +171,7 @@ impl Live for HostLiveness {
             return None;
         }
         match looked.await {
-            Ok(Ok(host::Sight { addresses: live, namespaces, within })) => {
+            Ok(Ok(host::NetnsScan { addresses: live, namespaces, within })) => {
                 let (boot, up) = (host::short_boot(&host::boot_id()?)?, host::uptime()?);
                 Some(Evidence { boot, up, live, namespaces, within })
             }

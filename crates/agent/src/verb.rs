@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use datastore::Location;
-use ipam_core::assign::{AssignRequest, Assigned};
+use ipam_core::assign::{AssignRequest, AssignedAddress};
 use ipam_core::attachment::Attachment;
-use ipam_core::endpoints::EndpointOf;
+use ipam_core::endpoints::EndpointToDelete;
 use ipam_core::vm::{VmAnswer, VmPod};
 use ipam_core::{CheckResult, Ipam, gc};
 use kv::{Deadline, Purpose};
@@ -78,7 +78,7 @@ pub struct Del {
     /// released.
     pub addresses: Vec<IpAddr>,
     /// The stored endpoint to delete in the same commit.
-    pub endpoint: Option<EndpointOf>,
+    pub endpoint: Option<EndpointToDelete>,
     /// The pod's namespace, where the runtime names it.
     pub namespace: Option<String>,
     /// The virtual machine whose address the pod had, on a Calico network. Only the plugin itself serves its pods.
@@ -123,7 +123,7 @@ pub struct Quarantine {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// ADD is done.
-    Assigned(Vec<Assigned>),
+    Assigned(Vec<AssignedAddress>),
     /// DEL is done, or a device's addresses are in quarantine.
     Released(Vec<IpAddr>),
     /// CHECK is done.
@@ -247,7 +247,7 @@ impl Verb {
 }
 
 impl Add {
-    async fn assign(&self, ipam: &Ipam, deadline: Deadline) -> Result<Vec<Assigned>, VerbFailure> {
+    async fn assign(&self, ipam: &Ipam, deadline: Deadline) -> Result<Vec<AssignedAddress>, VerbFailure> {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
@@ -256,7 +256,7 @@ impl Add {
                 VmAnswer::First(assigned) => return Ok(assigned),
                 // The result shows them as single addresses.
                 VmAnswer::Kept(kept) => {
-                    return Ok(kept.into_iter().map(|one| Assigned { block: one.ip.into(), ..one }).collect());
+                    return Ok(kept.into_iter().map(|one| AssignedAddress { block: one.ip.into(), ..one }).collect());
                 }
             }
         }
@@ -321,9 +321,9 @@ impl Gc {
     async fn collect(&self, ipam: &Ipam, deadline: Deadline) -> Result<GcSummary, VerbFailure> {
         let failed = |error| explain(error, NetworkRules::Calico);
         let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(self.now) else { return Ok(GcSummary::default()) };
-        let holdings = ipam.holdings_within(&self.node, &ipam.reach_of(&self.node), deadline).await;
+        let holdings = ipam.holdings_within(&self.node, &ipam.read_scope_of(&self.node), deadline).await;
         let (holdings, _) = holdings.map_err(failed)?;
-        let stale = gc::stale(&holdings, &self.network, &self.valid, now);
+        let stale = gc::find_stale(&holdings, &self.network, &self.valid, now);
         let mut collected = GcSummary {
             young: stale.young,
             undated: stale.undated,

@@ -11,7 +11,7 @@ use clap::Args;
 use datastore::OpenStore;
 use ipam_core::model::keys;
 use ipam_operator::Operator;
-use ipam_operator::events::{EventRow, Happening, of_batch, of_listed};
+use ipam_operator::events::{BlockEvent, EventRow, of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_of};
 use ipnet::IpNet;
 use kv::{Deadline, Range, Revision};
@@ -277,7 +277,7 @@ impl EventPrinter<'_> {
                         break;
                     }
                     let (reported, at) = (of_batch(&batch), batch.revision);
-                    let row = |one: &Happening| EventRow::happened(at, time_of(batch.time, &one.what), one);
+                    let row = |one: &BlockEvent| EventRow::happened(at, time_of(batch.time, &one.what), one);
                     reported.happenings.iter().try_for_each(|one| self.print_event(one, || row(one)))?;
                     if let Some(last) = self.deliveries.last_mut() {
                         last.completes = Some(at);
@@ -329,7 +329,7 @@ impl EventPrinter<'_> {
     }
 
     /// Prints an event, if the arguments select it.
-    fn print_event(&mut self, happening: &Happening, row: impl FnOnce() -> EventRow) -> Result<()> {
+    fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
         // A cursor stands behind a whole revision, or a whole list.

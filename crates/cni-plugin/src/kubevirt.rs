@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use agent::{CniError, NetworkRules, Result};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ipam_core::vm::{Fate, Role, VM_INFIX, VmPod};
+use ipam_core::vm::{PodRole, VM_INFIX, VmFate, VmPod};
 use tokio_rustls::rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 
 use crate::identity::ContainerIdentity;
@@ -67,7 +67,7 @@ impl CniContext<'_> {
 
 fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
     let (namespace, name) = identity.pod.clone().unwrap_or_default();
-    let role = if instance.migration.is_some() { Role::Target } else { Role::Source };
+    let role = if instance.migration.is_some() { PodRole::Target } else { PodRole::Source };
     let recorded = [
         ("vmi-uid", Some(instance.uid)),
         ("vm-uid", instance.machine),
@@ -78,7 +78,7 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
     VmPod {
         handle: handle(&identity.attachment.network, &namespace, &instance.name),
         role,
-        fate: if instance.ends { Fate::Ends } else { Fate::Stays },
+        fate: if instance.ends { VmFate::Ends } else { VmFate::Stays },
         attributes: recorded.collect(),
         namespace,
         name,

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use agent::{Add, Allocator, Check, CheckAnswer, CniError, Code, Del, Quarantine, Result, StoreAccess};
-use host::Probed;
-use ipam_core::assign::{Assigned, NamespaceLabels};
+use host::ProbeResult;
+use ipam_core::assign::{AssignedAddress, NamespaceLabels};
 use ipam_core::attachment::{Attachment, NAMESPACE};
 
 use crate::gojson::GoJson;
@@ -31,7 +31,7 @@ impl Assigner<'_> {
     ///
     /// # Errors
     /// Those of the allocator, and of the Kubernetes API.
-    pub(crate) fn assign(&self, at: &StoreAccess, add: &mut Add) -> Result<Vec<Assigned>> {
+    pub(crate) fn assign(&self, at: &StoreAccess, add: &mut Add) -> Result<Vec<AssignedAddress>> {
         let begun = Instant::now();
         if let Some(assigned) = self.allocator.add(at, add)? {
             return Ok(assigned);
@@ -103,7 +103,13 @@ impl Probe {
     ///
     /// # Errors
     /// Those of ADD; code 11 if devices have all addresses that were tried, or one that was requested.
-    pub(crate) fn add(&self, at: &StoreAccess, add: Add, old_handle: &str, by: &Assigner<'_>) -> Result<Vec<Assigned>> {
+    pub(crate) fn add(
+        &self,
+        at: &StoreAccess,
+        add: Add,
+        old_handle: &str,
+        by: &Assigner<'_>,
+    ) -> Result<Vec<AssignedAddress>> {
         let ask = |addresses: &[IpAddr]| host::probe(&self.interface, addresses, self.timeout);
         ProbeRun { interface: &self.interface, ask: &ask, by, at, add, old_handle, begun: Instant::now() }.add()
     }
@@ -116,7 +122,7 @@ fn wrong(reason: &str) -> CniError {
 /// An ADD with a probe.
 struct ProbeRun<'a> {
     interface: &'a str,
-    ask: &'a dyn Fn(&[IpAddr]) -> Vec<Probed>,
+    ask: &'a dyn Fn(&[IpAddr]) -> Vec<ProbeResult>,
     by: &'a Assigner<'a>,
     at: &'a StoreAccess,
     add: Add,
@@ -125,7 +131,7 @@ struct ProbeRun<'a> {
 }
 
 impl ProbeRun<'_> {
-    fn add(mut self) -> Result<Vec<Assigned>> {
+    fn add(mut self) -> Result<Vec<AssignedAddress>> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
@@ -141,7 +147,7 @@ impl ProbeRun<'_> {
         settled
     }
 
-    fn assign(&mut self) -> Result<Vec<Assigned>> {
+    fn assign(&mut self) -> Result<Vec<AssignedAddress>> {
         self.by.assign(&self.time_left(), &mut self.add)
     }
 
@@ -170,12 +176,12 @@ impl ProbeRun<'_> {
     }
 
     /// Probes what is new, and replaces what a device has.
-    fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<Assigned>) -> Result<Vec<Assigned>> {
+    fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<AssignedAddress>) -> Result<Vec<AssignedAddress>> {
         let mut devices = Vec::new();
         for attempt in 1..=MAX_TRIES {
             // A prefix is routed to its container: there is no wire on which another device could have it.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
-            let mut new: Vec<IpAddr> = addresses.map(Assigned::interface_ip).collect();
+            let mut new: Vec<IpAddr> = addresses.map(AssignedAddress::interface_ip).collect();
             new.retain(|address| !known.contains(address));
             let found = self.foreign(&new);
             known.extend(new.iter().filter(|address| !found.iter().any(|(foreign, _)| foreign == *address)));
@@ -204,9 +210,9 @@ impl ProbeRun<'_> {
         let mut found = Vec::new();
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
             match probed {
-                Probed::Silent => {}
-                Probed::Unable(reason) => tracing::warn!(%address, reason, "the address is not probed"),
-                Probed::Answered(mac) => {
+                ProbeResult::Silent => {}
+                ProbeResult::Unable(reason) => tracing::warn!(%address, reason, "the address is not probed"),
+                ProbeResult::Answered(mac) => {
                     let device = mac.map_or_else(|| "a device".to_owned(), |mac| mac.to_string());
                     let reason = format!("{device} answered on {}", self.interface);
                     tracing::warn!(%address, reason, "a device has the address already");
@@ -225,7 +231,7 @@ mod tests {
 
     use agent::{Allocator, Answer, Verb};
     use ipam_core::CheckResult;
-    use ipam_core::assign::{AssignRequest, Bridge, Wanted};
+    use ipam_core::assign::{AssignRequest, Bridge, RequestedAddresses};
     use ipnet::IpNet;
 
     use super::*;
@@ -282,7 +288,7 @@ mod tests {
     }
 
     impl Books {
-        fn assign(&self, wanted: &Wanted) -> Vec<Assigned> {
+        fn assign(&self, wanted: &RequestedAddresses) -> Vec<AssignedAddress> {
             let mut held = self.held.borrow_mut();
             held.extend(&wanted.these);
             if held.len() < wanted.these.len() + wanted.any_v4 {
@@ -290,7 +296,7 @@ mod tests {
                 held.insert(IpAddr::from([10, 0, 0, *self.last.borrow()]));
             }
             let network = |ip: &IpAddr, length| IpNet::new(*ip, length).unwrap().trunc();
-            let assigned = |ip: &IpAddr| Assigned {
+            let assigned = |ip: &IpAddr| AssignedAddress {
                 ip: *ip,
                 prefix_length: None,
                 block: network(ip, 26),
@@ -338,7 +344,7 @@ mod tests {
             node: "n1".into(),
             boot: None,
         };
-        let mut request = AssignRequest::new(attachment, Wanted { these: ips(wanted), any_v4, any_v6: 0 });
+        let mut request = AssignRequest::new(attachment, RequestedAddresses { these: ips(wanted), any_v4, any_v6: 0 });
         request.bridge = Some(Bridge::default());
         request.into()
     }
@@ -349,7 +355,7 @@ mod tests {
         let devices = ips(devices);
         let ask = |addresses: &[IpAddr]| {
             probed.borrow_mut().extend(addresses);
-            let answer = |ip| if devices.contains(ip) { Probed::Answered(None) } else { Probed::Silent };
+            let answer = |ip| if devices.contains(ip) { ProbeResult::Answered(None) } else { ProbeResult::Silent };
             addresses.iter().map(answer).collect()
         };
         let at = StoreAccess {
@@ -361,7 +367,7 @@ mod tests {
         let (at, add, begun) = (&at, add.clone(), Instant::now());
         let by = &Assigner { allocator: books, kubernetes: &Kubernetes::default(), namespace: "" };
         let done = ProbeRun { interface: "eth1", ask: &ask, by, at, add, old_handle: "", begun }.add();
-        (done.map(|done| done.iter().map(Assigned::interface_ip).collect()), probed.into_inner())
+        (done.map(|done| done.iter().map(AssignedAddress::interface_ip).collect()), probed.into_inner())
     }
 
     #[test]

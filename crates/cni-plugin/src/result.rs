@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use agent::{CniError, Code, Result};
-use ipam_core::assign::Assigned;
+use ipam_core::assign::AssignedAddress;
 use ipnet::IpNet;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -65,8 +65,9 @@ impl AddResult {
     ///
     /// # Errors
     /// A prefix length that the allocator cannot mean.
-    pub(crate) fn calico(assigned: &[Assigned], wanted: &[IpAddr]) -> Result<Self> {
-        let prefix = |a: &Assigned| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
+    pub(crate) fn calico(assigned: &[AssignedAddress], wanted: &[IpAddr]) -> Result<Self> {
+        let prefix =
+            |a: &AssignedAddress| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
         let ips = in_order(assigned, prefix)?;
         let ips: Vec<_> = ips.into_iter().map(|ip| ResultIp { gateway: None, ..ip }).collect();
         let routes = ips.iter().map(|ip| ResultPart::Ours(ResultRoute::to(ip.address))).collect();
@@ -85,8 +86,8 @@ impl AddResult {
     ///
     /// # Errors
     /// A prefix length that the allocator cannot mean.
-    pub(crate) fn bridged(assigned: &[Assigned], settings: &BridgedSettings) -> Result<Self> {
-        let prefix = |a: &Assigned| match settings.mask {
+    pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
+        let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),
             PrefixMask::Block => a.block.prefix_len(),
         };
@@ -296,8 +297,8 @@ pub(crate) fn no_addresses() -> CniError {
     CniError::internal("cannot convert: no valid IP addresses")
 }
 
-fn prefixes(assigned: &[Assigned]) -> Vec<IpNet> {
-    let prefix = |one: &Assigned| IpNet::new(one.ip, one.prefix_length?).ok();
+fn prefixes(assigned: &[AssignedAddress]) -> Vec<IpNet> {
+    let prefix = |one: &AssignedAddress| IpNet::new(one.ip, one.prefix_length?).ok();
     assigned.iter().filter_map(prefix).map(|prefix| prefix.trunc()).collect()
 }
 
@@ -305,10 +306,10 @@ fn host_prefix(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn in_order(assigned: &[Assigned], prefix: impl Fn(&Assigned) -> u8) -> Result<Vec<ResultIp>> {
+fn in_order(assigned: &[AssignedAddress], prefix: impl Fn(&AssignedAddress) -> u8) -> Result<Vec<ResultIp>> {
     let families = [true, false].into_iter();
     let sorted = families.flat_map(|v4| assigned.iter().filter(move |a| a.ip.is_ipv4() == v4));
-    let ip = |a: &Assigned| {
+    let ip = |a: &AssignedAddress| {
         let prefix = a.prefix_length.unwrap_or_else(|| prefix(a));
         let address = IpNet::new(a.interface_ip(), prefix)
             .map_err(|_| CniError::internal(format!("address {} cannot have the prefix length {prefix}", a.ip)))?;
@@ -385,11 +386,11 @@ mod tests {
     use crate::gojson::GoJson;
     use crate::netconf::NetConf;
 
-    fn assigned(address: &str, gateway: Option<&str>) -> Assigned {
+    fn assigned(address: &str, gateway: Option<&str>) -> AssignedAddress {
         let address: IpAddr = address.parse().unwrap();
         let (block, pool) = if address.is_ipv4() { (26, 16) } else { (122, 64) };
         let network = |length| IpNet::new(address, length).unwrap().trunc();
-        Assigned {
+        AssignedAddress {
             ip: address,
             prefix_length: None,
             block: network(block),
@@ -398,11 +399,11 @@ mod tests {
         }
     }
 
-    fn dual() -> [Assigned; 2] {
+    fn dual() -> [AssignedAddress; 2] {
         [assigned("fd00::5", Some("fd00::1")), assigned("10.0.0.5", Some("10.0.0.1"))]
     }
 
-    fn bridged(ipam: &str, assigned: &[Assigned]) -> AddResult {
+    fn bridged(ipam: &str, assigned: &[AssignedAddress]) -> AddResult {
         let json = format!(r#"{{"type":"bridge","ipam":{ipam}}}"#);
         let conf = NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap();
         AddResult::bridged(assigned, &BridgedSettings::from_conf(&conf).unwrap()).unwrap()
@@ -481,7 +482,7 @@ mod tests {
 
     #[test]
     fn a_prefix_that_cannot_be() {
-        let wrong = Assigned { pool: "fd00::/64".parse().unwrap(), ..assigned("10.0.0.5", None) };
+        let wrong = AssignedAddress { pool: "fd00::/64".parse().unwrap(), ..assigned("10.0.0.5", None) };
         let conf = NetConf::default();
         assert!(AddResult::bridged(&[wrong], &BridgedSettings::from_conf(&conf).unwrap()).is_err());
     }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use agent::{Add, Allocator, CniError, Code, Del, NetworkRules, Result, StoreAccess};
 use datastore::{ConfigError, Drivers, Location};
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, NamespaceLabels, Repeated, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, Bridge, NamespaceLabels, RepeatPolicy, RequestedAddresses};
 use ipam_core::sticky::Sticky;
-use ipam_core::vm::Role;
+use ipam_core::vm::PodRole;
 
 use crate::bridged::{
     BridgedNetwork, BridgedSettings, Network, OwnPool, choose_first, definitions, network_of, refuse_on_calico,
@@ -169,7 +169,7 @@ impl<'a> CniContext<'a> {
             CniArgs::check_again(&self.call.args)?;
         }
         let vm = self.vm_of_add(&identity)?;
-        let is_target = vm.as_ref().is_some_and(|vm| vm.role == Role::Target);
+        let is_target = vm.as_ref().is_some_and(|vm| vm.role == PodRole::Target);
         let settings = self.bridged_settings()?;
         let network = network_of(settings.as_ref());
         let wanted = wanted_addresses(&self.conf, &args)?;
@@ -180,7 +180,7 @@ impl<'a> CniContext<'a> {
         check_counts(version, &request.wanted)?;
         let these = request.wanted.these.clone();
         // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
-        let asks_for_nothing = request.wanted == Wanted::default() && vm.is_none();
+        let asks_for_nothing = request.wanted == RequestedAddresses::default() && vm.is_none();
         let add = Add { request, vm };
         let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
         let assigned = match settings.as_ref().and_then(|settings| settings.probe.as_ref()) {
@@ -188,7 +188,7 @@ impl<'a> CniContext<'a> {
             Some(probe) => probe.add(&self.store, add, &old_handle, &assigner)?,
             None => assigner.assign(&self.store, &mut { add })?,
         };
-        let addresses: Vec<_> = assigned.iter().map(Assigned::interface_ip).collect();
+        let addresses: Vec<_> = assigned.iter().map(AssignedAddress::interface_ip).collect();
         tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned");
         match &settings {
             Some(settings) => AddResult::bridged(&assigned, settings),
@@ -217,7 +217,7 @@ impl<'a> CniContext<'a> {
     ) -> AssignRequest {
         let (any_v4, any_v6) = self.counts(&network, &wanted);
         let attributes = identity.attributes(self.host.now);
-        let wanted = Wanted { these: wanted, any_v4, any_v6 };
+        let wanted = RequestedAddresses { these: wanted, any_v4, any_v6 };
         let mut assign = AssignRequest::new(identity.attachment, wanted);
         assign.attributes = attributes;
         assign.v4_pools.clone_from(&self.conf.ipam.ipv4_pools);
@@ -227,7 +227,7 @@ impl<'a> CniContext<'a> {
             assign.namespace = NamespaceLabels::NotYetRead;
         }
         match &mut network {
-            Network::Calico => assign.repeated = Repeated::Refused,
+            Network::Calico => assign.repeated = RepeatPolicy::Refused,
             Network::Bridged(BridgedNetwork { gateway_v4, gateway_v6, gateways, own_pools, weights }) => {
                 let container = &assign.attachment.container;
                 for pools in [&mut assign.v4_pools, &mut assign.v6_pools] {
@@ -357,7 +357,7 @@ pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess
 }
 
 /// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.
-fn check_counts(version: &str, wanted: &Wanted) -> Result<()> {
+fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
     }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use agent::{Allocator, Check, CheckAnswer, CniError, Code, Gc, GcSummary, Result};
-use ipam_core::assign::Wanted;
+use ipam_core::assign::RequestedAddresses;
 use ipam_core::attachment::Attachment;
 use ipam_core::vm::VM_INFIX;
 use ipam_core::{CheckResult, Standing};
@@ -116,7 +116,7 @@ impl CniContext<'_> {
         sticky::check(&self.conf)?;
         let assign = self.assignment(identity, network, Vec::new());
         // Such a network needs no store.
-        if assign.wanted != Wanted::default() {
+        if assign.wanted != RequestedAddresses::default() {
             allocator.status(&self.store, assign.into())?;
         }
         Ok(())

@@ -4,14 +4,14 @@
 //! Nothing here knows a store or CNI. [`scan`] is evidence for a caller that releases addresses: it either saw
 //! everything, or it says that it did not.
 
-mod held;
+mod held_blocks;
 mod machine;
+mod netns_scan;
 mod probe;
 mod routes;
-mod sight;
 
-pub use held::{Held, HeldBlocks, Notes};
+pub use held_blocks::{BlockNotes, HeldBlocks, ScanRecord};
 pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
-pub use probe::{Mac, Probed, probe};
+pub use netns_scan::{IncompleteScan, NetnsScan, network_namespace, scan};
+pub use probe::{Mac, ProbeResult, probe};
 pub use routes::{Route, all_routes, routes};
-pub use sight::{Blind, Sight, network_namespace, scan};

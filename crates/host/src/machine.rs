@@ -13,9 +13,9 @@ use nix::time::{ClockId, clock_gettime};
 pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
 
 /// How many characters of a boot id are recorded with an address.
-const SHORT_BOOT: usize = 8;
+const SHORT_BOOT_CHARS: usize = 8;
 /// More bytes than a file with a node's name has.
-const MAX_NAME_FILE: u64 = 4096;
+const MAX_NAME_FILE_BYTES: u64 = 4096;
 
 /// The IP address that an interface is said to have; `None` for an address of another kind.
 pub(crate) fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
@@ -31,8 +31,8 @@ pub fn boot_id() -> Option<String> {
 /// The first 8 characters of a boot id, which is what is recorded with an address; `None` for what is no boot id. The attribute
 /// `margay.io/boot` of `ipam-core` says why they are enough.
 pub fn short_boot(id: &str) -> Option<String> {
-    let short: String = id.trim().chars().take(SHORT_BOOT).collect();
-    (short.chars().count() == SHORT_BOOT).then_some(short)
+    let short: String = id.trim().chars().take(SHORT_BOOT_CHARS).collect();
+    (short.chars().count() == SHORT_BOOT_CHARS).then_some(short)
 }
 
 /// The host name as the kernel has it; empty if it has none.
@@ -91,8 +91,8 @@ pub fn node_name(given: &str) -> String {
 /// never come: the configuration names it.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
-    let read = File::open(file)?.take(MAX_NAME_FILE + 1).read_to_end(&mut bytes)?;
-    let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE);
+    let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE_BYTES);
     let text = String::from_utf8_lossy(&bytes);
     // Some editors put a byte order mark first.
     Ok(if fits { text.trim_start_matches('\u{feff}').to_owned() } else { String::new() })

@@ -28,11 +28,11 @@ const ADVERTISEMENT: u8 = 136;
 /// The option of an advertisement that holds a MAC address.
 const TARGET_MAC: u8 = 2;
 /// How much longer than it should a probe reads packets that have come already.
-const SLACK: Duration = Duration::from_millis(10);
+const READ_GRACE: Duration = Duration::from_millis(10);
 
 /// The outcome of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Probed {
+pub enum ProbeResult {
     /// Nobody answered in time.
     Silent,
     /// A device has the address. Its MAC address, as far as the answer tells it.
@@ -56,10 +56,10 @@ impl fmt::Display for Mac {
 /// The outcomes are in the order of the addresses. An address that the interface itself has counts as answered by it.
 ///
 /// It takes as long as `timeout` unless all addresses are answered before.
-pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Probed> {
+pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
     let link = match Link::find(interface) {
         Ok(link) => link,
-        Err(reason) => return vec![Probed::Unable(reason); addresses.len()],
+        Err(reason) => return vec![ProbeResult::Unable(reason); addresses.len()],
     };
     let mut probes: Vec<Probe> = addresses.iter().map(|address| Probe::new(&link, *address)).collect();
     let begun = Instant::now();
@@ -130,15 +130,15 @@ struct Probe {
     frame: Vec<u8>,
     /// Where it goes out, and where answers come in; `None` if they are the same.
     sockets: Option<(Socket, Option<Socket>)>,
-    outcome: Probed,
+    outcome: ProbeResult,
 }
 
 impl Probe {
     fn new(link: &Link, address: IpAddr) -> Self {
         let own = link.mac;
-        let mut probe = Self { address, own, frame: Vec::new(), sockets: None, outcome: Probed::Silent };
+        let mut probe = Self { address, own, frame: Vec::new(), sockets: None, outcome: ProbeResult::Silent };
         if link.own.contains(&address) {
-            probe.outcome = Probed::Answered(Some(own));
+            probe.outcome = ProbeResult::Answered(Some(own));
             return probe;
         }
         let opened = match address {
@@ -159,12 +159,12 @@ impl Probe {
     }
 
     fn fail(&mut self, what: &str, error: &io::Error) {
-        self.outcome = Probed::Unable(format!("{what}: {error}"));
+        self.outcome = ProbeResult::Unable(format!("{what}: {error}"));
         self.sockets = None;
     }
 
     fn send(&mut self) {
-        let Some((socket, _)) = self.sockets.as_mut().filter(|_| self.outcome == Probed::Silent) else { return };
+        let Some((socket, _)) = self.sockets.as_mut().filter(|_| self.outcome == ProbeResult::Silent) else { return };
         if let Err(error) = socket.write_all(&self.frame) {
             self.fail("the probe was not sent", &error);
         }
@@ -173,7 +173,7 @@ impl Probe {
     /// Reads what has come, and waits for more until then.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
-        while self.outcome == Probed::Silent {
+        while self.outcome == ProbeResult::Silent {
             let Some((sender, receiver)) = &mut self.sockets else { return };
             let socket = receiver.as_mut().unwrap_or(sender);
             let now = Instant::now();
@@ -184,17 +184,17 @@ impl Probe {
                     let packet = bytes.get(..length).unwrap_or_default();
                     let answered = match self.address {
                         IpAddr::V4(address) => arp_sender(packet, address).map(Some),
-                        IpAddr::V6(address) => advertised_by(packet, address),
+                        IpAddr::V6(address) => parse_advertisement(packet, address),
                     };
                     if let Some(mac) = answered.filter(|mac| *mac != Some(self.own)) {
-                        self.outcome = Probed::Answered(mac);
+                        self.outcome = ProbeResult::Answered(mac);
                     }
                 }
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => self.fail("no answer can be read", &error),
             }
-            if now >= until + SLACK {
+            if now >= until + READ_GRACE {
                 return;
             }
         }
@@ -242,7 +242,7 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
 }
 
 /// The device that sent an ICMPv6 message, if it is a neighbour advertisement for the address; its MAC address is in it.
-fn advertised_by(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
+fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;
     }
@@ -302,22 +302,26 @@ mod tests {
     fn an_advertisement_names_its_sender() {
         let address: Ipv6Addr = "fd00::2".parse().unwrap();
         let head = [&[ADVERTISEMENT, 0, 0, 0, 0x20, 0, 0, 0][..], &address.octets()].concat();
-        assert_eq!(advertised_by(&head, address), Some(None));
+        assert_eq!(parse_advertisement(&head, address), Some(None));
         let other = [14, 1, 0, 0, 0, 0, 0, 0];
         let message = [&head[..], &other, &[TARGET_MAC, 1], &OWN.0].concat();
-        assert_eq!(advertised_by(&message, address), Some(Some(OWN)));
-        assert_eq!(advertised_by(&message, "fd00::3".parse().unwrap()), None);
+        assert_eq!(parse_advertisement(&message, address), Some(Some(OWN)));
+        assert_eq!(parse_advertisement(&message, "fd00::3".parse().unwrap()), None);
         for length in 0..message.len() {
-            advertised_by(&message[..length], address);
+            parse_advertisement(&message[..length], address);
         }
-        assert_eq!(advertised_by(&[&head[..], &[1, 0, 0]].concat(), address), Some(None), "an option without a length");
+        assert_eq!(
+            parse_advertisement(&[&head[..], &[1, 0, 0]].concat(), address),
+            Some(None),
+            "an option without a length"
+        );
     }
 
     #[test]
     fn nobody_can_be_asked_where_there_is_no_wire() {
         let asked = |interface| probe(interface, &["10.9.0.2".parse().unwrap()], Duration::from_millis(1));
         for (interface, reason) in [("no-such", "there is no interface no-such"), ("lo", "not an Ethernet one")] {
-            let [Probed::Unable(said)] = &asked(interface)[..] else { panic!("{interface} can be asked") };
+            let [ProbeResult::Unable(said)] = &asked(interface)[..] else { panic!("{interface} can be asked") };
             assert!(said.contains(reason), "{said}");
         }
     }

@@ -20,12 +20,12 @@ pub struct Route {
 }
 
 /// `RTF_GATEWAY` of the kernel.
-const GATEWAY: u32 = 0x2;
+const RTF_GATEWAY: u32 = 0x2;
 /// `RTF_REJECT` of the kernel.
-const REJECT: u32 = 0x200;
+const RTF_REJECT: u32 = 0x200;
 
 /// The shortest prefix of a route that is no default route. VPNs put two halves of everything in the place of a default route.
-const SHORTEST: u8 = 2;
+const MIN_PREFIX_LENGTH: u8 = 2;
 
 /// The destinations of the routes of this network namespace in all tables, without the default routes, and the addresses of its
 /// interfaces. IPv6 may be off.
@@ -33,14 +33,14 @@ const SHORTEST: u8 = 2;
 /// # Errors
 /// `/proc` cannot be read.
 pub fn routes() -> io::Result<Vec<IpNet>> {
-    let mut nets = of_trie(&fs::read_to_string("/proc/self/net/fib_trie")?);
+    let mut nets = parse_trie_routes(&fs::read_to_string("/proc/self/net/fib_trie")?);
     nets.extend(v6_routes()?.into_iter().map(|route| route.net));
     Ok(nets)
 }
 
 /// The networks in `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, and below it a line
 /// `/LENGTH SCOPE KIND` for each of its routes.
-fn of_trie(text: &str) -> Vec<IpNet> {
+fn parse_trie_routes(text: &str) -> Vec<IpNet> {
     let (mut nets, mut address) = (Vec::new(), None);
     for line in text.lines().map(str::trim_start) {
         if let Some(leaf) = line.strip_prefix("|-- ") {
@@ -48,7 +48,7 @@ fn of_trie(text: &str) -> Vec<IpNet> {
         } else if let Some(length) = line.strip_prefix('/') {
             let length = length.split(' ').next().and_then(|length| length.parse().ok());
             let net = address.zip(length).and_then(|(address, length)| Ipv4Net::new(address, length).ok());
-            nets.extend(net.filter(|net| net.prefix_len() >= SHORTEST).map(IpNet::V4));
+            nets.extend(net.filter(|net| net.prefix_len() >= MIN_PREFIX_LENGTH).map(IpNet::V4));
         }
     }
     nets
@@ -58,7 +58,7 @@ fn of_trie(text: &str) -> Vec<IpNet> {
 fn v6_routes() -> io::Result<Vec<Route>> {
     match fs::read_to_string("/proc/self/net/ipv6_route") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        read => Ok(read?.lines().filter_map(of_v6).collect()),
+        read => Ok(read?.lines().filter_map(parse_v6_route).collect()),
     }
 }
 
@@ -68,7 +68,7 @@ fn v6_routes() -> io::Result<Vec<Route>> {
 /// `/proc` cannot be read.
 pub fn all_routes() -> io::Result<Vec<Route>> {
     let v4 = fs::read_to_string("/proc/self/net/route")?;
-    let mut routes: Vec<Route> = v4.lines().filter_map(of_v4).collect();
+    let mut routes: Vec<Route> = v4.lines().filter_map(parse_v4_route).collect();
     routes.extend(v6_routes()?);
     Ok(routes)
 }
@@ -76,12 +76,12 @@ pub fn all_routes() -> io::Result<Vec<Route>> {
 fn route(net: IpNet, device: &str, flags: &str) -> Option<Route> {
     let flags = u32::from_str_radix(flags, 16).ok()?;
     let device = device.to_owned();
-    Some(Route { net, device, has_gateway: flags & GATEWAY != 0, drops: flags & REJECT != 0 })
+    Some(Route { net, device, has_gateway: flags & RTF_GATEWAY != 0, drops: flags & RTF_REJECT != 0 })
 }
 
 /// A line of `/proc/net/route`: interface, destination, gateway, flags, ..., mask in the eighth column. Numbers are in the byte order of
 /// the machine.
-fn of_v4(line: &str) -> Option<Route> {
+fn parse_v4_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let device = columns.next()?;
     let address =
@@ -89,18 +89,19 @@ fn of_v4(line: &str) -> Option<Route> {
     let destination = address(columns.next()?)?;
     let flags = columns.nth(1)?;
     let mask = address(columns.nth(3)?)?;
-    let net = Ipv4Net::with_netmask(destination, mask).ok().filter(|net| net.prefix_len() >= SHORTEST)?;
+    let net = Ipv4Net::with_netmask(destination, mask).ok().filter(|net| net.prefix_len() >= MIN_PREFIX_LENGTH)?;
     route(net.into(), device, flags)
 }
 
 /// A line of `/proc/net/ipv6_route`: destination and its length in hexadecimal digits, ..., flags and interface in the ninth and tenth
 /// column. Multicast is left out.
-fn of_v6(line: &str) -> Option<Route> {
+fn parse_v6_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let address = Ipv6Addr::from(u128::from_str_radix(columns.next()?, 16).ok()?);
     let length = u8::from_str_radix(columns.next()?, 16).ok()?;
-    let net =
-        Ipv6Net::new(address, length).ok().filter(|net| net.prefix_len() >= SHORTEST && !address.is_multicast())?;
+    let net = Ipv6Net::new(address, length)
+        .ok()
+        .filter(|net| net.prefix_len() >= MIN_PREFIX_LENGTH && !address.is_multicast())?;
     let flags = columns.nth(6)?;
     route(net.into(), columns.next()?, flags)
 }
@@ -111,30 +112,40 @@ mod tests {
 
     #[test]
     fn lines_of_the_kernel_are_read() {
-        let little_endian = |line: &str| of_v4(line).map(|route| route.net.to_string());
+        let little_endian = |line: &str| parse_v4_route(line).map(|route| route.net.to_string());
         if cfg!(target_endian = "little") {
             let line = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0";
             assert_eq!(little_endian(line).as_deref(), Some("192.0.2.0/24"));
             let line = "wg0\t0000000A\t010200C0\t0003\t0\t0\t0\t000000FF\t0\t0\t0";
             let net = "10.0.0.0/8".parse().unwrap();
-            assert_eq!(of_v4(line), Some(Route { net, device: "wg0".into(), has_gateway: true, drops: false }));
+            assert_eq!(
+                parse_v4_route(line),
+                Some(Route { net, device: "wg0".into(), has_gateway: true, drops: false })
+            );
             let line = "*\t0000000A\t00000000\t0200\t0\t0\t0\tC0FFFFFF\t0\t0\t0";
-            assert!(of_v4(line).is_some_and(|route| route.drops && route.net.prefix_len() == 26));
+            assert!(parse_v4_route(line).is_some_and(|route| route.drops && route.net.prefix_len() == 26));
         }
-        assert_eq!(of_v4("eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0"), None, "a default route");
         assert_eq!(
-            of_v4("tun0\t00000000\t010200C0\t0003\t0\t0\t0\t00000080\t0\t0\t0"),
+            parse_v4_route("eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0"),
+            None,
+            "a default route"
+        );
+        assert_eq!(
+            parse_v4_route("tun0\t00000000\t010200C0\t0003\t0\t0\t0\t00000080\t0\t0\t0"),
             None,
             "a half of a default route"
         );
-        assert_eq!(of_v4("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"), None);
+        assert_eq!(
+            parse_v4_route("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"),
+            None
+        );
         let v6 = "fd000000000000000000000000000000 40 00000000000000000000000000000000 00 0 0 0 0 00000001 eth0";
         assert_eq!(
-            of_v6(v6).map(|route| (route.net.to_string(), route.device)),
+            parse_v6_route(v6).map(|route| (route.net.to_string(), route.device)),
             Some(("fd00::/64".into(), "eth0".into()))
         );
-        assert_eq!(of_v6("ff000000000000000000000000000000 08 0 00 0 0 0 0 0 eth0"), None);
-        assert_eq!(of_v6(""), None);
+        assert_eq!(parse_v6_route("ff000000000000000000000000000000 08 0 00 0 0 0 0 0 eth0"), None);
+        assert_eq!(parse_v6_route(""), None);
     }
 
     #[test]
@@ -142,8 +153,8 @@ mod tests {
         let text = "Id 52:\n  |-- 10.200.77.0\n     /24 link UNICAST\nMain:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        \
             /0 universe UNICAST\n     |-- 192.0.2.2\n        /32 host LOCAL\n";
         let nets = ["10.200.77.0/24", "192.0.2.2/32"].map(|net| net.parse::<IpNet>().unwrap());
-        assert_eq!(of_trie(text), nets);
-        assert_eq!(of_trie("/24\n|-- x\n/24\n|--\n"), []);
+        assert_eq!(parse_trie_routes(text), nets);
+        assert_eq!(parse_trie_routes("/24\n|-- x\n/24\n|--\n"), []);
     }
 
     #[test]

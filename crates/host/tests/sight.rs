@@ -52,7 +52,7 @@ fn run(program: &str, arguments: &[&str]) {
     assert!(done.status.success(), "{program} {arguments:?} failed (this test needs root and iproute2): {said}");
 }
 
-fn scan() -> host::Sight {
+fn scan() -> host::NetnsScan {
     host::scan().unwrap_or_else(|blind| panic!("{blind} (this test needs root)"))
 }
 

@@ -19,19 +19,19 @@ use time::OffsetDateTime;
 /// Something that happened to a block or to one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Happening {
+pub struct BlockEvent {
     /// The block.
     pub block: IpNet,
     /// In a block of prefixes their length: an address stands for its prefix. `None` in a block of addresses, and where
     /// there is no address.
     pub prefix_length: Option<u8>,
     /// The happening.
-    pub what: What,
+    pub what: BlockEventKind,
 }
 
-impl Happening {
+impl BlockEvent {
     /// Something that happened to a block, or to a single address of it.
-    pub(crate) fn of(block: IpNet, what: What) -> Self {
+    pub(crate) fn of(block: IpNet, what: BlockEventKind) -> Self {
         Self { block, prefix_length: None, what }
     }
 
@@ -45,7 +45,7 @@ impl Happening {
 /// The happening.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum What {
+pub enum BlockEventKind {
     /// Somebody has the address from now on.
     Assigned {
         /// The address.
@@ -115,7 +115,7 @@ pub enum What {
     Damaged,
 }
 
-impl What {
+impl BlockEventKind {
     /// The word for it in JSON, in tables and in lines.
     pub fn word(&self) -> &'static str {
         match self {
@@ -199,17 +199,17 @@ impl What {
 
 /// The happenings of a revision, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reported {
+pub struct BatchEvents {
     /// The happenings, releases before assignments.
-    pub happenings: Vec<Happening>,
+    pub happenings: Vec<BlockEvent>,
     /// Blocks of which the version before is not known, so that nobody can tell what happened to them.
     pub unreported: Vec<IpNet>,
 }
 
 /// The happenings of a revision. `batch` must come from a watch that brings along what was there before; keys that are
 /// neither of blocks nor of affinities are passed over.
-pub fn of_batch(batch: &Batch) -> Reported {
-    let mut reported = Reported::default();
+pub fn of_batch(batch: &Batch) -> BatchEvents {
+    let mut reported = BatchEvents::default();
     for event in &batch.events {
         let Some(cidr) = keys::parse_block(&event.kv.key) else { continue };
         if is_before_unknown(event) {
@@ -219,12 +219,12 @@ pub fn of_batch(batch: &Batch) -> Reported {
         let before = event.prev.as_ref().map(decode::<Block>);
         let after = (event.kind == EventKind::Put).then(|| decode::<Block>(&event.kv));
         if after == Some(None) {
-            reported.happenings.push(Happening::of(cidr, What::Damaged));
+            reported.happenings.push(BlockEvent::of(cidr, BlockEventKind::Damaged));
         } else {
             reported.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
         }
     }
-    let affinities: Vec<Happening> = batch.events.iter().filter_map(affinity_alone(&reported)).collect();
+    let affinities: Vec<BlockEvent> = batch.events.iter().filter_map(affinity_alone(&reported)).collect();
     reported.happenings.extend(affinities);
     reported
 }
@@ -239,54 +239,55 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
 }
 
 /// The happenings of an affinity beyond those of its block.
-fn affinity_alone(reported: &Reported) -> impl Fn(&Event) -> Option<Happening> + '_ {
+fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEvent> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
         let state = |kv: &Kv| decode::<Affinity>(kv).map_or(AffinityState::Unknown, |one| one.state());
         let before = event.prev.as_ref().map(state);
         let after = (event.kind == EventKind::Put).then(|| state(&event.kv));
-        let goes_with = |one: &Happening| {
+        let goes_with = |one: &BlockEvent| {
             one.block == block
                 && match &one.what {
-                    What::Claimed { owner: claimer, .. } if *claimer == owner => {
+                    BlockEventKind::Claimed { owner: claimer, .. } if *claimer == owner => {
                         after == Some(AffinityState::Confirmed)
                     }
-                    What::Claimed { former, .. } => former.as_ref() == Some(&owner) && after.is_none(),
-                    What::GivenUp { owner: former } => *former == owner && after.is_none(),
+                    BlockEventKind::Claimed { former, .. } => former.as_ref() == Some(&owner) && after.is_none(),
+                    BlockEventKind::GivenUp { owner: former } => *former == owner && after.is_none(),
                     _ => false,
                 }
         };
         let is_alone = before != after && !reported.happenings.iter().any(goes_with);
-        is_alone.then(|| Happening::of(block, What::Affinity { owner, state: after }))
+        is_alone.then(|| BlockEvent::of(block, BlockEventKind::Affinity { owner, state: after }))
     }
 }
 
 /// The happenings of a block between two versions; `None` where there is no block.
-pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<Happening> {
+pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEvent> {
     let (mut gone, mut come) = (Vec::new(), Vec::new());
     let larger = before.into_iter().chain(after).max_by_key(|block| block.capacity());
     for address in larger.iter().flat_map(|block| block.addresses()) {
-        let state = |block: Option<&'_ Block>| block.map_or(State::Free, |block| State::of(block, address));
+        let state =
+            |block: Option<&'_ Block>| block.map_or(AddressVersion::Free, |block| AddressVersion::of(block, address));
         of_address(address, state(before), state(after), &mut gone, &mut come);
     }
     let happenings = gone.into_iter().chain(of_owner(before, after)).chain(come);
     let length = larger.map(Block::length).filter(|length| *length < cidr.max_prefix_len());
     happenings
-        .map(|what| Happening {
+        .map(|what| BlockEvent {
             prefix_length: length.filter(|_| what.address().is_some()),
-            ..Happening::of(cidr, what)
+            ..BlockEvent::of(cidr, what)
         })
         .collect()
 }
 
 /// The state of an address. One that waits for its workload belongs to nobody.
-enum State {
+enum AddressVersion {
     Free,
     InCooldown(OffsetDateTime),
     Held(Attribute),
 }
 
-impl State {
+impl AddressVersion {
     fn of(block: &Block, address: IpAddr) -> Self {
         match block.lookup(address) {
             AddressState::Assigned(entry) if waits_until(entry).is_some() => Self::Free,
@@ -298,27 +299,35 @@ impl State {
 }
 
 /// The happenings of an address: the holder that it lost, and the one that it got.
-fn of_address(address: IpAddr, before: State, after: State, gone: &mut Vec<What>, come: &mut Vec<What>) {
+fn of_address(
+    address: IpAddr,
+    before: AddressVersion,
+    after: AddressVersion,
+    gone: &mut Vec<BlockEventKind>,
+    come: &mut Vec<BlockEventKind>,
+) {
     match (before, after) {
-        (State::Held(from), State::Held(to)) if from == to => {}
-        (State::Held(from), State::Held(to)) if is_same_attachment(&from, &to) => {
+        (AddressVersion::Held(from), AddressVersion::Held(to)) if from == to => {}
+        (AddressVersion::Held(from), AddressVersion::Held(to)) if is_same_attachment(&from, &to) => {
             let what = match is_same(&from, &to) {
-                true => What::Renewed { address, holder: to },
-                false => What::Moved { address, from, to },
+                true => BlockEventKind::Renewed { address, holder: to },
+                false => BlockEventKind::Moved { address, from, to },
             };
             come.push(what);
         }
-        (State::Held(holder), State::InCooldown(since)) => {
-            gone.push(What::InCooldown { address, holder: Some(holder), since });
+        (AddressVersion::Held(holder), AddressVersion::InCooldown(since)) => {
+            gone.push(BlockEventKind::InCooldown { address, holder: Some(holder), since });
         }
-        (State::Free, State::InCooldown(since)) => gone.push(What::InCooldown { address, holder: None, since }),
-        (State::InCooldown(_), State::Free) => gone.push(What::CooldownOver { address }),
+        (AddressVersion::Free, AddressVersion::InCooldown(since)) => {
+            gone.push(BlockEventKind::InCooldown { address, holder: None, since });
+        }
+        (AddressVersion::InCooldown(_), AddressVersion::Free) => gone.push(BlockEventKind::CooldownOver { address }),
         (before, after) => {
-            if let State::Held(holder) = before {
-                gone.push(What::Released { address, holder });
+            if let AddressVersion::Held(holder) = before {
+                gone.push(BlockEventKind::Released { address, holder });
             }
-            if let State::Held(holder) = after {
-                come.push(What::Assigned { address, holder });
+            if let AddressVersion::Held(holder) = after {
+                come.push(BlockEventKind::Assigned { address, holder });
             }
         }
     }
@@ -341,25 +350,25 @@ fn is_same(one: &Attribute, other: &Attribute) -> bool {
 }
 
 /// The happenings of a block's ownership.
-fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<What> {
+fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<BlockEventKind> {
     let (former, owner) = (before.and_then(Block::owner), after.and_then(Block::owner));
     match (former, owner) {
         (former, owner) if former == owner => None,
-        (former, Some(owner)) => Some(What::Claimed { owner, former, at: after.and_then(Block::claimed_at) }),
-        (Some(owner), None) => Some(What::GivenUp { owner }),
+        (former, Some(owner)) => Some(BlockEventKind::Claimed { owner, former, at: after.and_then(Block::claimed_at) }),
+        (Some(owner), None) => Some(BlockEventKind::GivenUp { owner }),
         (None, None) => None,
     }
 }
 
 /// The addresses of a stored block as happenings: those that are held and those in cooldown. `None` for what is no
 /// block.
-pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<Happening>> {
+pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     let cidr = keys::parse_block(key)?;
     match Block::decode(key, value) {
         Ok(block) => Some(of_block(cidr, None, Some(&block))),
         Err(error) => {
             tracing::warn!(%error, "a damaged document");
-            Some(vec![Happening::of(cidr, What::Damaged)])
+            Some(vec![BlockEvent::of(cidr, BlockEventKind::Damaged)])
         }
     }
 }
@@ -471,21 +480,21 @@ impl AddressHolder {
 
 impl EventRow {
     /// The row of an event.
-    pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &Happening) -> Self {
+    pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &BlockEvent) -> Self {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
     /// The row of a fact of the state at a revision.
-    pub fn listed(revision: Revision, happening: &Happening) -> Self {
+    pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }
 
-    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &Happening) -> Self {
-        let Happening { block, what, .. } = happening;
+    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &BlockEvent) -> Self {
+        let BlockEvent { block, what, .. } = happening;
         let text = |owner: &Owner| owner.to_string();
         let (from, former_owner) = match what {
-            What::Moved { from, .. } => (Some(AddressHolder::of(from)), None),
-            What::Claimed { former, .. } => (None, former.as_ref().map(text)),
+            BlockEventKind::Moved { from, .. } => (Some(AddressHolder::of(from)), None),
+            BlockEventKind::Claimed { former, .. } => (None, former.as_ref().map(text)),
             _ => (None, None),
         };
         Self {

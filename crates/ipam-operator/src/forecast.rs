@@ -10,7 +10,7 @@ use ipam_core::census::{AddressUse, Census};
 use ipam_core::model::{AddressState, Block, Pool, keys};
 use ipam_core::net::Count;
 use ipam_core::samples::{Samples, oldest_revision};
-use ipam_core::usage::{Reading, reread};
+use ipam_core::usage::{SnapshotReader, reread};
 use ipnet::IpNet;
 use kv::{Content, Deadline, Range, Revision, Store, StoreExt};
 use serde::Serialize;
@@ -20,9 +20,9 @@ use crate::Operator;
 use crate::history::time_after;
 
 /// The longest history that a forecast uses.
-const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const MAX_HISTORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// There is no forecast from a history that is shorter.
-pub const SHORTEST: Duration = Duration::from_secs(10 * 60);
+pub const MIN_HISTORY: Duration = Duration::from_secs(10 * 60);
 
 /// The future of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -44,7 +44,7 @@ pub struct PoolForecast {
     pub free: Count,
     /// The future.
     #[serde(flatten)]
-    pub ahead: Ahead,
+    pub ahead: FillForecast,
 }
 
 impl PoolForecast {
@@ -59,7 +59,7 @@ impl PoolForecast {
 /// Whether a pool fills.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Ahead {
+pub enum FillForecast {
     /// It has no address left.
     Full,
     /// It will be full in so many days.
@@ -77,7 +77,7 @@ pub enum Ahead {
     Unknown,
 }
 
-impl Ahead {
+impl FillForecast {
     /// The days until the pool is full: 0 for a full pool, `None` for a pool that does not fill or has no forecast.
     pub fn days(&self) -> Option<f64> {
         match self {
@@ -90,7 +90,7 @@ impl Ahead {
 
 /// A state of the past.
 #[derive(Clone, Copy, Debug)]
-struct Then {
+struct PastState {
     revision: Revision,
     age: Duration,
 }
@@ -115,7 +115,7 @@ impl Operator {
                 name: pool.pool.name().to_owned(),
                 cidr: pool.pool.cidr(),
                 free,
-                ahead: ahead(small(now), small(before), free.to_f64(), age),
+                ahead: forecast_fill(small(now), small(before), free.to_f64(), age),
             });
         }
         Ok(forecast)
@@ -127,11 +127,11 @@ impl Operator {
         pools: &[&Pool],
         newest: Revision,
         deadline: Deadline,
-    ) -> kv::Result<(Option<Then>, BTreeMap<String, usize>)> {
+    ) -> kv::Result<(Option<PastState>, BTreeMap<String, usize>)> {
         let mut held = BTreeMap::new();
-        let then = then(&**self.ipam().store(), newest).await?;
-        if let Some(then) = then.filter(|then| then.age >= SHORTEST) {
-            let mut reading = Reading::new(deadline);
+        let then = past_state(&**self.ipam().store(), newest).await?;
+        if let Some(then) = then.filter(|then| then.age >= MIN_HISTORY) {
+            let mut reading = SnapshotReader::new(deadline);
             reading.at = then.revision;
             let at = self.ipam().now() - then.age;
             // A damaged block is a problem that a check reports.
@@ -153,16 +153,16 @@ fn small(count: usize) -> f64 {
 }
 
 /// The future of a pool with `now` held and `free` other addresses, in which `before` were held so long ago.
-fn ahead(now: f64, before: f64, free: f64, age: Option<Duration>) -> Ahead {
+fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> FillForecast {
     if free <= 0.0 {
-        return Ahead::Full;
+        return FillForecast::Full;
     }
-    let Some(age) = age else { return Ahead::Unknown };
-    if age < SHORTEST {
-        return Ahead::Short;
+    let Some(age) = age else { return FillForecast::Unknown };
+    if age < MIN_HISTORY {
+        return FillForecast::Short;
     }
     let per_day = (now - before) / (age.as_secs_f64() / 86_400.0);
-    if per_day > 0.0 { Ahead::Filling { days: free / per_day, per_day } } else { Ahead::Steady }
+    if per_day > 0.0 { FillForecast::Filling { days: free / per_day, per_day } } else { FillForecast::Steady }
 }
 
 /// How many addresses were held then, or waited for a workload whose time was not over.
@@ -172,15 +172,15 @@ fn held_in(block: &Block, at: OffsetDateTime) -> usize {
 }
 
 /// The oldest state of the last week that can be read. `None` if its time is not known.
-async fn then(store: &dyn Store, newest: Revision) -> kv::Result<Option<Then>> {
+async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<PastState>> {
     let blocks = Range::Prefix(keys::blocks_prefix(None));
     let everything = Range::Prefix(keys::ipam_prefix());
     let oldest = oldest_revision(store, newest).await?;
     let now = OffsetDateTime::now_utc();
     let age_of = |time: OffsetDateTime| Duration::try_from(now - time).unwrap_or_default();
     let Some(first) = time_after(store, &everything, oldest).await? else { return Ok(None) };
-    if age_of(first) <= WEEK {
-        return Ok(Some(Then { revision: oldest, age: age_of(first) }));
+    if age_of(first) <= MAX_HISTORY {
+        return Ok(Some(PastState { revision: oldest, age: age_of(first) }));
     }
     // The last change of a block that is there has a time, so that each reading before it finds one.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
@@ -190,11 +190,11 @@ async fn then(store: &dyn Store, newest: Revision) -> kv::Result<Option<Then>> {
     while old + 1 < young {
         let middle = old + (young - old) / 2;
         match time_after(store, &blocks, Revision::new(middle)).await? {
-            Some(time) if age_of(time) > WEEK => old = middle,
+            Some(time) if age_of(time) > MAX_HISTORY => old = middle,
             _ => young = middle,
         }
     }
-    Ok(Some(Then { revision: Revision::new(old), age: WEEK }))
+    Ok(Some(PastState { revision: Revision::new(old), age: MAX_HISTORY }))
 }
 
 #[cfg(test)]
@@ -204,12 +204,15 @@ mod tests {
     #[test]
     fn a_pool_fills_as_it_did() {
         let day = Some(Duration::from_secs(86_400));
-        assert_eq!(ahead(120.0, 100.0, 60.0, day), Ahead::Filling { days: 3.0, per_day: 20.0 });
-        assert_eq!(ahead(120.0, 100.0, 60.0, Some(WEEK)), Ahead::Filling { days: 21.0, per_day: 20.0 / 7.0 });
-        assert_eq!(ahead(100.0, 100.0, 60.0, day), Ahead::Steady);
-        assert_eq!(ahead(90.0, 100.0, 60.0, day), Ahead::Steady);
-        assert_eq!(ahead(90.0, 0.0, 0.0, day), Ahead::Full);
-        assert_eq!(ahead(90.0, 0.0, 9.0, Some(Duration::from_secs(5))), Ahead::Short);
-        assert_eq!(ahead(90.0, 0.0, 9.0, None), Ahead::Unknown);
+        assert_eq!(forecast_fill(120.0, 100.0, 60.0, day), FillForecast::Filling { days: 3.0, per_day: 20.0 });
+        assert_eq!(
+            forecast_fill(120.0, 100.0, 60.0, Some(MAX_HISTORY)),
+            FillForecast::Filling { days: 21.0, per_day: 20.0 / 7.0 }
+        );
+        assert_eq!(forecast_fill(100.0, 100.0, 60.0, day), FillForecast::Steady);
+        assert_eq!(forecast_fill(90.0, 100.0, 60.0, day), FillForecast::Steady);
+        assert_eq!(forecast_fill(90.0, 0.0, 0.0, day), FillForecast::Full);
+        assert_eq!(forecast_fill(90.0, 0.0, 9.0, Some(Duration::from_secs(5))), FillForecast::Short);
+        assert_eq!(forecast_fill(90.0, 0.0, 9.0, None), FillForecast::Unknown);
     }
 }

@@ -11,12 +11,12 @@ use kv::{Batch, Key, Prev, Range, Revision, Store, WatchRequest};
 use time::OffsetDateTime;
 use tokio::time::timeout;
 
-use crate::events::{Happening, Holder, What, of_batch};
+use crate::events::{BlockEvent, BlockEventKind, Holder, of_batch};
 
 /// The longest wait for the first change after a revision.
-const QUIET: Duration = Duration::from_millis(200);
+const FIRST_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
 /// After so many revisions without a time there will be none.
-const REVISIONS: usize = 50;
+const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 
 /// The subject of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +50,15 @@ impl HistoryOf {
     }
 
     /// True if what happened concerns it.
-    pub fn concerns(&self, happening: &Happening) -> bool {
+    pub fn concerns(&self, happening: &BlockEvent) -> bool {
         if let Self::Address(ip) = self {
-            let is_damage = happening.what == What::Damaged && happening.block.contains(ip);
+            let is_damage = happening.what == BlockEventKind::Damaged && happening.block.contains(ip);
             return is_damage || happening.unit().is_some_and(|unit| unit.contains(ip));
         }
         let (has_it, owns_it) = (|entry: &Attribute| self.has(entry), |owner: &Owner| self.owns(owner));
         match &happening.what {
-            What::Moved { from, to, .. } => has_it(from) || has_it(to),
-            What::Claimed { owner, former, .. } => owns_it(owner) || former.as_ref().is_some_and(owns_it),
+            BlockEventKind::Moved { from, to, .. } => has_it(from) || has_it(to),
+            BlockEventKind::Claimed { owner, former, .. } => owns_it(owner) || former.as_ref().is_some_and(owns_it),
             what => what.holder().is_some_and(has_it) || what.owner().is_some_and(owns_it),
         }
     }
@@ -89,7 +89,7 @@ impl HistoryOf {
 }
 
 /// When something happened: by the store, which gives each revision a time, or else by what the document says.
-pub fn time_of(committed: Option<SystemTime>, what: &What) -> Option<OffsetDateTime> {
+pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<OffsetDateTime> {
     committed.map(OffsetDateTime::from).or_else(|| what.recorded_at())
 }
 
@@ -99,8 +99,8 @@ pub fn time_of(committed: Option<SystemTime>, what: &What) -> Option<OffsetDateT
 /// Those of [`Store::watch`].
 pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) -> kv::Result<Option<OffsetDateTime>> {
     let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
-    for _ in 0..REVISIONS {
-        let Ok(Some(batch)) = timeout(QUIET, changes.next()).await else { return Ok(None) };
+    for _ in 0..MAX_REVISIONS_WITHOUT_TIME {
+        let Ok(Some(batch)) = timeout(FIRST_CHANGE_TIMEOUT, changes.next()).await else { return Ok(None) };
         if let Some(time) = time_of_batch(&batch?) {
             return Ok(Some(time));
         }
@@ -145,7 +145,7 @@ mod tests {
         };
         let address = "10.0.0.1".parse().unwrap();
         let block = "10.0.0.0/30".parse().unwrap();
-        let assigned = |network| Happening::of(block, What::Assigned { address, holder: entry(network) });
+        let assigned = |network| BlockEvent::of(block, BlockEventKind::Assigned { address, holder: entry(network) });
         for (name, network, expected) in [
             ("net.a.c1", None, true),
             ("node1", None, true),
@@ -158,8 +158,9 @@ mod tests {
         ] {
             assert_eq!(HistoryOf::from(name).concerns(&assigned(network)), expected, "{name}");
         }
-        let claimed = What::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
-        let claimed = Happening::of(block, claimed);
+        let claimed =
+            BlockEventKind::Claimed { owner: Owner::host("node1"), former: Some(Owner::load_balancer()), at: None };
+        let claimed = BlockEvent::of(block, claimed);
         assert!(HistoryOf::Node("node1".into()).concerns(&claimed) && !HistoryOf::Node("c1".into()).concerns(&claimed));
         assert!(
             HistoryOf::from("node1").concerns(&claimed) && HistoryOf::from("virtual:load-balancer").concerns(&claimed)

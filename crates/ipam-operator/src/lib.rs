@@ -24,7 +24,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::Store;
 
 pub use node_prefix::NodePrefix;
-pub use pools::{InUse, Split, Which};
+pub use pools::{InUse, PoolChoice, SplitResult};
 pub use quotas::QuotaRow;
 pub use sticky::KeptAddress;
 

@@ -2,28 +2,28 @@
 //!
 //! Documents move as they are, byte for byte. [`ranges`] says where they are; [`compare`] says what has to be written
 //! and deleted so that a target has what its source has; [`Renaming`] makes the documents of one node those of another;
-//! [`Tally`] counts what a person wants to know.
+//! [`DocumentCounts`] counts what a person wants to know.
 //!
-//! While a store is being filled, [the mark](ipam_core::filling) is on it.
+//! While a store is being filled, [the mark](ipam_core::import_lock) is on it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fmt;
 
-pub use ipam_core::filling::{Filling, Mark, MoveKind, State, mark_key};
+pub use ipam_core::import_lock::{ImportLock, ImportLocked, ImportState, MoveKind, import_lock_key};
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Block, Document, Malformed, Owner, QuotaKind, Quotas, Subject, renamed_node_handle};
+use ipam_core::model::{Block, Document, Malformed, Owner, QuotaKind, QuotaSubject, Quotas, renamed_node_handle};
 use ipnet::IpNet;
 use kv::{Key, Kv, Range, Revision, Value};
 use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 
 /// All keys of ours begin so.
-const OURS: &str = "/margay/";
+const MARGAY_PREFIX: &str = "/margay/";
 
 /// The role of a moved key in its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum KeyRole {
     /// The books: blocks, handles, affinities, settings, pools, reservations. A target has none of its own.
     Books,
     /// A description of the cluster around: nodes and the like. A target may have its own, which then stays as it is.
@@ -41,13 +41,13 @@ pub fn ranges() -> Vec<Range> {
 }
 
 /// Where a store has to be empty to become a target.
-pub fn must_be_empty() -> Vec<Range> {
-    all().into_iter().filter(|(_, part)| *part == Part::Books).map(|(range, _)| range).collect()
+pub fn ranges_to_be_empty() -> Vec<Range> {
+    all().into_iter().filter(|(_, part)| *part == KeyRole::Books).map(|(range, _)| range).collect()
 }
 
 /// The role of a key; `None` for one that is not moved.
-pub fn part_of(key: &Key) -> Option<Part> {
-    if *key == mark_key() {
+pub fn role_of(key: &Key) -> Option<KeyRole> {
+    if *key == import_lock_key() {
         return None;
     }
     all().into_iter().find(|(range, _)| range.contains(key.as_bytes())).map(|(_, part)| part)
@@ -72,17 +72,17 @@ pub fn ranges_between(from: &Key, to: Option<&Key>) -> Vec<Range> {
     between
 }
 
-fn all() -> [(Range, Part); 7] {
+fn all() -> [(Range, KeyRole); 7] {
     let resource = |kind| Range::Prefix(keys::resources_prefix(kind));
     let other = |plural| Range::Prefix(keys::other_resources_prefix(plural));
     [
-        (Range::Prefix(keys::ipam_prefix()), Part::Books),
-        (other("clusterinformations"), Part::Around),
-        (other("ipamconfigurations"), Part::Around),
-        (resource(ResourceKind::IpPool), Part::Books),
-        (resource(ResourceKind::IpReservation), Part::Books),
-        (resource(ResourceKind::Node), Part::Around),
-        (Range::prefix(OURS), Part::Books),
+        (Range::Prefix(keys::ipam_prefix()), KeyRole::Books),
+        (other("clusterinformations"), KeyRole::Around),
+        (other("ipamconfigurations"), KeyRole::Around),
+        (resource(ResourceKind::IpPool), KeyRole::Books),
+        (resource(ResourceKind::IpReservation), KeyRole::Books),
+        (resource(ResourceKind::Node), KeyRole::Around),
+        (Range::prefix(MARGAY_PREFIX), KeyRole::Books),
     ]
 }
 
@@ -137,8 +137,8 @@ impl Difference {
                 then(&key, &value);
                 self.equal += 1;
             }
-            (wanted, Some(there)) => match part_of(&there.key) {
-                Some(Part::Books) => {
+            (wanted, Some(there)) => match role_of(&there.key) {
+                Some(KeyRole::Books) => {
                     let value = wanted.map(|(_, value)| value);
                     value.iter().for_each(|value| then(&there.key, value));
                     self.changes.push(Change { key: there.key, value, was: there.mod_revision });
@@ -231,7 +231,7 @@ impl Renaming {
     /// The quota of the node. Its counter is no good in another store, and is counted anew.
     fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         let mut quotas = Quotas::decode(key, value.as_bytes())?;
-        let [from, to] = [&self.from, &self.to].map(|name| Subject::new(QuotaKind::Node, name.as_str()));
+        let [from, to] = [&self.from, &self.to].map(|name| QuotaSubject::new(QuotaKind::Node, name.as_str()));
         match quotas.set(&from, None) {
             None => Ok(value),
             limit => {
@@ -253,7 +253,7 @@ impl Renaming {
 
 /// How much there is of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
+pub struct DocumentCounts {
     /// All keys.
     pub keys: u64,
     /// Bytes of all keys and values.
@@ -301,7 +301,7 @@ fn overlapping(networks: &[IpNet]) -> u64 {
     count
 }
 
-impl Tally {
+impl DocumentCounts {
     /// One key more.
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         self.keys += 1;
@@ -329,7 +329,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for DocumentCounts {
     /// The numbers for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let some = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
@@ -354,7 +354,7 @@ impl fmt::Display for Tally {
 
 #[cfg(test)]
 mod tests {
-    use ipam_core::filling::mark_key;
+    use ipam_core::import_lock::import_lock_key;
     use ipam_core::model::keys::{self, ResourceKind};
 
     use super::*;
@@ -367,12 +367,12 @@ mod tests {
         }
         let cidr = "10.0.0.0/26".parse().unwrap();
         for key in [keys::block(cidr), keys::handle("n.c"), keys::config(), keys::legacy_host("a"), pinned_node_key()] {
-            assert_eq!(part_of(&key), Some(Part::Books), "{key}");
+            assert_eq!(role_of(&key), Some(KeyRole::Books), "{key}");
         }
-        assert_eq!(part_of(&keys::resource(ResourceKind::IpPool, "p")), Some(Part::Books));
-        assert_eq!(part_of(&keys::resource(ResourceKind::Node, "n")), Some(Part::Around));
-        assert_eq!(part_of(&mark_key()), None);
-        assert_eq!(part_of(&"/calico/resources/v3/projectcalico.org/profiles/a".into()), None);
+        assert_eq!(role_of(&keys::resource(ResourceKind::IpPool, "p")), Some(KeyRole::Books));
+        assert_eq!(role_of(&keys::resource(ResourceKind::Node, "n")), Some(KeyRole::Around));
+        assert_eq!(role_of(&import_lock_key()), None);
+        assert_eq!(role_of(&"/calico/resources/v3/projectcalico.org/profiles/a".into()), None);
     }
 
     #[test]
@@ -407,7 +407,7 @@ mod tests {
             kv(keys::handle("other"), "2", 5),
             kv(node("a"), "target's", 6),
             kv(node("c"), "target's", 7),
-            kv(mark_key(), "{}", 8),
+            kv(import_lock_key(), "{}", 8),
         ];
         let mut then = Vec::new();
         let found = compare(source, target, |key, value| then.push((key.clone(), value.clone())));
@@ -431,7 +431,7 @@ mod tests {
             (node("a"), "target's"),
             (node("b"), "source's"),
             (node("c"), "target's"),
-            (mark_key(), "{}"),
+            (import_lock_key(), "{}"),
         ];
         assert_eq!(then, expected.map(|(key, value)| (key, value.into())));
     }
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn the_quota_of_a_node_goes_with_it() {
         let mut quotas = Quotas::default();
-        let of = |name: &str| Subject::new(QuotaKind::Node, name);
+        let of = |name: &str| QuotaSubject::new(QuotaKind::Node, name);
         quotas.set(&of("vm"), Some(50));
         quotas.set(&of("other"), Some(7));
         let renaming = Renaming::new("vm", "node3");

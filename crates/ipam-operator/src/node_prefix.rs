@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::attachment::OWN_NODE;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Owner, PoolUse, node_prefix_handle};
 use ipam_core::net::Family;
-use ipam_core::{Error, Nodes, Resource, Result};
+use ipam_core::{Error, ErrorSubject, Nodes, Result};
 use ipnet::IpNet;
 use kv::{Deadline, StoreExt};
 
@@ -36,7 +36,7 @@ impl Operator {
     pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
         let pools = self.ipam().inventory(deadline).await?.pools;
         let found = pools.iter().find(|one| one.name() == pool);
-        let found = found.ok_or_else(|| Resource::Pool.not_found(pool))?;
+        let found = found.ok_or_else(|| ErrorSubject::Pool.not_found(pool))?;
         if found.prefix_length().is_none() {
             return Err(Error::Invalid(format!(
                 "pool {pool} has addresses and no prefixes; see which pools have some with: margay pool list"
@@ -49,8 +49,8 @@ impl Operator {
         }
         let handle = node_prefix_handle(pool, node);
         let wanted = match found.family() {
-            Family::V4 => Wanted::any(1, 0),
-            Family::V6 => Wanted::any(0, 1),
+            Family::V4 => RequestedAddresses::any(1, 0),
+            Family::V6 => RequestedAddresses::any(0, 1),
         };
         // Calico's routing must not take the block for one of the node's pods.
         let request = HandleRequest::new(handle.as_str(), Owner::secondary(node), wanted)
@@ -64,7 +64,7 @@ impl Operator {
             Err(error) => return Err(error),
         };
         let prefix = held.into_iter().find(|ip| found.cidr().contains(ip)).map(|ip| found.unit_of(ip));
-        let prefix = prefix.ok_or_else(|| Resource::Handle.not_found(&handle))?;
+        let prefix = prefix.ok_or_else(|| ErrorSubject::Handle.not_found(&handle))?;
         Ok(NodePrefix { prefix, handle, is_new })
     }
 }

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::assign::{bridge, define};
+use ipam_core::assign_context::decode_all;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Block, Document, IpReservation, Pool};
-use ipam_core::surroundings::decode_all;
-use ipam_core::workset::Workset;
-use ipam_core::{Error, Nodes, PlaceInUse, Resource, Result, transact};
+use ipam_core::write_set::WriteSet;
+use ipam_core::{BlockInUse, Error, ErrorSubject, Nodes, Result, transact};
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, StoreExt, Transaction};
 
@@ -26,10 +26,10 @@ use crate::Operator;
 use crate::documents::{DocumentError, DocumentKind};
 
 /// How often the blocks of a pool are looked for: one may come from an assignment that began before the pool was off.
-const LOOKS: usize = 3;
+const MAX_BLOCK_LISTINGS: usize = 3;
 
 /// How long assignments of others may be under way that do not look at the pool again before they write: as in Calico.
-const UNDER_WAY: Duration = Duration::from_millis(500);
+const ASSIGNMENT_GRACE: Duration = Duration::from_millis(500);
 
 /// The effect of a deletion where addresses of the pool are in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Operator {
         if was_enabled {
             self.edit_pool(name, Pool::disable, deadline).await?;
             if self.ipam().nodes() == Nodes::Registered {
-                tokio::time::sleep(UNDER_WAY).await;
+                tokio::time::sleep(ASSIGNMENT_GRACE).await;
             }
         }
         let done = self.empty_and_drop(&pool, in_use, deadline).await;
@@ -81,7 +81,7 @@ impl Operator {
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
-        let pool = pool.ok_or_else(|| Resource::Pool.not_found(name))?;
+        let pool = pool.ok_or_else(|| ErrorSubject::Pool.not_found(name))?;
         let gateway = gateway_of(&pool, &inventory.reservations);
         let in_use = if gateway.is_some() { in_use } else { InUse::Refuse };
         self.require_unused(&pool, gateway, in_use).await?;
@@ -91,7 +91,7 @@ impl Operator {
     async fn edit_pool(&self, name: &str, edit: impl Fn(&mut Pool), deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpPool, name);
         transact!(self.ipam(), deadline, |tx| {
-            let stored = tx.get(&key).await?.ok_or_else(|| Resource::Pool.not_found(name))?;
+            let stored = tx.get(&key).await?.ok_or_else(|| ErrorSubject::Pool.not_found(name))?;
             let mut pool = Pool::decode(&key, stored.as_bytes())?;
             edit(&mut pool);
             Ok(tx.put(&key, pool.encode()?)?)
@@ -99,7 +99,7 @@ impl Operator {
     }
 
     async fn require_unused(&self, pool: &Pool, gateway: Option<String>, in_use: InUse) -> Result<()> {
-        let places: Vec<PlaceInUse> = self.blocks_of(pool).await?.iter().filter_map(place_in_use).collect();
+        let places: Vec<BlockInUse> = self.blocks_of(pool).await?.iter().filter_map(place_in_use).collect();
         if places.is_empty() || in_use == InUse::DeleteBridged {
             return Ok(());
         }
@@ -115,7 +115,7 @@ impl Operator {
     }
 
     async fn empty_and_drop(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_BLOCK_LISTINGS {
             self.drop_blocks(pool, in_use, deadline).await?;
             let which = match in_use {
                 InUse::Refuse => ReleaseIf::Empty,
@@ -133,7 +133,7 @@ impl Operator {
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
             transact!(self.ipam(), deadline, |tx| {
-                let mut work = Workset::new(tx, self.ipam().now(), 0);
+                let mut work = WriteSet::new(tx, self.ipam().now(), 0);
                 let Some(block) = work.block(cidr).await? else { return Ok(()) };
                 let owner = block.owner();
                 if let Some(place) = place_in_use(block) {
@@ -181,7 +181,7 @@ impl Operator {
     }
 }
 
-fn pool_in_use(pool: &Pool, places: Vec<PlaceInUse>, gateway: Option<String>) -> Error {
+fn pool_in_use(pool: &Pool, places: Vec<BlockInUse>, gateway: Option<String>) -> Error {
     let addresses = places.iter().map(|place| place.addresses).sum();
     Error::PoolInUse { pool: pool.name().to_owned(), addresses, places, gateway }
 }
@@ -194,7 +194,7 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
 }
 
 /// The addresses of a block that containers have, if any; those that rest or that a host keeps for itself do not count.
-fn place_in_use(block: &Block) -> Option<PlaceInUse> {
+fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
     }
@@ -202,25 +202,25 @@ fn place_in_use(block: &Block) -> Option<PlaceInUse> {
     let owner = block.owner().and_then(|owner| owner.node().map(str::to_owned));
     let node = |entry: &ipam_core::model::Attribute| entry.node().map(str::to_owned).or_else(|| owner.clone());
     let nodes: BTreeSet<String> = held.iter().filter_map(|(_, entry)| node(entry)).collect();
-    let place = PlaceInUse { block: block.cidr(), addresses: held.len(), nodes: nodes.into_iter().collect() };
+    let place = BlockInUse { block: block.cidr(), addresses: held.len(), nodes: nodes.into_iter().collect() };
     (place.addresses > 0).then_some(place)
 }
 
 /// How many parts are made in one commit.
-const AT_ONCE: usize = 60;
+const PARTS_PER_COMMIT: usize = 60;
 
 /// The most parts.
-const MOST_PARTS: u32 = 1024;
+const MAX_PARTS: u32 = 1024;
 
 /// The longest name of a resource.
-const LONGEST_NAME: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 
 /// The number of parts of a pool, and whether they will be disabled.
-const DIVIDED: &str = "margay.io/split";
+const SPLIT_ANNOTATION: &str = "margay.io/split";
 
 /// Which pool is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which<'a> {
+pub enum PoolChoice<'a> {
     /// The one of this name.
     Name(&'a str),
     /// The one of exactly this network.
@@ -229,7 +229,7 @@ pub enum Which<'a> {
 
 /// The outcome of a division.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Split {
+pub struct SplitResult {
     /// The pool that was.
     pub pool: String,
     /// The pools that are, ascending.
@@ -246,23 +246,23 @@ impl Operator {
     /// `Invalid`, with Calico's texts, for a number that cannot be, a pool that is not there or too small, and one that belongs
     /// to a bridged network or was defined by a network's own configuration; `Document` if there is a pool with the name of a
     /// part.
-    pub async fn split_pool(&self, which: Which<'_>, number: u32, deadline: Deadline) -> Result<Split> {
+    pub async fn split_pool(&self, which: PoolChoice<'_>, number: u32, deadline: Deadline) -> Result<SplitResult> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");
             return Err(Error::Invalid(reason));
         }
-        if number > MOST_PARTS {
-            return Err(Error::Invalid(format!("a pool is split into {MOST_PARTS} parts at most, not {number}")));
+        if number > MAX_PARTS {
+            return Err(Error::Invalid(format!("a pool is split into {MAX_PARTS} parts at most, not {number}")));
         }
         let pools = self.ipam().inventory(deadline).await?.pools;
         let pool = pools.iter().find(|pool| match which {
-            Which::Name(name) => pool.name() == name,
-            Which::Cidr(cidr) => pool.cidr() == cidr,
+            PoolChoice::Name(name) => pool.name() == name,
+            PoolChoice::Cidr(cidr) => pool.cidr() == cidr,
         });
         let pool = pool.ok_or_else(|| not_there(which))?;
         let parts = parts_of(pool, number)?;
-        let split = Split { pool: pool.name().to_owned(), parts };
-        if split.parts.len() <= AT_ONCE {
+        let split = SplitResult { pool: pool.name().to_owned(), parts };
+        if split.parts.len() <= PARTS_PER_COMMIT {
             transact!(self.ipam(), deadline, |tx| self.split_at_once(tx, &split).await)?;
         } else {
             self.split_in_steps(&split, deadline).await?;
@@ -270,7 +270,7 @@ impl Operator {
         Ok(split)
     }
 
-    async fn split_at_once(&self, tx: &mut Transaction, split: &Split) -> Result<()> {
+    async fn split_at_once(&self, tx: &mut Transaction, split: &SplitResult) -> Result<()> {
         let key = pool_key(&split.pool);
         let mut needed: Vec<Key> = split.parts.iter().map(|(name, _)| pool_key(name)).collect();
         needed.extend(reservations_of(&split.pool).into_iter().chain([key.clone()]));
@@ -283,11 +283,11 @@ impl Operator {
         Ok(())
     }
 
-    async fn split_in_steps(&self, split: &Split, deadline: Deadline) -> Result<()> {
+    async fn split_in_steps(&self, split: &SplitResult, deadline: Deadline) -> Result<()> {
         let (key, note) = (pool_key(&split.pool), split.parts.len().to_string());
         transact!(self.ipam(), deadline, |tx| {
             let mut pool = self.divisible(tx, &split.pool).await?;
-            match pool.resource().annotation(DIVIDED) {
+            match pool.resource().annotation(SPLIT_ANNOTATION) {
                 Some(begun) if begun.split(' ').next() == Some(note.as_str()) => return Ok(()),
                 Some(begun) => {
                     let begun = begun.split(' ').next().unwrap_or_default();
@@ -302,11 +302,11 @@ impl Operator {
                 refuse_other(tx.snapshot_get(&pool_key(name)).await?.is_some(), name)?;
             }
             let state = if pool.is_disabled() { "disabled" } else { "enabled" };
-            pool.resource_mut().set_annotation(DIVIDED, &format!("{note} {state}"));
+            pool.resource_mut().set_annotation(SPLIT_ANNOTATION, &format!("{note} {state}"));
             pool.disable();
             Ok(tx.put(&key, pool.encode()?)?)
         })?;
-        for some in split.parts.chunks(AT_ONCE) {
+        for some in split.parts.chunks(PARTS_PER_COMMIT) {
             transact!(self.ipam(), deadline, |tx| self.make_parts(tx, split, some).await)?;
         }
         transact!(self.ipam(), deadline, |tx| {
@@ -316,14 +316,14 @@ impl Operator {
     }
 
     /// Makes those of the parts that are not there yet.
-    async fn make_parts(&self, tx: &mut Transaction, split: &Split, some: &[(String, IpNet)]) -> Result<()> {
+    async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;
-        let begun = pool.resource().annotation(DIVIDED).unwrap_or_default().to_owned();
+        let begun = pool.resource().annotation(SPLIT_ANNOTATION).unwrap_or_default().to_owned();
         let Some((_, state)) = begun.split_once(' ') else {
             return Err(DocumentError::Conflict(DocumentKind::Pool, split.pool.clone()).into());
         };
-        pool.resource_mut().remove_annotation(DIVIDED);
+        pool.resource_mut().remove_annotation(SPLIT_ANNOTATION);
         if state == "enabled" {
             pool.enable();
         }
@@ -347,7 +347,7 @@ impl Operator {
     /// The pool, guarded, if it is one that can be divided: no network hangs on its being one.
     async fn divisible(&self, tx: &mut Transaction, name: &str) -> Result<Pool> {
         let key = pool_key(name);
-        let stored = tx.get(&key).await?.ok_or_else(|| not_there(Which::Name(name)))?;
+        let stored = tx.get(&key).await?.ok_or_else(|| not_there(PoolChoice::Name(name)))?;
         let [bridged, defined] = reservations_of(name);
         if tx.get(&bridged).await?.is_some() {
             return Err(Error::Invalid(format!(
@@ -377,10 +377,10 @@ fn refuse_other(is_there: bool, name: &str) -> Result<(), DocumentError> {
     if is_there { Err(DocumentError::Exists(DocumentKind::Pool, name.to_owned())) } else { Ok(()) }
 }
 
-fn not_there(which: Which<'_>) -> Error {
+fn not_there(which: PoolChoice<'_>) -> Error {
     match which {
-        Which::Name(name) => Resource::Pool.not_found(name),
-        Which::Cidr(cidr) => Resource::PoolOfCidr.not_found(cidr),
+        PoolChoice::Name(name) => ErrorSubject::Pool.not_found(name),
+        PoolChoice::Cidr(cidr) => ErrorSubject::PoolOfCidr.not_found(cidr),
     }
 }
 
@@ -399,7 +399,7 @@ fn parts_of(pool: &Pool, number: u32) -> Result<Vec<(String, IpNet)>> {
     }
     let networks = pool.cidr().subnets(prefix).map_err(|_| too_small())?;
     let name = |at: usize| {
-        let room = LONGEST_NAME - format!("split--{at}").len();
+        let room = MAX_NAME_BYTES - format!("split--{at}").len();
         let cut = pool.name().get(..room).unwrap_or(pool.name());
         format!("split-{}-{at}", cut.trim_end_matches(['-', '.']))
     };

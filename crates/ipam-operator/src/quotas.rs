@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use ipam_core::census::QuotaUse;
-use ipam_core::model::{Document, Quotas, Subject, keys};
-use ipam_core::{Resource, Result, transact};
+use ipam_core::model::{Document, QuotaSubject, Quotas, keys};
+use ipam_core::{ErrorSubject, Result, transact};
 use kv::{Deadline, Range, Transaction};
 use serde::Serialize;
 
 use crate::Operator;
 
 /// The most counters that one commit deletes.
-const MOST_AT_ONCE: usize = 50;
+const COUNTERS_PER_COMMIT: usize = 50;
 
 /// A quota as a row: the JSON of `margay quota list` and of the daemon's page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,7 +29,7 @@ pub struct QuotaRow {
 }
 
 impl QuotaRow {
-    fn new(subject: Subject, limit: u64) -> Self {
+    fn new(subject: QuotaSubject, limit: u64) -> Self {
         Self { kind: subject.kind.as_str(), limit, name: subject.name, percent: None, used: None }
     }
 }
@@ -46,7 +46,7 @@ impl Operator {
     ///
     /// # Errors
     /// Those of the store; quotas that are damaged.
-    pub async fn set_quota(&self, subject: &Subject, limit: u64, deadline: Deadline) -> Result<Option<u64>> {
+    pub async fn set_quota(&self, subject: &QuotaSubject, limit: u64, deadline: Deadline) -> Result<Option<u64>> {
         transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
             let before = quotas.set(subject, Some(limit));
@@ -61,7 +61,7 @@ impl Operator {
     ///
     /// # Errors
     /// `NotFound`; those of the store; quotas that are damaged.
-    pub async fn delete_quota(&self, subject: &Subject, deadline: Deadline) -> Result<u64> {
+    pub async fn delete_quota(&self, subject: &QuotaSubject, deadline: Deadline) -> Result<u64> {
         let limit = transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
             let limit = quotas.set(subject, None);
@@ -76,8 +76,8 @@ impl Operator {
             Ok(limit)
         })?;
         // Also after a deletion that was broken off, which has left counters.
-        while self.sweep_counters(deadline).await? == MOST_AT_ONCE {}
-        limit.ok_or_else(|| Resource::Quota.not_found(subject))
+        while self.sweep_counters(deadline).await? == COUNTERS_PER_COMMIT {}
+        limit.ok_or_else(|| ErrorSubject::Quota.not_found(subject))
     }
 
     /// Deletes counters of subjects without a limit, and returns how many.
@@ -87,7 +87,7 @@ impl Operator {
             let mut swept = 0;
             for key in tx.snapshot_keys(&Range::prefix(keys::QUOTAS_PREFIX)).await? {
                 let Some(subject) = keys::parse_quota_use(&key) else { continue };
-                if swept < MOST_AT_ONCE && quotas.limit(subject.kind, &subject.name).is_none() {
+                if swept < COUNTERS_PER_COMMIT && quotas.limit(subject.kind, &subject.name).is_none() {
                     tx.get(&key).await?;
                     tx.delete(&key)?;
                     swept += 1;

@@ -3,19 +3,19 @@
 use std::net::IpAddr;
 
 use ipam_core::assign::refuse_among_prefixes;
+use ipam_core::assign_context::{decode_all, read_config};
 use ipam_core::attachment::{INTERFACE, NETWORK};
-use ipam_core::covering::blocks_of;
+use ipam_core::block_lookup::group_by_block;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{AddressState, Attribute, Block, Document, IpReservation, Pool, ReleaseRequest, StickyAddress};
 use ipam_core::pools::block_of;
-use ipam_core::quarantine::{QUARANTINE, Quarantined, take};
+use ipam_core::quarantine::{QUARANTINE, QuarantineEntry, take};
 use ipam_core::reservations::Reservations;
-use ipam_core::sticky::{PINNED, STICKY, STICKY_FOR, Sticky, Until, is_pinned, pinned_to, waits_until};
-use ipam_core::surroundings::{decode_all, read_config};
-use ipam_core::usage::{Reading, reread};
+use ipam_core::sticky::{PINNED, STICKY, STICKY_FOR, Sticky, WaitEnd, is_pinned, pinned_to, waits_until};
+use ipam_core::usage::{SnapshotReader, reread};
 use ipam_core::vm::is_vms;
 use ipam_core::workloads::{forget, read_record, write_record};
-use ipam_core::workset::Workset;
+use ipam_core::write_set::WriteSet;
 use ipam_core::{Error, Result, transact};
 use ipnet::IpNet;
 use kv::{Deadline, Range, Transaction};
@@ -32,7 +32,7 @@ pub struct KeptAddress {
     /// True if an operator has pinned it.
     pub is_pinned: bool,
     /// The end of its wait; `None` while it is in use.
-    pub until: Option<Until>,
+    pub until: Option<WaitEnd>,
     /// The handle under which it is in use.
     pub handle: Option<String>,
     /// The network in which the workload had it last.
@@ -74,7 +74,7 @@ impl Operator {
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
         transact!(self.ipam(), deadline, |tx| {
-            let around = Around::read(tx, ip).await?;
+            let around = AddressContext::read(tx, ip).await?;
             let Some(cidr) = around.assignable() else {
                 return Err(Error::Invalid(format!("{ip} is in no pool; see which there are with margay pool list")));
             };
@@ -86,7 +86,7 @@ impl Operator {
                 )));
             }
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.ipam().now(), cooldown);
+            let mut work = WriteSet::new(tx, self.ipam().now(), cooldown);
             let entry = match work.block(cidr).await?.map(|block| block.lookup(ip)) {
                 None => {
                     if let Some(pool) = &around.pool {
@@ -139,9 +139,9 @@ impl Operator {
     /// `Invalid` if no workload keeps the address.
     pub async fn unpin(&self, ip: IpAddr, deadline: Deadline) -> Result<KeptAddress> {
         transact!(self.ipam(), deadline, |tx| {
-            let cidr = Around::read(tx, ip).await?.block;
+            let cidr = AddressContext::read(tx, ip).await?.block;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.ipam().now(), cooldown);
+            let mut work = WriteSet::new(tx, self.ipam().now(), cooldown);
             let kept = match cidr {
                 Some(cidr) => {
                     let kept = |block: &Block| KeptAddress::of(block.first_of(ip), block.attributes_of(ip)?);
@@ -176,7 +176,7 @@ impl Operator {
             let mut all = Vec::new();
             let blocks = Range::Prefix(keys::blocks_prefix(None));
             self.ipam()
-                .for_each(blocks, &mut Reading::new(deadline), |block: Block| {
+                .for_each(blocks, &mut SnapshotReader::new(deadline), |block: Block| {
                     all.extend(block.allocated().filter_map(|(ip, entry)| KeptAddress::of(ip, entry)));
                 })
                 .await?;
@@ -202,7 +202,7 @@ fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) ->
 }
 
 /// The documents around an address.
-struct Around {
+struct AddressContext {
     ip: IpAddr,
     pool: Option<Pool>,
     reservations: Vec<IpReservation>,
@@ -210,14 +210,14 @@ struct Around {
     block: Option<IpNet>,
 }
 
-impl Around {
+impl AddressContext {
     async fn read(tx: &mut Transaction, ip: IpAddr) -> Result<Self> {
         let listed =
             [ResourceKind::IpPool, ResourceKind::IpReservation].map(|kind| Range::Prefix(keys::resources_prefix(kind)));
         tx.prefetch(vec![keys::config()], listed.iter().cloned().map(Into::into).collect()).await?;
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&listed[0]).await?);
         let reservations = decode_all(&tx.snapshot_list(&listed[1]).await?);
-        let block = blocks_of(tx, &pools, &[ReleaseRequest::new(ip)]).await?.into_keys().next();
+        let block = group_by_block(tx, &pools, &[ReleaseRequest::new(ip)]).await?.into_keys().next();
         let pool = pools.into_iter().find(|pool| pool.cidr().contains(&ip));
         Ok(Self { ip, pool, reservations, block })
     }
@@ -243,7 +243,7 @@ impl Operator {
     ///
     /// # Errors
     /// `Invalid` if it is not in there.
-    pub async fn release_quarantined(&self, ip: IpAddr, deadline: Deadline) -> Result<Quarantined> {
+    pub async fn release_quarantined(&self, ip: IpAddr, deadline: Deadline) -> Result<QuarantineEntry> {
         let key = keys::resource(ResourceKind::IpReservation, QUARANTINE);
         transact!(self.ipam(), deadline, |tx| {
             let stored = tx.get(&key).await?;

@@ -198,7 +198,7 @@ fn page_context(daemon: &Arc<Daemon>, options: &Options) -> PageContext {
     }
     // On a cluster the numbers are those of this node.
     let (ipam, node) = (agent::ipam_for_store(store, &options.location, None), options.node.clone());
-    page.with_reach(Arc::new(move || ipam.reach_of(&node)))
+    page.with_reach(Arc::new(move || ipam.read_scope_of(&node)))
 }
 
 async fn listen_for_page(address: &str) -> io::Result<Listener> {

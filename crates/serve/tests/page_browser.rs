@@ -8,7 +8,7 @@ mod page_support;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ipam_core::assign::Wanted;
+use ipam_core::assign::RequestedAddresses;
 use libtest_mimic::{Arguments, Trial};
 use page_support::browser::{Driver, Look, WIDE, Window, missing};
 use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, pool, soon, three_pools};
@@ -137,7 +137,7 @@ fn names_are_text_and_never_html(driver: &Driver) {
         for (number, pod) in
             [SCRIPT, "<img src=x onerror=alert(2)>", "\"><svg onload=alert(3)>"].into_iter().enumerate()
         {
-            add(&ipam, "n<b>1</b>", &format!("<i>{number}</i>"), pod, Wanted::any(1, 0), &[]).await;
+            add(&ipam, "n<b>1</b>", &format!("<i>{number}</i>"), pod, RequestedAddresses::any(1, 0), &[]).await;
         }
         ipam
     });
@@ -201,8 +201,15 @@ fn an_address_tells_its_history(driver: &Driver) {
         pool(&ipam, "main", "10.1.0.0/30", 30).await;
         for number in 0..3 {
             let container = format!("c{number}");
-            add(&ipam, "n1", &container, &format!("pod-{number}"), Wanted::these(["10.1.0.2".parse().unwrap()]), &[])
-                .await;
+            add(
+                &ipam,
+                "n1",
+                &container,
+                &format!("pod-{number}"),
+                RequestedAddresses::these(["10.1.0.2".parse().unwrap()]),
+                &[],
+            )
+            .await;
             if number < 2 {
                 ipam.release_by_handle(&format!("k8s-pod-network.{container}"), soon()).await.unwrap();
             }
@@ -230,14 +237,14 @@ fn events_show_as_they_happen(driver: &Driver) {
     let daemon = Daemon::new(async || {
         let ipam = empty();
         pool(&ipam, "main", "10.1.0.0/24", 26).await;
-        add(&ipam, "n1", "before", "pod-before", Wanted::any(1, 0), &[]).await;
+        add(&ipam, "n1", "before", "pod-before", RequestedAddresses::any(1, 0), &[]).await;
         ipam
     });
     let window = Window::open(driver, WIDE);
     window.go(&format!("{}/#/events", daemon.url()));
     window.wait_text("shop/pod-before");
     window.wait("document.getElementById('live').dataset.state === 'live'");
-    daemon.run(add(&daemon.ipam, "n1", "during", "pod-during", Wanted::any(1, 0), &[]));
+    daemon.run(add(&daemon.ipam, "n1", "during", "pod-during", RequestedAddresses::any(1, 0), &[]));
     window.wait_text("shop/pod-during");
     daemon.run(daemon.ipam.release_by_handle("k8s-pod-network.before", soon())).unwrap();
     window.wait("document.querySelector('tbody tr').textContent.includes('released')");
@@ -247,7 +254,7 @@ fn events_show_as_they_happen(driver: &Driver) {
     // Events also reach the numbers of the pools.
     window.run("location.hash = '#/'");
     window.wait("document.querySelector('.pool b')?.textContent === '1'");
-    daemon.run(add(&daemon.ipam, "n1", "later", "pod-later", Wanted::any(1, 0), &[]));
+    daemon.run(add(&daemon.ipam, "n1", "later", "pod-later", RequestedAddresses::any(1, 0), &[]));
     window.wait("document.querySelector('.pool b')?.textContent === '2'");
     is_clean(&window);
 }

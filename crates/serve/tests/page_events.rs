@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use ipam_core::assign::Wanted;
+use ipam_core::assign::RequestedAddresses;
 use kv::StoreExt;
 use page_support::client::{connect, get, wait_for};
 use page_support::{Daemon, add, empty, many_blocks, pool, soon};
@@ -73,7 +73,7 @@ fn events_come_as_they_happen_and_go_on_after_a_break() {
     daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
     let mut events = Events::open(&daemon, "", "");
     assert_eq!(events.next().0, "ready");
-    daemon.run(add(&daemon.ipam, "n1", "c1", "p1", Wanted::any(1, 0), &[]));
+    daemon.run(add(&daemon.ipam, "n1", "c1", "p1", RequestedAddresses::any(1, 0), &[]));
     let (name, first, reported) = events.next();
     assert_eq!(
         (name.as_str(), &reported["events"][0]["event"], &reported["events"][1]["event"]),
@@ -88,7 +88,7 @@ fn events_come_as_they_happen_and_go_on_after_a_break() {
     };
     assert_eq!(silent, [": nothing happened"]);
     drop(events);
-    daemon.run(add(&daemon.ipam, "n1", "c2", "p2", Wanted::any(1, 0), &[]));
+    daemon.run(add(&daemon.ipam, "n1", "c2", "p2", RequestedAddresses::any(1, 0), &[]));
     daemon.run(daemon.ipam.release_by_handle("k8s-pod-network.c1", soon())).unwrap();
     let mut events = Events::open(&daemon, "recent=200", &format!("Last-Event-ID: {}\r\n", first.unwrap()));
     assert_eq!(events.next().0, "ready");
@@ -105,7 +105,7 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
     let daemon = Daemon::new(async || empty());
     daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
     for number in 0..5 {
-        daemon.run(add(&daemon.ipam, "n1", &format!("c{number}"), "p", Wanted::any(1, 0), &[]));
+        daemon.run(add(&daemon.ipam, "n1", &format!("c{number}"), "p", RequestedAddresses::any(1, 0), &[]));
     }
     let store = daemon.ipam.store();
     let newest = daemon
@@ -123,7 +123,7 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
     }
     let mut events = Events::open(&daemon, "recent=200", "");
     assert_eq!(events.next().0, "ready");
-    daemon.run(add(&daemon.ipam, "n1", "c9", "p9", Wanted::any(1, 0), &[]));
+    daemon.run(add(&daemon.ipam, "n1", "c9", "p9", RequestedAddresses::any(1, 0), &[]));
     let (name, _, reported) = events.next();
     assert_eq!(
         (name.as_str(), &reported["events"][0]["pod"]),

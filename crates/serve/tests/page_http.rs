@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use ipam_core::assign::Wanted;
+use ipam_core::assign::RequestedAddresses;
 use page_support::client::{connect, get, json, send, wait_for};
 use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, shown, three_pools};
 use serde_json::Value;
@@ -329,7 +329,7 @@ fn by_hand() {
                 "worker-2",
                 &container(number),
                 &format!("live-{number}"),
-                Wanted::any(1, 0),
+                RequestedAddresses::any(1, 0),
                 &["default"],
             ));
         }

@@ -15,30 +15,30 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use time::OffsetDateTime;
 
-use super::auto::{Pass, refuse_among_prefixes};
-use super::request::{AssignRequest, Assigned, Gateway, NamespaceLabels, PoolDefinition, Repeated};
-use super::sticky::Kept;
+use super::auto::{FamilyAssigner, refuse_among_prefixes};
+use super::request::{AssignRequest, AssignedAddress, Gateway, NamespaceLabels, PoolDefinition, RepeatPolicy};
+use super::sticky::WorkloadAddresses;
 use super::{bridge, define, secondary};
-use crate::check::Held;
+use crate::assign_context::{AssignContext, pool_holding};
+use crate::check::HeldAddress;
 use crate::error::{BridgeError, Error, OverlapError, Result};
 use crate::ipam::Ipam;
 use crate::model::{AssignmentMode, Attribute, Block, Owner, PREFIX_LENGTH_ANNOTATION, Pool, keys};
 use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
-use crate::surroundings::{Surroundings, pool_holding};
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// An assignment in progress.
 pub(super) struct Assignment<'a> {
     pub(super) ipam: &'a Ipam,
     pub(super) request: &'a AssignRequest,
-    pub(super) around: &'a mut Surroundings,
+    pub(super) context: &'a mut AssignContext,
     pub(super) holder: Attribute,
     pub(super) handle: String,
-    pub(super) held: Vec<Held>,
+    pub(super) held: Vec<HeldAddress>,
     /// The addresses of the workload, if it keeps some.
-    pub(super) kept: Option<Kept>,
-    pub(super) answer: Vec<Assigned>,
+    pub(super) kept: Option<WorkloadAddresses>,
+    pub(super) answer: Vec<AssignedAddress>,
 }
 
 impl<'a> Assignment<'a> {
@@ -46,17 +46,17 @@ impl<'a> Assignment<'a> {
     pub(super) fn new(
         ipam: &'a Ipam,
         request: &'a AssignRequest,
-        around: &'a mut Surroundings,
+        context: &'a mut AssignContext,
         holder: Attribute,
         handle: String,
     ) -> Self {
-        Self { ipam, request, around, holder, handle, held: Vec::new(), kept: None, answer: Vec::new() }
+        Self { ipam, request, context, holder, handle, held: Vec::new(), kept: None, answer: Vec::new() }
     }
 }
 
 impl Assignment<'_> {
     /// Assigns all that is wanted.
-    pub(super) async fn all(&mut self, work: &mut Workset<'_>) -> Result<()> {
+    pub(super) async fn all(&mut self, work: &mut WriteSet<'_>) -> Result<()> {
         self.these(work, &self.request.wanted.these).await?;
         for family in [Family::V4, Family::V6] {
             self.any(work, family, self.request.wanted.any_of(family)).await?;
@@ -66,9 +66,9 @@ impl Assignment<'_> {
 
     /// Checks that each block has what its pool assigns: the length of a pool's prefixes may have been changed behind our
     /// back.
-    async fn check_lengths(&self, work: &mut Workset<'_>) -> Result<()> {
+    async fn check_lengths(&self, work: &mut WriteSet<'_>) -> Result<()> {
         for assigned in &self.answer {
-            let (Assigned { block, pool, .. }, length) = (assigned, assigned.length());
+            let (AssignedAddress { block, pool, .. }, length) = (assigned, assigned.length());
             if let Some(found) = work.block(*block).await?.map(Block::length).filter(|found| *found != length) {
                 return Err(Error::Invalid(format!(
                     "pool {pool} assigns networks of /{length}, and its block {block} has some of /{found}; make the pool's \
@@ -80,7 +80,7 @@ impl Assignment<'_> {
     }
 
     /// Assigns any addresses of one family.
-    pub(super) async fn any(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
+    pub(super) async fn any(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {
             return Ok(());
         }
@@ -90,7 +90,7 @@ impl Assignment<'_> {
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
         pools.iter().try_for_each(|pool| self.require_manual(pool))?;
-        let of_pools = |held: &&Held| {
+        let of_pools = |held: &&HeldAddress| {
             pool_holding(&pools, held.block).is_some() && !self.answer.iter().any(|assigned| assigned.ip == held.ip)
         };
         let mut addresses: Vec<(IpAddr, IpNet)> =
@@ -100,20 +100,20 @@ impl Assignment<'_> {
         }
         if addresses.len() < wanted {
             let pools: Vec<&Pool> = pools.iter().collect();
-            let new = self.pass(family, wanted - addresses.len(), &pools).run(work).await?;
+            let new = self.family_assigner(family, wanted - addresses.len(), &pools).run(work).await?;
             self.keep_new(family, &new);
             addresses.extend(new);
         }
         for (ip, block) in addresses {
             let Some(pool) = pool_holding(&pools, block) else { continue };
             self.guard_pool(work, pool.cidr()).await?;
-            self.answer.push(Assigned::of(pool, ip, block, None));
+            self.answer.push(AssignedAddress::of(pool, ip, block, None));
         }
         Ok(())
     }
 
     /// Assigns these addresses.
-    async fn these(&mut self, work: &mut Workset<'_>, addresses: &[IpAddr]) -> Result<()> {
+    async fn these(&mut self, work: &mut WriteSet<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
             let assigned = self.this(work, *ip, &requested).await?;
@@ -124,8 +124,8 @@ impl Assignment<'_> {
     }
 
     /// Assigns this address.
-    async fn this(&mut self, work: &mut Workset<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<Assigned> {
-        let pool = pools::pool_of(&self.around.pools, ip, self.request.usage)?.clone();
+    async fn this(&mut self, work: &mut WriteSet<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<AssignedAddress> {
+        let pool = pools::pool_of(&self.context.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
         let unit = pool.unit_of(ip);
         let ip = unit.network();
@@ -139,11 +139,11 @@ impl Assignment<'_> {
         }
         let held = self.held.iter().find(|held| held.ip == ip);
         if let Some(held) = held
-            && self.request.repeated == Repeated::SameAnswer
+            && self.request.repeated == RepeatPolicy::SameAnswer
         {
-            return Ok(Assigned::of(&pool, ip, held.block, gateway));
+            return Ok(AssignedAddress::of(&pool, ip, held.block, gateway));
         }
-        if self.request.bridge.is_some() && self.around.reservations.touches(unit) {
+        if self.request.bridge.is_some() && self.context.reservations.touches(unit) {
             return Err(Error::Reserved(ip));
         }
         if let Some(block) = pools::block_of(&pool, ip)
@@ -151,14 +151,14 @@ impl Assignment<'_> {
         {
             work.change(block, |block| block.assign_kept(ip, &self.holder)).await?;
             work.touch_handle(&self.handle, block);
-            return Ok(Assigned::of(&pool, ip, block, gateway));
+            return Ok(AssignedAddress::of(&pool, ip, block, gateway));
         }
         let block = self.specific().assign(work, ip, &pool).await?;
-        Ok(Assigned::of(&pool, ip, block, gateway))
+        Ok(AssignedAddress::of(&pool, ip, block, gateway))
     }
 
     /// Makes a pool ready for a bridged network, and returns its gateway.
-    async fn prepare_bridge(&mut self, work: &mut Workset<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
+    async fn prepare_bridge(&mut self, work: &mut WriteSet<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
         if pool.prefix_length().is_some() {
             return match wish {
                 Gateway::Recorded => Ok(None),
@@ -172,16 +172,21 @@ impl Assignment<'_> {
         let wish = if outside.is_some() { Gateway::Recorded } else { wish };
         let prepared = bridge::prepare(self.ipam, work, pool, wish).await?;
         if let Some(written) = prepared.written {
-            self.around.set_reservation(written);
+            self.context.set_reservation(written);
         }
         Ok(outside.or(prepared.gateway))
     }
 
-    pub(super) fn pass<'p>(&'p self, family: Family, wanted: usize, pools: &'p [&'p Pool]) -> Pass<'p> {
-        Pass {
+    pub(super) fn family_assigner<'p>(
+        &'p self,
+        family: Family,
+        wanted: usize,
+        pools: &'p [&'p Pool],
+    ) -> FamilyAssigner<'p> {
+        FamilyAssigner {
             ipam: self.ipam,
             request: self.request,
-            around: self.around,
+            context: self.context,
             family,
             wanted,
             holder: self.holder_in(family),
@@ -195,17 +200,17 @@ impl Assignment<'_> {
 
     /// True for a secondary network in a store that Calico reads.
     fn is_secondary(&self) -> bool {
-        self.request.bridge.is_some() && self.around.beside_calico
+        self.request.bridge.is_some() && self.context.beside_calico
     }
 
     /// The owner from whose blocks addresses come: the node, or the virtual owner of its secondary networks.
     pub(super) fn owner(&self) -> Owner {
-        if self.is_secondary() { Owner::secondary(&self.around.host.name) } else { self.around.host.owner() }
+        if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
     /// The other one of the node's two owners.
     fn other_owner(&self) -> Option<Owner> {
-        match self.around.host.owner() {
+        match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
             Owner::Host(name) => Some(Owner::secondary(&name)),
             Owner::Virtual(_) | Owner::Other(_) => None,
@@ -216,7 +221,7 @@ impl Assignment<'_> {
     /// a pool of prefixes, since Felix routes single addresses only.
     fn require_manual(&self, pool: &Pool) -> Result<()> {
         let is_calicos = self.request.bridge.is_none() && !self.request.attachment.container.is_empty();
-        if pool.prefix_length().is_some() && self.around.beside_calico && is_calicos {
+        if pool.prefix_length().is_some() && self.context.beside_calico && is_calicos {
             return Err(Error::PrefixesBesideCalico(pool.name().to_owned()));
         }
         if self.is_secondary() && pool.assignment_mode() != AssignmentMode::Manual {
@@ -225,10 +230,10 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    fn specific(&self) -> Specific<'_> {
-        Specific {
+    fn specific(&self) -> SpecificRequest<'_> {
+        SpecificRequest {
             request: self.request,
-            around: self.around,
+            context: self.context,
             holder: self.plain_holder(),
             handle: &self.handle,
             owner: self.owner(),
@@ -238,17 +243,17 @@ impl Assignment<'_> {
     }
 
     /// The networks of the pools that the request names for a family; those that it defines are made first.
-    pub(super) async fn requested_pools(&mut self, work: &mut Workset<'_>, family: Family) -> Result<Vec<IpNet>> {
+    pub(super) async fn requested_pools(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.definitions(family) {
-            names.push(define::prepare(self.ipam, work, self.around, &definition, self.request).await?);
+            names.push(define::prepare(self.ipam, work, self.context, &definition, self.request).await?);
         }
         if names.is_empty() {
             names = self.request.pools(family).to_vec();
         }
         Ok(names
             .iter()
-            .map(|text| pools::parse_requested(text, &self.around.pools, family))
+            .map(|text| pools::parse_requested(text, &self.context.pools, family))
             .collect::<Result<_, PoolError>>()?)
     }
 
@@ -257,23 +262,23 @@ impl Assignment<'_> {
         let query = PoolQuery {
             family,
             requested,
-            node: &self.around.host.name,
-            node_labels: &self.around.host.labels,
+            node: &self.context.host.name,
+            node_labels: &self.context.host.labels,
             namespace_labels: &self.request.namespace_labels,
             wanted: self.request.usage,
             host_reserved: self.request.host_reserved.as_ref(),
         };
         if self.request.namespace == NamespaceLabels::NotYetRead
-            && pools::asks_for_namespace(&self.around.pools, &query)
+            && pools::asks_for_namespace(&self.context.pools, &query)
         {
             return Err(Error::NamespaceWanted);
         }
-        Ok(pools::select_pools(&self.around.pools, &query)?.into_iter().cloned().collect())
+        Ok(pools::select_pools(&self.context.pools, &query)?.into_iter().cloned().collect())
     }
 
     /// Makes the commit fail if the pool is deleted or changed meanwhile.
-    pub(super) async fn guard_pool(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
-        if let Some(pool) = self.around.pools.iter().find(|pool| pool.cidr() == cidr) {
+    pub(super) async fn guard_pool(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
+        if let Some(pool) = self.context.pools.iter().find(|pool| pool.cidr() == cidr) {
             work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
         }
         Ok(())
@@ -282,9 +287,9 @@ impl Assignment<'_> {
 
 /// The settings that the addresses of one request share.
 #[derive(Debug)]
-struct Specific<'a> {
+struct SpecificRequest<'a> {
     request: &'a AssignRequest,
-    around: &'a Surroundings,
+    context: &'a AssignContext,
     holder: &'a Attribute,
     handle: &'a str,
     owner: Owner,
@@ -293,9 +298,9 @@ struct Specific<'a> {
     now: OffsetDateTime,
 }
 
-impl Specific<'_> {
+impl SpecificRequest<'_> {
     /// Assigns an address of a pool, and returns its block.
-    async fn assign(&self, work: &mut Workset<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
+    async fn assign(&self, work: &mut WriteSet<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
             refuse_among_prefixes(work, pool).await?;
@@ -315,7 +320,7 @@ impl Specific<'_> {
                 return Err(BridgeError::CalicosBlock { ip, block: cidr, node }.into());
             }
         }
-        if self.around.config.strict_affinity() {
+        if self.context.config.strict_affinity() {
             work.block(cidr).await?.map_or(Ok(()), |block| block.require_owner(&self.owner))?;
         }
         let assigned = work.change(cidr, |block| block.assign_specific(ip, self.holder)).await?;
@@ -328,7 +333,7 @@ impl Specific<'_> {
 impl Assignment<'_> {
     /// Assigns addresses of one family on a bridged network: one from each set of ranges that has none yet, or so many
     /// from the pools that the request names.
-    async fn on_bridge(&mut self, work: &mut Workset<'_>, family: Family, wanted: usize) -> Result<()> {
+    async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
             let requested = self.requested_pools(work, family).await?;
@@ -342,33 +347,33 @@ impl Assignment<'_> {
             }
             left -= 1;
             // One set must keep off the addresses of another.
-            self.around.allow_all();
+            self.context.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();
             for one in &set {
-                let cidr = define::pool_of(self.around, one).map_or(one.cidr, Pool::cidr);
-                self.around.keep_off(&one.name, &define::outside(cidr, &one.ranges));
+                let cidr = define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr);
+                self.context.keep_off(&one.name, &define::outside(cidr, &one.ranges));
                 if !requested.contains(&cidr) {
                     requested.push(cidr);
                 }
             }
             self.on_bridge_of(work, family, 1, &requested, &set).await?;
         }
-        self.around.allow_all();
+        self.context.allow_all();
         Ok(())
     }
 
     /// The same from these pools; where they are those of one set of several, from its ranges.
     async fn on_bridge_of(
         &mut self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         family: Family,
         wanted: usize,
         requested: &[IpNet],
         set: &[&PoolDefinition],
     ) -> Result<()> {
         // A disabled pool assigns nothing new, and a container that has an address of it keeps it.
-        let disabled = self.around.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
+        let disabled = self.context.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
         let disabled: Vec<Pool> = disabled.cloned().collect();
         let is_enabled = |cidr: &IpNet| disabled.iter().all(|pool| pool.cidr() != *cidr);
         let enabled: Vec<IpNet> = requested.iter().copied().filter(is_enabled).collect();
@@ -407,7 +412,7 @@ impl Assignment<'_> {
     /// too long.
     async fn first_with_room(
         &mut self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         family: Family,
         pools: &[Pool],
         requested: &[IpNet],
@@ -419,7 +424,7 @@ impl Assignment<'_> {
         for pool in first.into_iter().chain(last) {
             let gateway = self.prepare_bridge(work, pool, self.gateway_in(pool, requested)).await?;
             let mut taken = Vec::new();
-            match self.pass(family, 1, &[pool]).take_free(work, &mut taken).await {
+            match self.family_assigner(family, 1, &[pool]).take_free(work, &mut taken).await {
                 Ok(()) => {
                     full.retain(|pool| !self.is_shared(family, *pool));
                     if !full.is_empty() {
@@ -440,28 +445,28 @@ impl Assignment<'_> {
         }
         for (pool, gateway) in gateways {
             let mut taken = Vec::new();
-            self.pass(family, 1, &[pool]).take_overdue(work, &mut taken).await?;
+            self.family_assigner(family, 1, &[pool]).take_overdue(work, &mut taken).await?;
             if !taken.is_empty() {
                 return self.add_new(work, family, &taken, pool, gateway).await;
             }
         }
         let all: Vec<&Pool> = pools.iter().collect();
         Err(match refused {
-            Some(Error::Exhausted { .. }) | None => self.pass(family, 1, &all).short(0, 0),
+            Some(Error::Exhausted { .. }) | None => self.family_assigner(family, 1, &all).shortage(0, 0),
             Some(error) => error,
         })
     }
 
     /// True if several sets of ranges have a part of a pool each: the pool is not full where the part of one set is.
     fn is_shared(&self, family: Family, pool: IpNet) -> bool {
-        let is_in = |one: &&PoolDefinition| define::pool_of(self.around, one).map_or(one.cidr, Pool::cidr) == pool;
+        let is_in = |one: &&PoolDefinition| define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr) == pool;
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
     /// Adds addresses that the attachment has got now.
     async fn add_new(
         &mut self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         family: Family,
         taken: &[(IpAddr, IpNet)],
         pool: &Pool,
@@ -476,14 +481,14 @@ impl Assignment<'_> {
 
     async fn add(
         &mut self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         ip: IpAddr,
         block: IpNet,
         pool: &Pool,
         gateway: Option<IpAddr>,
     ) -> Result<()> {
         self.guard_pool(work, pool.cidr()).await?;
-        self.answer.push(Assigned::of(pool, ip, block, gateway));
+        self.answer.push(AssignedAddress::of(pool, ip, block, gateway));
         Ok(())
     }
 

@@ -13,37 +13,37 @@ use kv::{Key, Range, Revision};
 use time::{Duration, OffsetDateTime};
 
 use super::request::AssignRequest;
+use crate::assign_context::{AssignContext, excludes_node, pool_holding};
 use crate::error::{Error, Result};
 use crate::ipam::Ipam;
 use crate::model::{Attribute, Block, Owner, PREFIX_LENGTH_ANNOTATION, Pool, keys};
 use crate::net::{Family, overlap};
-use crate::pools::{self, Blocks};
+use crate::pools::{self, PoolBlocks};
 use crate::reservations::Reservations;
 use crate::sticky::overdue;
-use crate::surroundings::{Surroundings, passes_over, pool_holding};
 use crate::timestamps::unix_nanos;
-use crate::workset::{BLOCKS_AT_ONCE, Found, Workset};
+use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
 /// An empty block of another host is taken over only when it was claimed at least so long ago: a host that has just
 /// claimed a block is about to use it.
-const RECLAIM_AGE: Duration = Duration::seconds(60);
+const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
 /// So many of a host's blocks are read at once. Of more, the last writes are queried first: one more round trip.
-const MOST_READ_UNASKED: usize = 4;
+const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
 /// The blocks among which an empty one is searched for while there is another one to borrow from.
-const MOST_LOOKED_AT_FOR_EMPTY: usize = 64;
+const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
 /// The number of blocks that are scanned in one round trip after the first few.
-const BLOCKS_SCANNED_AT_ONCE: usize = 64;
+const BLOCKS_PER_SCAN: usize = 64;
 /// How many blocks are tried among blocks of other sizes, with a request for each.
 const MAX_CANDIDATES_APART: usize = 16;
 /// The most blocks that one assignment releases because the host should not have them.
-const MOST_LEFT_AT_ONCE: usize = 4;
+const MAX_BLOCKS_RELEASED: usize = 4;
 
 /// One family of an assignment.
 #[derive(Debug)]
-pub(super) struct Pass<'a> {
+pub(super) struct FamilyAssigner<'a> {
     pub(super) ipam: &'a Ipam,
     pub(super) request: &'a AssignRequest,
-    pub(super) around: &'a Surroundings,
+    pub(super) context: &'a AssignContext,
     pub(super) family: Family,
     pub(super) wanted: usize,
     pub(super) holder: &'a Attribute,
@@ -66,13 +66,13 @@ enum NextBlock {
     Nothing,
 }
 
-impl Pass<'_> {
+impl FamilyAssigner<'_> {
     /// Assigns all that is wanted: free addresses, and if those are not enough, addresses that have waited for their
     /// workload for too long.
     ///
     /// # Errors
     /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there is not enough.
-    pub(super) async fn run(&self, work: &mut Workset<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
+    pub(super) async fn run(&self, work: &mut WriteSet<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
         let mut taken = Vec::new();
         if let Err(short) = self.take_free(work, &mut taken).await {
             if !short.is_exhaustion() {
@@ -90,13 +90,13 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// Those of [`Self::run`].
-    pub(super) async fn take_free(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+    pub(super) async fn take_free(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let mut own = self.take_from_own(work, taken).await?;
         if taken.len() < self.wanted {
             own += self.take_from_other(work, taken).await?;
         }
         while taken.len() < self.wanted {
-            let may_claim = self.around.config.auto_allocate_blocks() && own < self.limit();
+            let may_claim = self.context.config.auto_allocate_blocks() && own < self.limit();
             match self.claim(work, may_claim).await? {
                 NextBlock::Block(cidr) => {
                     own += 1;
@@ -106,7 +106,7 @@ impl Pass<'_> {
                     self.move_for(work, cidr).await?;
                     self.take(work, cidr, taken).await?;
                 }
-                NextBlock::Nothing => return Err(self.short(taken.len(), own)),
+                NextBlock::Nothing => return Err(self.shortage(taken.len(), own)),
             }
         }
         Ok(())
@@ -114,14 +114,14 @@ impl Pass<'_> {
 
     /// How many blocks the host may have.
     pub(super) fn limit(&self) -> usize {
-        if !self.around.host.limited {
+        if !self.context.host.limited {
             return usize::MAX;
         }
-        usize::try_from(self.around.config.block_limit(self.request.max_blocks)).unwrap_or(usize::MAX)
+        usize::try_from(self.context.config.block_limit(self.request.max_blocks)).unwrap_or(usize::MAX)
     }
 
-    pub(super) fn short(&self, assigned: usize, own: usize) -> Error {
-        let config = &self.around.config;
+    pub(super) fn shortage(&self, assigned: usize, own: usize) -> Error {
+        let config = &self.context.config;
         if !config.auto_allocate_blocks() {
             return Error::NoNewBlocks;
         }
@@ -139,7 +139,7 @@ impl Pass<'_> {
 
     /// Assigns from the host's own blocks, and finishes what a foreign writer left half done. If that is not enough, it
     /// returns how many blocks the host has in these pools.
-    async fn take_from_own(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
+    async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) = affine.into_iter().partition(|cidr| self.pool_of(*cidr).is_some());
@@ -153,7 +153,7 @@ impl Pass<'_> {
     /// The same for some of its blocks.
     async fn take_from(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         blocks: Vec<IpNet>,
         taken: &mut Vec<(IpAddr, IpNet)>,
     ) -> Result<usize> {
@@ -173,7 +173,7 @@ impl Pass<'_> {
                     self.take(work, cidr, taken).await?;
                 }
             }
-            at_once = BLOCKS_AT_ONCE;
+            at_once = BLOCKS_PER_READ;
         }
         Ok(own)
     }
@@ -181,8 +181,8 @@ impl Pass<'_> {
     /// Puts the blocks first that were written last: an address was assigned or released there, so there is mostly
     /// room, while blocks that have not been written for long are full. Calico scans all of them in the order of their
     /// keys.
-    async fn latest_first(&self, work: &mut Workset<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
-        if blocks.len() <= MOST_READ_UNASKED {
+    async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
+        if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
                 work.read_ahead_own(&self.owner, &blocks).await?;
             }
@@ -198,42 +198,42 @@ impl Pass<'_> {
     /// True if the block behind an affinity is the host's, as it should be, so that addresses may come from it.
     /// Affinities that are stale are dropped, unfinished ones are finished, and missing blocks are made, but for those of
     /// another size than the pool's and those that would overlap with a stored one: their affinities are dropped.
-    async fn is_own(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+    async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
-        if matches!(work.find(cidr).await?, Found::Absent) && !self.may_make_again(work, cidr).await? {
+        if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
             work.drop_affinity(&self.owner, cidr).await?;
             return Ok(false);
         }
         match work.find(cidr).await? {
-            Found::Damaged => return Ok(false),
-            Found::There(block) if !block.is_owned_by(&self.owner) => {
+            BlockSlot::Damaged => return Ok(false),
+            BlockSlot::There(block) if !block.is_owned_by(&self.owner) => {
                 work.drop_affinity(&self.owner, cidr).await?;
                 return Ok(false);
             }
-            Found::There(_) if is_confirmed => return Ok(true),
+            BlockSlot::There(_) if is_confirmed => return Ok(true),
             // Rewriting the block makes another writer that is about to take it start again.
-            Found::There(_) => drop(work.change(cidr, |_| ()).await?),
-            Found::Absent => self.create(work, cidr).await?,
+            BlockSlot::There(_) => drop(work.change(cidr, |_| ()).await?),
+            BlockSlot::Absent => self.create(work, cidr).await?,
         }
         work.confirm_affinity(&self.owner, cidr).await?;
         Ok(true)
     }
 
     /// True if the missing block of an affinity can be made: the pool may have been made anew since the affinity was.
-    async fn may_make_again(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+    async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
     }
 
     /// Releases empty blocks of pools that are stored and do not select the node any more.
-    async fn release_unselected(&self, work: &mut Workset<'_>, others: &[IpNet]) -> Result<()> {
+    async fn release_unselected(&self, work: &mut WriteSet<'_>, others: &[IpNet]) -> Result<()> {
         let unselected = others.iter().copied().filter(|cidr| {
-            pool_holding(&self.around.pools, *cidr).is_some_and(|pool| passes_over(pool, &self.around.host.labels))
+            pool_holding(&self.context.pools, *cidr).is_some_and(|pool| excludes_node(pool, &self.context.host.labels))
         });
-        for cidr in unselected.take(MOST_LEFT_AT_ONCE).collect::<Vec<_>>() {
+        for cidr in unselected.take(MAX_BLOCKS_RELEASED).collect::<Vec<_>>() {
             let is_empty = match work.find(cidr).await? {
-                Found::There(block) => block.is_owned_by(&self.owner) && block.is_empty(),
-                Found::Absent | Found::Damaged => false,
+                BlockSlot::There(block) => block.is_owned_by(&self.owner) && block.is_empty(),
+                BlockSlot::Absent | BlockSlot::Damaged => false,
             };
             if is_empty {
                 work.change(cidr, Block::clear_owner).await?;
@@ -246,7 +246,7 @@ impl Pass<'_> {
     /// Takes as many addresses from a block as are still wanted.
     pub(super) async fn take(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         cidr: IpNet,
         taken: &mut Vec<(IpAddr, IpNet)>,
     ) -> Result<()> {
@@ -254,7 +254,7 @@ impl Pass<'_> {
         if missing == 0 || !self.has_room(work, cidr).await? {
             return Ok(());
         }
-        let reservations = &self.around.reservations;
+        let reservations = &self.context.reservations;
         let assign = |block: &mut Block| block.assign_auto(missing, self.holder, reservations);
         let assigned = work.change(cidr, assign).await?.unwrap_or_default();
         taken.extend(assigned.into_iter().map(|ip| (ip, cidr)));
@@ -262,18 +262,18 @@ impl Pass<'_> {
         Ok(())
     }
 
-    async fn has_room(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+    async fn has_room(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let has_room = match work.find(cidr).await? {
-            Found::There(block) => {
-                block.length() == self.length_in(cidr) && block.free_count(&self.around.reservations) > 0
+            BlockSlot::There(block) => {
+                block.length() == self.length_in(cidr) && block.free_count(&self.context.reservations) > 0
             }
-            Found::Absent | Found::Damaged => false,
+            BlockSlot::Absent | BlockSlot::Damaged => false,
         };
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
     /// Returns false if a stored block overlaps with this one, as Calico and Margay 0.1.0 could make them.
-    pub(super) async fn is_apart(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+    pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
             tracing::warn!(%cidr, %other, "two blocks have addresses in common: nothing is assigned from them");
@@ -292,7 +292,7 @@ impl Pass<'_> {
     }
 
     /// Makes a new block of the host's.
-    async fn create(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
+    async fn create(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.pool_of(cidr) {
             refuse_among_prefixes(work, pool).await?;
         }
@@ -303,7 +303,7 @@ impl Pass<'_> {
 
     /// Claims a block that is not stored yet; else one that is the host's without an affinity, or that has been empty
     /// for a while; else names one to borrow from.
-    async fn claim(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
+    async fn claim(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
                 if let Some(cidr) = self.find_new(work, pool).await? {
@@ -318,26 +318,26 @@ impl Pass<'_> {
 
     /// Chooses among the stored blocks: one to take over, else one to borrow from. Calico reads all blocks of all pools
     /// here; once there is one to borrow from, we scan only so many blocks for an empty one.
-    async fn find_used(&self, work: &mut Workset<'_>, may_claim: bool) -> Result<NextBlock> {
+    async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
             // Mostly the first ones have room; if they have not, the next one with room may be far.
-            let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_AT_ONCE));
-            for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_SCANNED_AT_ONCE)) {
-                if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MOST_LOOKED_AT_FOR_EMPTY) {
+            let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
+            for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
+                if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
                     return Ok(NextBlock::Borrow(cidr));
                 }
                 looked_at += chunk.len();
-                for cidr in work.scan(chunk, |block| self.is_of_use(block)).await? {
+                for cidr in work.scan(chunk, |block| self.is_usable(block)).await? {
                     match self.judge(work, cidr).await? {
-                        Verdict::Reclaim(former) if may_claim && self.is_apart(work, cidr).await? => {
+                        StoredBlockUse::Reclaim(former) if may_claim && self.is_apart(work, cidr).await? => {
                             self.take_over(work, cidr, former).await?;
                             return Ok(NextBlock::Block(cidr));
                         }
-                        Verdict::Reclaim(_) | Verdict::Borrow
+                        StoredBlockUse::Reclaim(_) | StoredBlockUse::Borrow
                             if borrow.is_none()
-                                && !self.around.config.strict_affinity()
+                                && !self.context.config.strict_affinity()
                                 && self.is_apart(work, cidr).await? =>
                         {
                             borrow = Some(cidr);
@@ -352,8 +352,8 @@ impl Pass<'_> {
     }
 
     /// The blocks of a pool that may be there, but for those that were full and have not been written since.
-    async fn candidates(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
-        let blocks = existing(work, pool, self.walk(pool)).await?;
+    async fn candidates(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
+        let blocks = find_stored(work, pool, self.walk(pool)).await?;
         let full = self.ipam.recall_full(&self.request.attachment);
         if full.is_empty() {
             return Ok(blocks);
@@ -365,10 +365,10 @@ impl Pass<'_> {
     }
 
     /// A block of a pool that is not stored: the first one from the host's start point on, if it is near.
-    async fn find_new(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
-        let mut places = Places::new(pool, &self.around.host.name, self.now);
+    async fn find_new(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
+        let mut places = CandidateBlocks::new(pool, &self.context.host.name, self.now);
         let mut chunks = 0;
-        while let Some(chunk) = places.next_chunk(&self.around.reservations) {
+        while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
             // Where the first two chunks are full, all the others may be.
             chunks += 1;
@@ -386,8 +386,8 @@ impl Pass<'_> {
     }
 
     /// Like [`Self::find_new`], in a pool where blocks of another size are stored: those that outlived an earlier pool.
-    async fn find_apart(&self, work: &mut Workset<'_>, pool: &Pool) -> Result<Option<IpNet>> {
-        let taken = self.around.reservations.with(&work.taken_in(pool).await?);
+    async fn find_apart(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
+        let taken = self.context.reservations.with(&work.taken_in(pool).await?);
         let mut walk = self.walk(pool);
         for _ in 0..MAX_CANDIDATES_APART {
             let Some(cidr) = walk.next_unreserved(&taken) else { break };
@@ -399,38 +399,38 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    fn walk(&self, pool: &Pool) -> Blocks {
-        walk(pool, &self.around.host.name, self.now)
+    fn walk(&self, pool: &Pool) -> PoolBlocks {
+        walk(pool, &self.context.host.name, self.now)
     }
 
     /// True if a block has room, something of this host's that may be left over from an earlier boot, or an address that has
     /// waited for its workload for too long.
-    fn is_of_use(&self, block: &Block) -> bool {
-        let is_ours = |entry: &Attribute| entry.node() == Some(&self.around.host.name);
-        block.free_count(&self.around.reservations) > 0
+    fn is_usable(&self, block: &Block) -> bool {
+        let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
+        block.free_count(&self.context.reservations) > 0
             || block.allocated().any(|(_, entry)| is_ours(entry) || overdue(entry, self.now).is_some())
     }
 
     /// The use of a stored block.
-    async fn judge(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<Verdict> {
-        let Found::There(block) = work.find(cidr).await? else { return Ok(Verdict::Nothing) };
-        if block.length() != self.length_in(cidr) || block.free_count(&self.around.reservations) == 0 {
-            return Ok(Verdict::Nothing);
+    async fn judge(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<StoredBlockUse> {
+        let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(StoredBlockUse::Nothing) };
+        if block.length() != self.length_in(cidr) || block.free_count(&self.context.reservations) == 0 {
+            return Ok(StoredBlockUse::Nothing);
         }
         let owner = block.owner();
-        let is_old = block.claim_age(self.now).is_none_or(|age| age >= RECLAIM_AGE);
+        let is_old = block.claim_age(self.now).is_none_or(|age| age >= MIN_RECLAIM_AGE);
         Ok(match owner {
-            Some(owner) if owner == self.owner => Verdict::Reclaim(None),
+            Some(owner) if owner == self.owner => StoredBlockUse::Reclaim(None),
             // Addresses that wait for their workloads do not keep a block from its first user.
-            None if block.is_empty() || block.only_waits() => Verdict::Reclaim(None),
-            Some(owner) if owner.node().is_some() && block.is_empty() && is_old => Verdict::Reclaim(Some(owner)),
-            Some(owner) if !self.may_borrow(block, &owner) => Verdict::Nothing,
-            _ => Verdict::Borrow,
+            None if block.is_empty() || block.only_waits() => StoredBlockUse::Reclaim(None),
+            Some(owner) if owner.node().is_some() && block.is_empty() && is_old => StoredBlockUse::Reclaim(Some(owner)),
+            Some(owner) if !self.may_borrow(block, &owner) => StoredBlockUse::Nothing,
+            _ => StoredBlockUse::Borrow,
         })
     }
 
     /// Makes a stored block the host's.
-    pub(super) async fn take_over(&self, work: &mut Workset<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
+    pub(super) async fn take_over(&self, work: &mut WriteSet<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
         if let Some(former) = former {
             return work.hand_block(cidr, &former, &self.owner, self.now).await;
         }
@@ -440,7 +440,7 @@ impl Pass<'_> {
 }
 
 /// The use of a stored block.
-enum Verdict {
+enum StoredBlockUse {
     /// It can become the host's; its former owner loses the affinity.
     Reclaim(Option<Owner>),
     /// An address can be borrowed from it.
@@ -448,13 +448,13 @@ enum Verdict {
     Nothing,
 }
 
-impl Pass<'_> {
+impl FamilyAssigner<'_> {
     /// A block of the owner's in these pools, full or not, in the order of their keys; else one that is claimed. It
     /// also finishes a foreign writer's work that was left half done.
     ///
     /// # Errors
     /// `BlockLimit` or `NoNewBlocks` if it has none and can get none.
-    pub(super) async fn ensure_block(&self, work: &mut Workset<'_>) -> Result<IpNet> {
+    pub(super) async fn ensure_block(&self, work: &mut WriteSet<'_>) -> Result<IpNet> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else {
             return Err(Error::NoNewBlocks);
         };
@@ -464,11 +464,11 @@ impl Pass<'_> {
         self.release_unselected(work, &others).await?;
         let own = kept.len() + self.of_other(work).await?.len();
         for cidr in kept {
-            if !self.around.reservations.covers(cidr) && self.is_own(work, cidr).await? {
+            if !self.context.reservations.covers(cidr) && self.is_own(work, cidr).await? {
                 return Ok(cidr);
             }
         }
-        if !self.around.config.auto_allocate_blocks() {
+        if !self.context.config.auto_allocate_blocks() {
             return Err(Error::NoNewBlocks);
         }
         if own >= self.limit() {
@@ -482,18 +482,18 @@ impl Pass<'_> {
 }
 
 /// The number of blocks that are queried in one round trip.
-const PROBES: usize = 64;
+const BLOCKS_PER_PROBE: usize = 64;
 /// The number of chunks that are taken from all over a pool: if 99 % of the pool is claimed, one of these places is
 /// free with a probability of 92 %.
-const SCATTERED: u64 = 4;
+const SCATTERED_CHUNKS: u64 = 4;
 /// Smaller pools, of less than 2^9 blocks, are scanned in order.
-const FEWEST_BITS_SCATTERED: u8 = 9;
+const MIN_SCATTERED_POOL_BITS: u8 = 9;
 /// In a pool with more than 2^12 blocks, stored ones are found by listing their keys rather than by querying each.
-const MOST_BITS_ASKED_FOR: u8 = 12;
+const MAX_PROBED_POOL_BITS: u8 = 12;
 
 /// All blocks that a pool can have, in the order in which a host walks through them. Hosts start at different blocks; in
 /// pools whose blocks are single addresses, of which a host needs many, each walk starts elsewhere.
-fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> Blocks {
+fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
@@ -501,14 +501,14 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> Blocks {
 /// The places where a host searches for a block that is not stored yet, as many at a time as one round trip queries:
 /// first from its start point on. Blocks that were claimed like that form long stretches, the longer the fuller the
 /// pool is; so if the host has met one, it then tries places all over the pool. The others come in order.
-struct Places<'a> {
+struct CandidateBlocks<'a> {
     pool: &'a Pool,
-    walk: Blocks,
+    walk: PoolBlocks,
     start: u64,
     chunk: u64,
 }
 
-impl<'a> Places<'a> {
+impl<'a> CandidateBlocks<'a> {
     fn new(pool: &'a Pool, host: &str, now: OffsetDateTime) -> Self {
         Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
     }
@@ -518,21 +518,21 @@ impl<'a> Places<'a> {
         let chunk = self.chunk;
         self.chunk += 1;
         let found: Vec<IpNet> = match chunk {
-            1..=SCATTERED if self.is_large() => self.scattered(chunk, reservations),
-            _ => std::iter::from_fn(|| self.walk.next_unreserved(reservations)).take(PROBES).collect(),
+            1..=SCATTERED_CHUNKS if self.is_large() => self.scattered(chunk, reservations),
+            _ => std::iter::from_fn(|| self.walk.next_unreserved(reservations)).take(BLOCKS_PER_PROBE).collect(),
         };
         (!found.is_empty()).then_some(found)
     }
 
     /// True if trying places all over the pool is no more work than scanning all of it.
     fn is_large(&self) -> bool {
-        self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= FEWEST_BITS_SCATTERED
+        self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
     /// Blocks all over the pool, others for each host and chunk.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
-        let first = chunk * PROBES as u64;
-        let places = (first..first + PROBES as u64).map(|number| scatter(self.start.wrapping_add(number)));
+        let first = chunk * BLOCKS_PER_PROBE as u64;
+        let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
         let blocks = places.filter_map(|place| pools::blocks_from(self.pool, place).next_unreserved(reservations));
         blocks.collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -546,8 +546,8 @@ fn scatter(number: u64) -> u64 {
 
 /// The blocks of a pool that may be stored, in the order of a host's walk. In a pool with very many blocks these are
 /// those that are stored, by the text of their keys. Not guarded.
-async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: Blocks) -> Result<Vec<IpNet>> {
-    if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MOST_BITS_ASKED_FOR {
+async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
+    if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
     }
     let range = Range::Prefix(keys::blocks_prefix(Some(pool.family())));
@@ -561,7 +561,7 @@ async fn existing(work: &mut Workset<'_>, pool: &Pool, walk: Blocks) -> Result<V
 ///
 /// # Errors
 /// `Invalid`, with the block of prefixes; those of the store.
-pub async fn refuse_among_prefixes(work: &mut Workset<'_>, pool: &Pool) -> Result<()> {
+pub async fn refuse_among_prefixes(work: &mut WriteSet<'_>, pool: &Pool) -> Result<()> {
     if pool.prefix_length().is_some() {
         return Ok(());
     }

@@ -15,14 +15,14 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{AddressState, Document, IpReservation, Pool};
 use crate::net::{Family, nth};
 use crate::pools;
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// The annotation of a bridge reservation that names the gateway.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
 
 /// The state of a bridged network after [`prepare`].
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedBridge {
     /// Its gateway.
     pub(crate) gateway: Option<IpAddr>,
     /// The reservation, if it was made or changed.
@@ -37,7 +37,12 @@ pub fn reservation_name(pool: &str) -> String {
 /// Makes sure that the reservation of a bridged network is there, and returns the gateway of its containers.
 ///
 /// Guards: the reservation, and the block of a gateway that is new.
-pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wanted: Gateway) -> Result<Prepared> {
+pub(crate) async fn prepare(
+    ipam: &Ipam,
+    work: &mut WriteSet<'_>,
+    pool: &Pool,
+    wanted: Gateway,
+) -> Result<PreparedBridge> {
     let cidr = pool.cidr();
     if cidr.prefix_len() == cidr.max_prefix_len() {
         return Err(BridgeError::PoolTooSmall { pool: pool.name().to_owned(), cidr }.into());
@@ -65,7 +70,7 @@ pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wa
     }
     let networks = reserved(cidr, gateway);
     if gateway == recorded && (stored.is_some() || networks.is_empty()) {
-        return Ok(Prepared { gateway, written: None });
+        return Ok(PreparedBridge { gateway, written: None });
     }
     let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
     document.set_networks(&networks);
@@ -73,7 +78,7 @@ pub(crate) async fn prepare(ipam: &Ipam, work: &mut Workset<'_>, pool: &Pool, wa
         document.resource_mut().set_annotation(GATEWAY_ANNOTATION, &gateway.to_string());
     }
     work.tx.put(&key, document.encode()?)?;
-    Ok(Prepared { gateway, written: Some(document) })
+    Ok(PreparedBridge { gateway, written: Some(document) })
 }
 
 /// The gateway that a reservation records.
@@ -124,7 +129,7 @@ pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
 }
 
 /// Refuses a gateway whose address a container has.
-async fn require_free(work: &mut Workset<'_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
+async fn require_free(work: &mut WriteSet<'_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
     let Some(cidr) = pools::block_of(pool, gateway) else { return Ok(()) };
     work.tx.get(&keys::block(cidr)).await?;
     if let Some(block) = work.block(cidr).await?

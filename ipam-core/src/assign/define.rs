@@ -19,6 +19,7 @@ use kv::Range;
 
 use super::bridge;
 use super::request::{AssignRequest, PoolDefinition};
+use crate::assign_context::AssignContext;
 use crate::error::{BridgeError, Result};
 use crate::free_range;
 use crate::ipam::Ipam;
@@ -29,8 +30,7 @@ use crate::model::{
 };
 use crate::net::{Family, bounds, number, overlap};
 use crate::pools::start_of;
-use crate::surroundings::Surroundings;
-use crate::workset::{Found, Workset};
+use crate::write_set::{BlockSlot, WriteSet};
 
 /// The annotation of such a reservation that records the ranges of each network, as JSON:
 /// `{"lab":["10.0.0.9-10.0.0.20"]}`. It is written when a network finds other ranges than its own reserved. No range
@@ -47,25 +47,25 @@ pub fn reservation_name(pool: &str) -> String {
 /// Guards: the pool and the reservation; that no pool and no reservation was made or changed meanwhile.
 pub(super) async fn prepare(
     ipam: &Ipam,
-    work: &mut Workset<'_>,
-    around: &mut Surroundings,
+    work: &mut WriteSet<'_>,
+    context: &mut AssignContext,
     definition: &PoolDefinition,
     request: &AssignRequest,
 ) -> Result<String> {
-    let name = match pool_of(around, definition) {
+    let name = match pool_of(context, definition) {
         Some(pool) => pool.name().to_owned(),
-        None => create(ipam, work, around, definition, request).await?,
+        None => create(ipam, work, context, definition, request).await?,
     };
     if definition.free_of.is_none() {
-        reserve_the_rest(ipam, work, around, &name, definition, &request.attachment.network).await?;
+        reserve_the_rest(ipam, work, context, &name, definition, &request.attachment.network).await?;
     }
     Ok(name)
 }
 
 /// The stored pool that a definition means.
-pub(super) fn pool_of<'s>(around: &'s Surroundings, definition: &PoolDefinition) -> Option<&'s Pool> {
+pub(super) fn pool_of<'s>(context: &'s AssignContext, definition: &PoolDefinition) -> Option<&'s Pool> {
     let family = Family::of_net(definition.cidr);
-    around.pools.iter().find(|pool| match definition.free_of {
+    context.pools.iter().find(|pool| match definition.free_of {
         Some(_) => pool.name() == definition.name && pool.family() == family,
         None => pool.cidr() == definition.cidr,
     })
@@ -73,8 +73,8 @@ pub(super) fn pool_of<'s>(around: &'s Surroundings, definition: &PoolDefinition)
 
 async fn create(
     ipam: &Ipam,
-    work: &mut Workset<'_>,
-    around: &mut Surroundings,
+    work: &mut WriteSet<'_>,
+    context: &mut AssignContext,
     definition: &PoolDefinition,
     request: &AssignRequest,
 ) -> Result<String> {
@@ -86,7 +86,7 @@ async fn create(
     let cidr = match &definition.free_of {
         None => definition.cidr,
         Some(taken) => {
-            let pools = around.pools.iter().map(Pool::cidr);
+            let pools = context.pools.iter().map(Pool::cidr);
             let taken: Vec<IpNet> = taken.iter().copied().chain(pools).chain(stored.iter().copied()).collect();
             let bits = definition.cidr.prefix_len();
             let random = || (start_of(&ipam.uid()) << 16) ^ start_of(&ipam.uid());
@@ -97,8 +97,8 @@ async fn create(
             })?
         }
     };
-    let name = name_for(work, around, definition, cidr, request, &mut stored).await?;
-    if let Some(other) = around.pools.iter().find(|pool| overlap(pool.cidr(), cidr)) {
+    let name = name_for(work, context, definition, cidr, request, &mut stored).await?;
+    if let Some(other) = context.pools.iter().find(|pool| overlap(pool.cidr(), cidr)) {
         let text = format!(
             "subnet {cidr} overlaps with {} of pool {}; choose another subnet, or delete that pool (margay pool delete {}) \
              when none of its addresses is in use",
@@ -112,7 +112,7 @@ async fn create(
     let new = NewPool::new(&name, cidr)
         .with_block_size(fitting_block_size(cidr, None))
         .with_assignment_mode(AssignmentMode::Manual);
-    check_new_pool(&new, &around.pools, &stored).map_err(|error| BridgeError::BadRanges(error.to_string()))?;
+    check_new_pool(&new, &context.pools, &stored).map_err(|error| BridgeError::BadRanges(error.to_string()))?;
     let mut pool = Pool::new(&new, &ipam.uid(), ipam.now())?;
     if definition.free_of.is_none() {
         pool.resource_mut().set_annotation(NETWORK_ANNOTATION, &request.attachment.network);
@@ -120,7 +120,7 @@ async fn create(
     let key = keys::resource(ResourceKind::IpPool, &name);
     work.tx.get(&key).await?;
     work.tx.put(&key, pool.encode()?)?;
-    around.pools.push(pool);
+    context.pools.push(pool);
     Ok(name)
 }
 
@@ -128,23 +128,23 @@ async fn create(
 /// left, and in which nothing is in use, is deleted if it has a name that comes before, or overlaps with the new one;
 /// its blocks are removed from `stored`, too.
 async fn name_for(
-    work: &mut Workset<'_>,
-    around: &mut Surroundings,
+    work: &mut WriteSet<'_>,
+    context: &mut AssignContext,
     definition: &PoolDefinition,
     cidr: IpNet,
     request: &AssignRequest,
     stored: &mut Vec<IpNet>,
 ) -> Result<String> {
-    let left: Vec<Pool> = around.pools.iter().filter(|pool| is_left(pool, cidr, request)).cloned().collect();
+    let left: Vec<Pool> = context.pools.iter().filter(|pool| is_left(pool, cidr, request)).cloned().collect();
     for pool in left.iter().filter(|pool| overlap(pool.cidr(), cidr)) {
-        delete_unused(work, around, pool, stored).await?;
+        delete_unused(work, context, pool, stored).await?;
     }
     let numbered = (2..).map(|number| format!("{}-{number}", definition.name));
     for name in iter::once(definition.name.clone()).chain(numbered) {
         if let Some(pool) = left.iter().find(|pool| pool.name() == name) {
-            delete_unused(work, around, pool, stored).await?;
+            delete_unused(work, context, pool, stored).await?;
         }
-        if around.pools.iter().any(|pool| pool.name() == name) {
+        if context.pools.iter().any(|pool| pool.name() == name) {
             if definition.free_of.is_some() {
                 let text = format!("pool {name} of this network is of another family; give the network another name");
                 return Err(BridgeError::BadRanges(text).into());
@@ -162,8 +162,8 @@ async fn name_for(
 /// Writes the reservation of what lies outside the ranges, unless it is stored already.
 async fn reserve_the_rest(
     ipam: &Ipam,
-    work: &mut Workset<'_>,
-    around: &mut Surroundings,
+    work: &mut WriteSet<'_>,
+    context: &mut AssignContext,
     pool: &str,
     definition: &PoolDefinition,
     network: &str,
@@ -183,7 +183,7 @@ async fn reserve_the_rest(
     ranges.insert(network.to_owned(), definition.ranges.iter().map(|(a, b)| format!("{a}-{b}")).collect());
     let everybodys = outside_but_ends(definition.cidr, &together(&ranges));
     if ranges.len() > 1 {
-        around.keep_off(&name, &own);
+        context.keep_off(&name, &own);
     }
     if ranges == noted && texts(&everybodys) == as_stored {
         return Ok(());
@@ -196,7 +196,7 @@ async fn reserve_the_rest(
         document.resource_mut().set_annotation(RANGES_ANNOTATION, &text);
     }
     work.tx.put(&key, document.encode()?)?;
-    around.set_reservation(document);
+    context.set_reservation(document);
     Ok(())
 }
 
@@ -272,7 +272,7 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
 /// Maximum number of stored blocks of the family: one guard covers all of them, and a store checks each.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of keys besides blocks and affinities that go with a pool: its own, and two reservations.
-const KEYS_OF_POOL: usize = 3;
+const KEYS_PER_POOL: usize = 3;
 
 /// True if a pool was made for this network by an earlier configuration, of the family of `cidr`, and the present
 /// configuration does not have it. A pool that an operator has disabled or opened to other networks is the operator's. One
@@ -288,15 +288,15 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
 }
 
 /// Deletes a pool unless an address of it is in use, in cooldown or kept for a workload. It stays as well if its blocks and
-/// affinities are too many for one commit ([`Surroundings::deletable`]). `stored` are the stored blocks of the family; those
+/// affinities are too many for one commit ([`AssignContext::deletable`]). `stored` are the stored blocks of the family; those
 /// of a deleted pool are removed from it.
 async fn delete_unused(
-    work: &mut Workset<'_>,
-    around: &mut Surroundings,
+    work: &mut WriteSet<'_>,
+    context: &mut AssignContext,
     pool: &Pool,
     stored: &mut Vec<IpNet>,
 ) -> Result<()> {
-    if stored.len() > MAX_BLOCKS_GUARDED || !around.pools.iter().any(|other| other.name() == pool.name()) {
+    if stored.len() > MAX_BLOCKS_GUARDED || !context.pools.iter().any(|other| other.name() == pool.name()) {
         return Ok(());
     }
     let known = stored.iter().copied().chain(work.blocks().map(Block::cidr));
@@ -310,16 +310,16 @@ async fn delete_unused(
     work.tx.list(&Range::Prefix(keys::blocks_prefix(Some(pool.family())))).await?;
     for cidr in &blocks {
         match work.find(*cidr).await? {
-            Found::There(block) if block.is_empty() && pool.cidr().contains(cidr) => {
+            BlockSlot::There(block) if block.is_empty() && pool.cidr().contains(cidr) => {
                 affinities.extend(block.owner().map(|owner| (owner, *cidr)));
             }
             _ => return Ok(()),
         }
     }
-    let Some(left) = around.deletable.checked_sub(blocks.len() + affinities.len() + KEYS_OF_POOL) else {
+    let Some(left) = context.deletable.checked_sub(blocks.len() + affinities.len() + KEYS_PER_POOL) else {
         return Ok(());
     };
-    around.deletable = left;
+    context.deletable = left;
     for (owner, cidr) in affinities {
         work.drop_affinity(&owner, cidr).await?;
     }
@@ -330,12 +330,12 @@ async fn delete_unused(
         let key = keys::resource(ResourceKind::IpReservation, &name);
         work.tx.get(&key).await?;
         work.tx.delete(&key)?;
-        around.remove_reservation(&name);
+        context.remove_reservation(&name);
     }
     let key = keys::resource(ResourceKind::IpPool, pool.name());
     work.tx.get(&key).await?;
     work.tx.delete(&key)?;
-    around.pools.retain(|other| other.name() != pool.name());
+    context.pools.retain(|other| other.name() != pool.name());
     stored.retain(|cidr| !blocks.contains(cidr));
     tracing::debug!(pool = pool.name(), cidr = %pool.cidr(), "deleting an unused pool that the network has left");
     Ok(())

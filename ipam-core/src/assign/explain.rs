@@ -6,18 +6,18 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Range, Revision, StoreExt, Transaction};
 
 use super::Assignment;
-use super::request::{AssignRequest, Assigned, NamespaceLabels, Wanted};
+use super::request::{AssignRequest, AssignedAddress, NamespaceLabels, RequestedAddresses};
+use crate::assign_context::{AssignContext, decode_all, read_config};
 use crate::attachment::{NAMESPACE, NODE};
-use crate::boxed;
+use crate::boxed_future;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Labels, Owner, Pool, keys};
 use crate::net::{Count, Family};
 use crate::pools::{self, Obstacle, PoolError, PoolQuery};
 use crate::quarantine::quarantine_of;
-use crate::surroundings::{Surroundings, decode_all, read_config};
 use crate::utilization::{PoolUsage, Usage, utilization};
-use crate::workset::{Found, Workset};
+use crate::write_set::{BlockSlot, WriteSet};
 
 /// The label of each namespace that has its name.
 const NAMESPACE_NAME: &str = "projectcalico.org/name";
@@ -43,7 +43,7 @@ pub struct Explanation {
     /// All pools, by name.
     pub pools: Vec<PoolState>,
     /// The outcome that it would have.
-    pub outcome: Outcome,
+    pub outcome: PredictedOutcome,
 }
 
 /// A pool, as an assignment finds it.
@@ -55,13 +55,13 @@ pub struct PoolState {
     /// Why no address is taken from it; an error if a selector of it cannot be read.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
     /// How full it is.
-    pub stock: Stock,
+    pub stock: PoolStock,
 }
 
 /// How full a pool is. An address whose cooldown is over counts as free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Stock {
+pub struct PoolStock {
     /// The numbers of the pool; addresses in cooldown are in use.
     pub usage: Usage,
     /// The number of its addresses in quarantine; they are reserved.
@@ -79,7 +79,7 @@ pub struct Stock {
 /// The outcome that an assignment would have.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum PredictedOutcome {
     /// An address.
     Given {
         /// The address, or the first one of the prefix.
@@ -93,7 +93,7 @@ pub enum Outcome {
         /// How many addresses are free in the block now.
         free: usize,
         /// Why that block.
-        source: Source,
+        source: AddressSource,
     },
     /// None, because of this.
     Refused(Error),
@@ -101,7 +101,7 @@ pub enum Outcome {
 
 /// Where an address would come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum AddressSource {
     /// From a block of the node's.
     Own,
     /// From a block that is not stored yet and that the node would claim.
@@ -119,8 +119,8 @@ impl Ipam {
     /// the pools that are named, else IPv4; without `namespace` the labels of the pod's namespace are not known.
     ///
     /// # Errors
-    /// Those of the store, and damaged settings. The reason for which an assignment would be refused is an [`Outcome`].
-    #[boxed]
+    /// Those of the store, and damaged settings. The reason for which an assignment would be refused is an [`PredictedOutcome`].
+    #[boxed_future]
     pub async fn explain(
         &self,
         node: &str,
@@ -130,14 +130,14 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Explanation> {
         let owner = Owner::host(node);
-        let mut request = AssignRequest::of_owner(&owner, Wanted::any(1, 1));
+        let mut request = AssignRequest::of_owner(&owner, RequestedAddresses::any(1, 1));
         request.namespace = if namespace.is_some() { NamespaceLabels::Known } else { NamespaceLabels::NotYetRead };
         request.namespace_labels = namespace.cloned().unwrap_or_default();
         transact!(self, deadline, |tx| {
-            let known = self.read_around(tx, &owner, &request.wanted, Vec::new(), Vec::new()).await;
+            let known = self.read_context(tx, &owner, &request.wanted, Vec::new(), Vec::new()).await;
             tx.forget_writes();
             let explained = match known {
-                Ok(around) => self.explain_in(tx, request.clone(), around, family, pools).await,
+                Ok(context) => self.explain_in(tx, request.clone(), context, family, pools).await,
                 Err(error @ Error::UnknownNode(_)) => self.explain_unknown(tx, node, family, error).await,
                 Err(error) => Err(error),
             };
@@ -150,22 +150,22 @@ impl Ipam {
         &self,
         tx: &mut Transaction,
         mut request: AssignRequest,
-        mut around: Surroundings,
+        mut context: AssignContext,
         family: Option<Family>,
         named: &[String],
     ) -> Result<Explanation> {
-        let is_of = |family| named.iter().all(|text| pools::parse_requested(text, &around.pools, family).is_ok());
+        let is_of = |family| named.iter().all(|text| pools::parse_requested(text, &context.pools, family).is_ok());
         let v6_alone = !named.is_empty() && is_of(Family::V6);
         let family = family.unwrap_or(if v6_alone { Family::V6 } else { Family::V4 });
         request.set_pools(family, named.iter().cloned());
         let revision = tx.revision();
-        let (node, labels) = (around.host.name.clone(), around.host.labels.clone());
-        let (config, host) = (around.config.clone(), around.host.owner());
+        let (node, labels) = (context.host.name.clone(), context.host.labels.clone());
+        let (config, host) = (context.config.clone(), context.host.owner());
 
-        let mut work = Workset::new(tx, self.now(), config.cooldown_seconds());
+        let mut work = WriteSet::new(tx, self.now(), config.cooldown_seconds());
         let blocks = self.blocks_at(revision, family, config.cooldown_seconds()).await?;
         let requested: Vec<IpNet> =
-            named.iter().filter_map(|text| pools::parse_requested(text, &around.pools, family).ok()).collect();
+            named.iter().filter_map(|text| pools::parse_requested(text, &context.pools, family).ok()).collect();
         let query = PoolQuery {
             family,
             requested: &requested,
@@ -175,8 +175,8 @@ impl Ipam {
             wanted: request.usage,
             host_reserved: None,
         };
-        let stocks = stocks(&around, &blocks, &host);
-        let pools = around.pools.iter().zip(stocks);
+        let stocks = stocks(&context, &blocks, &host);
+        let pools = context.pools.iter().zip(stocks);
         let pools = pools.filter(|(pool, _)| pool.family() == family);
         let pools = pools
             .map(|(pool, stock)| PoolState { obstacle: pools::obstacle(pool, &query), pool: pool.clone(), stock })
@@ -184,8 +184,8 @@ impl Ipam {
         let namespace = request.namespace_labels.get(NAMESPACE_NAME).map(|name| (NAMESPACE.to_owned(), name.clone()));
         let attributes = namespace.into_iter().chain([(NODE.to_owned(), node.clone())]).collect();
         let (holder, handle) = (Attribute::new(None, attributes), String::new());
-        let mut assignment = Assignment::new(self, &request, &mut around, holder, handle);
-        let block_limit = assignment.pass(family, 1, &[]).limit();
+        let mut assignment = Assignment::new(self, &request, &mut context, holder, handle);
+        let block_limit = assignment.family_assigner(family, 1, &[]).limit();
         let outcome = assignment.outcome(&mut work, family, &blocks).await?;
         Ok(Explanation {
             revision,
@@ -218,7 +218,7 @@ impl Ipam {
             claims_blocks: config.auto_allocate_blocks(),
             block_limit: None,
             pools: Vec::new(),
-            outcome: Outcome::Refused(error),
+            outcome: PredictedOutcome::Refused(error),
         })
     }
 
@@ -236,21 +236,22 @@ impl Ipam {
 }
 
 /// How full each pool is.
-fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
-    let counted = utilization(&around.pools, blocks, &around.reservations);
-    let quarantined = quarantine_of(&around.reservation_documents);
+fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolStock> {
+    let counted = utilization(&context.pools, blocks, &context.reservations);
+    let quarantined = quarantine_of(&context.reservation_documents);
     let of_pool = |cidr: IpNet| quarantined.keys().filter(|ip| cidr.contains(*ip)).count();
-    let stock = |pool: &PoolUsage| Stock { usage: pool.usage, quarantined: of_pool(pool.cidr), ..Stock::default() };
-    let mut stocks: Vec<Stock> = counted.pools.iter().map(stock).collect();
+    let stock =
+        |pool: &PoolUsage| PoolStock { usage: pool.usage, quarantined: of_pool(pool.cidr), ..PoolStock::default() };
+    let mut stocks: Vec<PoolStock> = counted.pools.iter().map(stock).collect();
     for block in blocks {
-        let place = around.pools.iter().position(|pool| pool.cidr().contains(&block.cidr()));
+        let place = context.pools.iter().position(|pool| pool.cidr().contains(&block.cidr()));
         let Some(stock) = place.and_then(|place| stocks.get_mut(place)) else { continue };
         stock.blocks += 1;
         stock.in_cooldown += block.allocated().filter(|(_, entry)| entry.released_at().is_some()).count();
         let is_own = |owner: Owner| owner == *host || (owner.node().is_some() && owner.node() == host.node());
         if block.owner().is_some_and(is_own) {
             stock.own_blocks += 1;
-            stock.own_free += block.free_count(&around.reservations);
+            stock.own_free += block.free_count(&context.reservations);
         }
     }
     stocks
@@ -258,7 +259,7 @@ fn stocks(around: &Surroundings, blocks: &[Block], host: &Owner) -> Vec<Stock> {
 
 impl Assignment<'_> {
     /// Assigns one address in memory, and returns its source.
-    async fn outcome(&mut self, work: &mut Workset<'_>, family: Family, before: &[Block]) -> Result<Outcome> {
+    async fn outcome(&mut self, work: &mut WriteSet<'_>, family: Family, before: &[Block]) -> Result<PredictedOutcome> {
         let done = match self.any(work, family, 1).await {
             Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,
             failed => failed,
@@ -266,29 +267,29 @@ impl Assignment<'_> {
         match done {
             Ok(()) => {}
             Err(error @ (Error::Store(_) | Error::Malformed(_))) => return Err(error),
-            Err(error) => return Ok(Outcome::Refused(error)),
+            Err(error) => return Ok(PredictedOutcome::Refused(error)),
         }
-        let Some(assigned) = self.answer.first() else { return Ok(Outcome::Refused(Error::NoNewBlocks)) };
-        let host = self.around.host.owner();
+        let Some(assigned) = self.answer.first() else { return Ok(PredictedOutcome::Refused(Error::NoNewBlocks)) };
+        let host = self.context.host.owner();
         let is_own_now = match work.find(assigned.block).await? {
-            Found::There(block) => block.is_owned_by(&host),
-            Found::Absent | Found::Damaged => false,
+            BlockSlot::There(block) => block.is_owned_by(&host),
+            BlockSlot::Absent | BlockSlot::Damaged => false,
         };
         let found = before.iter().find(|block| block.cidr() == assigned.block);
         let source = match found.map(Block::owner) {
-            None => Source::New,
-            Some(Some(owner)) if owner == host => Source::Own,
-            Some(owner) if is_own_now => Source::TakenOver(owner),
-            Some(owner) => Source::Borrowed(owner),
+            None => AddressSource::New,
+            Some(Some(owner)) if owner == host => AddressSource::Own,
+            Some(owner) if is_own_now => AddressSource::TakenOver(owner),
+            Some(owner) => AddressSource::Borrowed(owner),
         };
         let free = found.map_or_else(
             || {
                 let all = Count::of_parts(assigned.block, assigned.length()).to_u128();
                 usize::try_from(all.unwrap_or_default()).unwrap_or_default()
             },
-            |block| block.free_count(&self.around.reservations),
+            |block| block.free_count(&self.context.reservations),
         );
-        let Assigned { ip: address, prefix_length, block, pool, .. } = *assigned;
-        Ok(Outcome::Given { address, prefix_length, block, pool, free, source })
+        let AssignedAddress { ip: address, prefix_length, block, pool, .. } = *assigned;
+        Ok(PredictedOutcome::Given { address, prefix_length, block, pool, free, source })
     }
 }

@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use kv::Deadline;
 
-use super::{AssignRequest, Assigned, Assignment, Wanted};
-use crate::boxed;
+use super::{AssignRequest, AssignedAddress, Assignment, RequestedAddresses};
+use crate::assign_context::pool_holding;
+use crate::boxed_future;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, Pool, PoolUse, keys};
 use crate::net::Family;
-use crate::surroundings::pool_holding;
-use crate::workset::Workset;
+use crate::write_set::WriteSet;
 
 /// The request of an assignment to a handle. It is carried out as a whole, in one commit, or not at all.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct HandleRequest {
 impl HandleRequest {
     /// These addresses for this handle, in the blocks of this owner: for a workload on a node, for a load balancer where
     /// the owner is virtual.
-    pub fn new(handle: impl Into<String>, owner: Owner, wanted: Wanted) -> Self {
+    pub fn new(handle: impl Into<String>, owner: Owner, wanted: RequestedAddresses) -> Self {
         let terms = AssignRequest::of_owner(&owner, wanted);
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
     }
@@ -110,20 +110,21 @@ impl Ipam {
     ///
     /// # Errors
     /// `HandleLimit`; `Invalid` for a handle or an owner that cannot be one; otherwise those of [`assign`](Self::assign).
-    #[boxed]
-    pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
+    #[boxed_future]
+    pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         request.check()?;
         let HandleRequest { handle, owner, attributes, most, terms } = request;
         let mut misdated = Vec::new();
         let assigned = transact!(self, deadline, |tx| {
-            let mut around = self.read_around(tx, owner, &terms.wanted, vec![keys::handle(handle)], Vec::new()).await?;
+            let mut context =
+                self.read_context(tx, owner, &terms.wanted, vec![keys::handle(handle)], Vec::new()).await?;
             let holder = Attribute::new(Some(handle), attributes.clone());
-            let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+            let mut work = WriteSet::new(tx, self.now(), context.config.cooldown_seconds());
             work.heed_quotas().await?;
             if let Some(most) = most {
                 stay_within(&mut work, handle, &terms.wanted, *most).await?;
             }
-            let mut assignment = Assignment::new(self, terms, &mut around, holder, handle.clone());
+            let mut assignment = Assignment::new(self, terms, &mut context, holder, handle.clone());
             let done = assignment.all(&mut work).await;
             misdated = work.misdated().to_vec();
             done?;
@@ -143,7 +144,7 @@ impl Ipam {
 ///
 /// If a handle does not count what a block holds, a foreign writer broke off, or is about to write the block. Rewriting
 /// the block makes that writer start again, and the handle is right again.
-async fn stay_within(work: &mut Workset<'_>, handle: &str, wanted: &Wanted, most: usize) -> Result<()> {
+async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;
     let document = stored.map(|value| Handle::decode(&key, value.as_bytes())).transpose()?.unwrap_or_default();
@@ -179,7 +180,7 @@ impl BlockRequest {
     /// A block of each of these families for this owner.
     pub fn new(owner: Owner, families: &[Family]) -> Self {
         let one = |family| usize::from(families.contains(&family));
-        let terms = AssignRequest::of_owner(&owner, Wanted::any(one(Family::V4), one(Family::V6)));
+        let terms = AssignRequest::of_owner(&owner, RequestedAddresses::any(one(Family::V4), one(Family::V6)));
         Self { owner, terms }
     }
 
@@ -215,14 +216,14 @@ impl Ipam {
     /// # Errors
     /// `NoNewBlocks` if new blocks must not be claimed or none is left; `Pool` if no pool can serve the owner;
     /// `UnknownNode`; `Invalid` for an owner that cannot be one; those of the store.
-    #[boxed]
+    #[boxed_future]
     pub async fn ensure_blocks(&self, request: &BlockRequest, deadline: Deadline) -> Result<Vec<IpNet>> {
         let BlockRequest { owner, terms } = request;
         transact!(self, deadline, |tx| {
-            let mut around = self.read_around(tx, owner, &terms.wanted, Vec::new(), Vec::new()).await?;
-            let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+            let mut context = self.read_context(tx, owner, &terms.wanted, Vec::new(), Vec::new()).await?;
+            let mut work = WriteSet::new(tx, self.now(), context.config.cooldown_seconds());
             let (holder, handle) = (Attribute::default(), String::new());
-            let mut assignment = Assignment::new(self, terms, &mut around, holder, handle);
+            let mut assignment = Assignment::new(self, terms, &mut context, holder, handle);
             let mut blocks = Vec::new();
             for family in [Family::V4, Family::V6].into_iter().filter(|family| terms.wanted.all_of(*family) > 0) {
                 blocks.push(assignment.ensure_block(&mut work, family).await?);
@@ -234,11 +235,11 @@ impl Ipam {
 }
 
 impl Assignment<'_> {
-    async fn ensure_block(&mut self, work: &mut Workset<'_>, family: Family) -> Result<IpNet> {
+    async fn ensure_block(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<IpNet> {
         let requested = self.requested_pools(work, family).await?;
         let pools = self.select(family, &requested)?;
         let chosen: Vec<&Pool> = pools.iter().collect();
-        let block = self.pass(family, 0, &chosen).ensure_block(work).await?;
+        let block = self.family_assigner(family, 0, &chosen).ensure_block(work).await?;
         if let Some(pool) = pool_holding(&pools, block) {
             self.guard_pool(work, pool.cidr()).await?;
         }

@@ -19,8 +19,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
+use crate::assign_context::{AssignContext, read_config};
 use crate::attachment::{Attachment, NODE, Ownership, TIMESTAMP, namespace_of};
-use crate::boxed;
+use crate::boxed_future;
 use crate::check::{held_by, renew};
 use crate::error::{Error, Result};
 use crate::gc::{self, Evidence, Leftover, Leftovers, is_short};
@@ -32,23 +33,24 @@ use crate::model::{
 };
 use crate::net::Family;
 use crate::sticky::Sticky;
-use crate::surroundings::{Surroundings, read_config};
 use crate::timestamps::parse_go_string;
-use crate::workset::{Workset, likely_counters};
+use crate::write_set::{WriteSet, likely_counters};
 
 use assignment::Assignment;
 pub use auto::refuse_among_prefixes;
-pub use explain::{Explanation, Outcome, PoolState, Source, Stock};
+pub use explain::{AddressSource, Explanation, PoolState, PoolStock, PredictedOutcome};
 pub use handle::{BlockRequest, HandleRequest};
-pub use request::{AssignRequest, Assigned, Bridge, Gateway, NamespaceLabels, PoolDefinition, Repeated, Wanted};
-use sticky::Kept;
+pub use request::{
+    AssignRequest, AssignedAddress, Bridge, Gateway, NamespaceLabels, PoolDefinition, RepeatPolicy, RequestedAddresses,
+};
+use sticky::WorkloadAddresses;
 
 /// The most requested addresses for which blocks of every possible size are read along with the surroundings.
-const MOST_GIVEN_AHEAD: usize = 2;
+const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
 /// The findings of an attempt, for the next one.
 #[derive(Debug, Default)]
-struct Findings {
+struct AttemptFindings {
     /// The blocks that were used last, the latest first.
     used: Vec<IpNet>,
     /// Blocks with releases that are dated far ahead.
@@ -66,13 +68,13 @@ impl Ipam {
     /// that must be made or mended for them, are one commit; if anything is missing, nothing happens.
     ///
     /// If an attachment requests again what it has, it gets the same answer. An assignment for it that broke off is
-    /// settled first, where [pending commits](crate::intents) are recorded.
+    /// settled first, where [pending commits](crate::pending_commits) are recorded.
     ///
     /// # Errors
     /// Those of [`Error`], with Calico's texts.
-    #[boxed]
-    pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<Assigned>> {
-        let mut findings = Findings::default();
+    #[boxed_future]
+    pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
+        let mut findings = AttemptFindings::default();
         let mut error = match self.assign_all(slice::from_ref(request), &mut findings, deadline).await {
             Ok(done) => return Ok(done.only_answer()),
             Err(error) => error,
@@ -98,11 +100,11 @@ impl Ipam {
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
-        findings: &Findings,
+        findings: &AttemptFindings,
         error: Error,
         deadline: Deadline,
-    ) -> Result<Vec<Assigned>> {
-        let Some(live) = self.live().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
+    ) -> Result<Vec<AssignedAddress>> {
+        let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
         // Taken after the leftovers are known: an attachment that gets an address from here on is not one of them.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
@@ -110,8 +112,8 @@ impl Ipam {
             self.start_cooldown(request, &leftovers, deadline).await?;
             return Err(error);
         }
-        let mut again = Findings::default();
-        let done = transact!(on self.noting(&request.attachment), deadline, |tx| {
+        let mut again = AttemptFindings::default();
+        let done = transact!(on self.recording_store(&request.attachment), deadline, |tx| {
             self.assign_in(tx, slice::from_ref(request), Some(&leftovers), &mut again).await
         });
         match done {
@@ -129,7 +131,7 @@ impl Ipam {
     /// Where there is a cooldown, the assignment cannot have the leftovers yet, but their cooldown begins.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
-        let (holdings, _) = self.holdings_within(node, &self.reach_of(node), deadline).await?;
+        let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
         // As many as an assignment frees otherwise.
         for batch in gc::batches(&earlier).into_iter().take(1) {
@@ -144,7 +146,7 @@ impl Ipam {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
                 let cooldown = read_config(tx).await?.cooldown_seconds();
-                let mut work = Workset::new(tx, self.now(), cooldown);
+                let mut work = WriteSet::new(tx, self.now(), cooldown);
                 work.change(*cidr, |_| ()).await?;
                 work.write().await
             })?;
@@ -154,15 +156,15 @@ impl Ipam {
 
     /// Reads the surroundings of an assignment to an owner, in one round trip, along with other needed keys, and the keys of
     /// ranges.
-    async fn read_around(
+    async fn read_context(
         &self,
         tx: &mut Transaction,
         owner: &Owner,
-        wanted: &Wanted,
+        wanted: &RequestedAddresses,
         mut keys: Vec<Key>,
         mut named: Vec<Range>,
-    ) -> Result<Surroundings> {
-        let given = wanted.these.iter().take(MOST_GIVEN_AHEAD);
+    ) -> Result<AssignContext> {
+        let given = wanted.these.iter().take(MAX_ADDRESSES_READ_AHEAD);
         for ip in given {
             keys.extend(hints::possible_blocks(*ip).into_iter().map(keys::block));
             // A block of another size takes a request more if it is new.
@@ -179,9 +181,9 @@ impl Ipam {
         let affinities = families
             .flat_map(|family| owners.iter().filter_map(move |owner| keys::affinities_prefix(owner, Some(family))));
         named.extend(affinities.map(Range::Prefix));
-        let around = Surroundings::read(self, tx, owner, keys, named).await?;
-        around.host.pin(tx)?;
-        Ok(around)
+        let context = AssignContext::read(self, tx, owner, keys, named).await?;
+        context.host.pin(tx)?;
+        Ok(context)
     }
 
     /// Carries out all requests, one after the other, in one transaction. All are for attachments of one node.
@@ -190,13 +192,13 @@ impl Ipam {
         tx: &mut Transaction,
         requests: &[AssignRequest],
         leftovers: Option<&Leftovers>,
-        findings: &mut Findings,
-    ) -> Result<Done> {
+        findings: &mut AttemptFindings,
+    ) -> Result<AssignOutcome> {
         let Some(Attachment { node, .. }) = requests.first().map(|request| &request.attachment) else {
-            return Ok(Done::default());
+            return Ok(AssignOutcome::default());
         };
         let owner = Owner::host(node);
-        let mut wanted = Wanted::default();
+        let mut wanted = RequestedAddresses::default();
         requests.iter().for_each(|request| wanted.add(&request.wanted));
         let mut first: Vec<Key> = requests.iter().map(|request| keys::handle(&request.attachment.handle())).collect();
         first.extend(
@@ -223,16 +225,16 @@ impl Ipam {
         if let [AssignRequest { attachment, attributes, .. }] = requests {
             first.extend(likely_counters(&attachment.network, node, namespace_of(attributes)));
         }
-        let mut around = self.read_around(tx, &owner, &wanted, first, named).await?;
+        let mut context = self.read_context(tx, &owner, &wanted, first, named).await?;
 
-        let cooldown = around.config.cooldown_seconds();
-        let mut work = Workset::new(tx, self.now(), cooldown);
+        let cooldown = context.config.cooldown_seconds();
+        let mut work = WriteSet::new(tx, self.now(), cooldown);
         work.heed_quotas().await?;
         let is_trial = findings.is_trial;
-        let mut all = Done::default();
+        let mut all = AssignOutcome::default();
         for request in requests {
             let handle = request.attachment.handle();
-            let attachment = Attachment { node: around.host.name.clone(), ..request.attachment.clone() };
+            let attachment = Attachment { node: context.host.name.clone(), ..request.attachment.clone() };
             let mut attributes = request.attributes.clone();
             attributes.insert(NODE.to_owned(), attachment.node.clone());
             let mut marked = attachment.mark(&attributes, request.names());
@@ -245,21 +247,21 @@ impl Ipam {
             if let Some(leftovers) = leftovers {
                 all.freed.extend(self.free_leftovers(&mut work, &attachment.node, leftovers).await?);
             }
-            let around = &mut around;
+            let context = &mut context;
             let kept = match plain {
-                Some(plain) => Kept::read(&mut work, request, plain).await?,
+                Some(plain) => WorkloadAddresses::read(&mut work, request, plain).await?,
                 None => None,
             };
-            let mut assignment = Assignment { held, kept, ..Assignment::new(self, request, around, holder, handle) };
+            let mut assignment = Assignment { held, kept, ..Assignment::new(self, request, context, holder, handle) };
             let done = match assignment.all(&mut work).await {
                 Ok(()) => work.check_quotas((!is_trial).then_some(&**self.store())).await,
                 failed => failed,
             };
-            assignment.around.allow_all();
+            assignment.context.allow_all();
             let used = assignment.answer.iter().map(|assigned| assigned.block);
             let mut used = hints::with_used(&findings.used, used);
             assignment.set_back_full(&mut work, &mut used).await?;
-            *findings = Findings {
+            *findings = AttemptFindings {
                 used,
                 misdated: work.misdated().to_vec(),
                 leftovers: match done {
@@ -277,13 +279,13 @@ impl Ipam {
             renew(&mut work, &attachment, &held, &answer, &attributes, request.names()).await?;
             all.answers.push(answer);
         }
-        self.note_borrowed(&mut work, &around.host.name, &all).await?;
+        self.note_borrowed(&mut work, &context.host.name, &all).await?;
         work.write().await?;
         Ok(all)
     }
 
     /// Records as a hint from which blocks of other owners the node is about to have addresses.
-    async fn note_borrowed(&self, work: &mut Workset<'_>, node: &str, done: &Done) -> Result<()> {
+    async fn note_borrowed(&self, work: &mut WriteSet<'_>, node: &str, done: &AssignOutcome) -> Result<()> {
         let mut borrowed = Vec::new();
         for assigned in done.answers.iter().flatten() {
             let owner = work.block(assigned.block).await?.and_then(Block::owner);
@@ -298,16 +300,16 @@ impl Ipam {
 
 /// The outcome of assignments.
 #[derive(Default)]
-struct Done {
+struct AssignOutcome {
     /// The answer to each request.
-    answers: Vec<Vec<Assigned>>,
+    answers: Vec<Vec<AssignedAddress>>,
     /// The freed leftovers of earlier boots.
     freed: Vec<gc::Allocation>,
 }
 
-impl Done {
+impl AssignOutcome {
     /// The answer to a single request.
-    fn only_answer(self) -> Vec<Assigned> {
+    fn only_answer(self) -> Vec<AssignedAddress> {
         self.answers.into_iter().flatten().collect()
     }
 }
@@ -328,9 +330,13 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of [`assign`](Self::assign) for one of them; `Invalid` if they are of several nodes, if two of them are
-    /// the same, or if there are several and [pending commits](crate::intents) are recorded.
-    #[boxed]
-    pub async fn assign_together(&self, requests: &[AssignRequest], deadline: Deadline) -> Result<Vec<Vec<Assigned>>> {
+    /// the same, or if there are several and [pending commits](crate::pending_commits) are recorded.
+    #[boxed_future]
+    pub async fn assign_together(
+        &self,
+        requests: &[AssignRequest],
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<AssignedAddress>>> {
         match requests {
             [] => return Ok(Vec::new()),
             [request] => return Ok(vec![self.assign(request, deadline).await?]),
@@ -342,11 +348,11 @@ impl Ipam {
         if !requests.iter().enumerate().all(are_apart) {
             return Err(Error::Invalid("only different attachments of one node are assigned to together".to_owned()));
         }
-        if self.intents().is_some() {
+        if self.pending_commits().is_some() {
             let text = "where intents are noted, attachments are assigned to one by one";
             return Err(Error::Invalid(text.to_owned()));
         }
-        Ok(self.assign_all(requests, &mut Findings::default(), deadline).await?.answers)
+        Ok(self.assign_all(requests, &mut AttemptFindings::default(), deadline).await?.answers)
     }
 
     /// Assigns to all, with the hints for the network and node of the first. A pending commit is for the first: where
@@ -354,14 +360,14 @@ impl Ipam {
     async fn assign_all(
         &self,
         requests: &[AssignRequest],
-        findings: &mut Findings,
+        findings: &mut AttemptFindings,
         deadline: Deadline,
-    ) -> Result<Done> {
-        let Some(AssignRequest { attachment, .. }) = requests.first() else { return Ok(Done::default()) };
-        self.settle_intents(attachment, deadline).await?;
+    ) -> Result<AssignOutcome> {
+        let Some(AssignRequest { attachment, .. }) = requests.first() else { return Ok(AssignOutcome::default()) };
+        self.settle_pending_commits(attachment, deadline).await?;
         let recalled = self.recall(attachment);
         findings.used.clone_from(&recalled);
-        let store = self.noting(attachment);
+        let store = self.recording_store(attachment);
         let done = transact!(on store, deadline, |tx| {
             self.assign_in(tx, requests, None, findings).await
         })?;
@@ -372,9 +378,9 @@ impl Ipam {
 
 /// The result of an assignment up to its commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trial {
+pub struct AssignTrial {
     /// The addresses that would be assigned.
-    pub assigned: Vec<Assigned>,
+    pub assigned: Vec<AssignedAddress>,
     /// The keys that the commit would write.
     pub keys: Vec<Key>,
 }
@@ -386,18 +392,18 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of [`assign`](Self::assign).
-    #[boxed]
-    pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Trial> {
-        let mut findings = Findings { is_trial: true, ..Findings::default() };
+    #[boxed_future]
+    pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<AssignTrial> {
+        let mut findings = AttemptFindings { is_trial: true, ..AttemptFindings::default() };
         let refused = match self.try_assign(request, None, &mut findings, deadline).await {
             Err(error) if is_short(&error) && !findings.leftovers.is_empty() && findings.cooldown <= 0 => error,
             done => return done,
         };
-        let (Some(_), Some(boot)) = (self.live(), &request.attachment.boot) else { return Err(refused) };
+        let (Some(_), Some(boot)) = (self.liveness(), &request.attachment.boot) else { return Err(refused) };
         let (boot, up, live) = (boot.clone(), Duration::ZERO, BTreeSet::new());
         let evidence = Evidence { boot, up, live, namespaces: None, within: None };
         let leftovers = Leftovers { found: findings.leftovers, evidence };
-        let mut again = Findings { is_trial: true, ..Findings::default() };
+        let mut again = AttemptFindings { is_trial: true, ..AttemptFindings::default() };
         match self.try_assign(request, Some(&leftovers), &mut again, deadline).await {
             Err(error) if is_short(&error) => Err(refused),
             done => done,
@@ -408,12 +414,12 @@ impl Ipam {
         &self,
         request: &AssignRequest,
         leftovers: Option<&Leftovers>,
-        findings: &mut Findings,
+        findings: &mut AttemptFindings,
         deadline: Deadline,
-    ) -> Result<Trial> {
+    ) -> Result<AssignTrial> {
         transact!(self, deadline, |tx| {
             let done = self.assign_in(tx, slice::from_ref(request), leftovers, findings).await?;
-            Ok(Trial { assigned: done.only_answer(), keys: tx.forget_writes() })
+            Ok(AssignTrial { assigned: done.only_answer(), keys: tx.forget_writes() })
         })
     }
 }

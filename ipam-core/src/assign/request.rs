@@ -6,17 +6,17 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::attachment::{Attachment, Names};
+use crate::attachment::{Attachment, AttributeNames};
 use crate::model::{HostReserved, Labels, Owner, Pool, PoolUse};
 use crate::net::{Family, nth};
 use crate::sticky::Sticky;
 
 /// The most blocks of a family that are read ahead because an address may come from them.
-const MOST_LIKELY: usize = 4;
+const MAX_LIKELY_BLOCKS: usize = 4;
 
 /// The wanted addresses: certain ones, and any others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct RequestedAddresses {
     /// These addresses.
     pub these: Vec<IpAddr>,
     /// The number of other IPv4 addresses.
@@ -25,7 +25,7 @@ pub struct Wanted {
     pub any_v6: usize,
 }
 
-impl Wanted {
+impl RequestedAddresses {
     /// Any addresses, so many of each family.
     pub fn any(v4: usize, v6: usize) -> Self {
         Self { these: Vec::new(), any_v4: v4, any_v6: v6 }
@@ -58,7 +58,7 @@ impl Wanted {
 
 /// The answer to an attachment that requests a certain address that it has already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Repeated {
+pub enum RepeatPolicy {
     /// It gets the same answer again.
     #[default]
     SameAnswer,
@@ -144,12 +144,12 @@ pub struct AssignRequest {
     /// The attachment that gets the addresses. Its handle and attributes are recorded.
     pub attachment: Attachment,
     /// Further attributes to record: `pod`, `namespace`, `timestamp`. The names are Calico's; on a secondary network
-    /// ours are recorded in their place, see [`Names`].
+    /// ours are recorded in their place, see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The wanted addresses.
-    pub wanted: Wanted,
+    pub wanted: RequestedAddresses,
     /// The answer if it has them already.
-    pub repeated: Repeated,
+    pub repeated: RepeatPolicy,
     /// The pools to take IPv4 addresses from, by name or network; none means those that select the node.
     pub v4_pools: Vec<String>,
     /// The same for IPv6.
@@ -179,12 +179,12 @@ pub struct AssignRequest {
 
 impl AssignRequest {
     /// These addresses for this attachment, on a routed network, for a workload.
-    pub fn new(attachment: Attachment, wanted: Wanted) -> Self {
+    pub fn new(attachment: Attachment, wanted: RequestedAddresses) -> Self {
         Self {
             attachment,
             attributes: BTreeMap::new(),
             wanted,
-            repeated: Repeated::SameAnswer,
+            repeated: RepeatPolicy::SameAnswer,
             v4_pools: Vec::new(),
             v6_pools: Vec::new(),
             usage: PoolUse::Workload,
@@ -201,7 +201,7 @@ impl AssignRequest {
 
     /// The request of an owner of blocks that is no attachment; the field of the attachment is not read then. The
     /// addresses of a virtual owner are for a load balancer unless the caller sets another use.
-    pub(super) fn of_owner(owner: &Owner, wanted: Wanted) -> Self {
+    pub(super) fn of_owner(owner: &Owner, wanted: RequestedAddresses) -> Self {
         let nobody = String::new;
         let (network, container, interface, node) = (nobody(), nobody(), nobody(), nobody());
         let mut terms = Self::new(Attachment { network, container, interface, node, boot: None }, wanted);
@@ -247,12 +247,12 @@ impl AssignRequest {
     pub(super) fn likely_blocks(&self, family: Family) -> usize {
         let defined = self.define.iter().filter(|one| Family::of_net(one.cidr) == family).count();
         let pools = if self.bridge.is_some() { self.pools(family).len().max(defined) } else { 1 };
-        pools.clamp(1, MOST_LIKELY)
+        pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
     /// The names under which the node, the pod and its namespace are recorded: Calico's names on a routed network only.
-    pub(super) fn names(&self) -> Names {
-        if self.bridge.is_some() { Names::Own } else { Names::Calicos }
+    pub(super) fn names(&self) -> AttributeNames {
+        if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }
 
     pub(super) fn pools(&self, family: Family) -> &[String] {
@@ -265,7 +265,7 @@ impl AssignRequest {
 
 /// One address of an answer, or one prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Assigned {
+pub struct AssignedAddress {
     /// The address; of a prefix the first one.
     pub ip: IpAddr,
     /// The length of the prefix; `None` for an address.
@@ -279,7 +279,7 @@ pub struct Assigned {
     pub gateway: Option<IpAddr>,
 }
 
-impl Assigned {
+impl AssignedAddress {
     /// The address for the interface. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast
     /// address), so of a prefix it is the second one.
     pub fn interface_ip(&self) -> IpAddr {
@@ -288,7 +288,7 @@ impl Assigned {
     }
 }
 
-impl Assigned {
+impl AssignedAddress {
     /// An address or a prefix of this pool.
     pub(super) fn of(pool: &Pool, ip: IpAddr, block: IpNet, gateway: Option<IpAddr>) -> Self {
         Self { ip, prefix_length: pool.prefix_length(), block, pool: pool.cidr(), gateway }

@@ -13,23 +13,23 @@ use ipnet::IpNet;
 use kv::Range;
 use time::OffsetDateTime;
 
-use super::auto::Pass;
+use super::auto::FamilyAssigner;
+use crate::assign_context::pool_holding;
 use crate::error::Result;
 use crate::model::{Block, Owner, keys};
-use crate::surroundings::pool_holding;
-use crate::workset::{Found, Workset};
+use crate::write_set::{BlockSlot, WriteSet};
 
 /// The most blocks that move in one assignment.
-const MOST_MOVED_AT_ONCE: usize = 16;
+const MAX_BLOCKS_MOVED: usize = 16;
 /// The most addresses that these have: about 600 kilobytes.
-const MOST_ADDRESSES_MOVED: usize = 2048;
+const MAX_ADDRESSES_MOVED: usize = 2048;
 
 /// Makes a node's block a block of its secondary networks, with all that is recorded in it; false if it cannot be one
 /// because it has addresses that are not known to be of such a network.
 ///
 /// Guards: the block, both affinities.
 pub(super) async fn make_secondary(
-    work: &mut Workset<'_>,
+    work: &mut WriteSet<'_>,
     cidr: IpNet,
     node: &str,
     network: &str,
@@ -38,8 +38,8 @@ pub(super) async fn make_secondary(
     let [host, secondary] = Owner::all_of(node);
     let known = |name: &str| name == network;
     let may_move = match work.find(cidr).await? {
-        Found::There(block) => block.is_owned_by(&host) && block.is_secondary(known),
-        Found::Absent | Found::Damaged => false,
+        BlockSlot::There(block) => block.is_owned_by(&host) && block.is_secondary(known),
+        BlockSlot::Absent | BlockSlot::Damaged => false,
     };
     if may_move {
         work.change(cidr, |block| block.use_own_names(known)).await?;
@@ -48,27 +48,27 @@ pub(super) async fn make_secondary(
     Ok(may_move)
 }
 
-impl Pass<'_> {
+impl FamilyAssigner<'_> {
     /// True for a secondary network in a store that Calico reads.
     pub(super) fn is_secondary(&self) -> bool {
-        self.request.bridge.is_some() && self.around.beside_calico
+        self.request.bridge.is_some() && self.context.beside_calico
     }
 
     /// The number of blocks of these pools that the node has as its other owner, which count for its limit as well. For
     /// a secondary network, those that can move do so, and addresses are taken from them.
     pub(super) async fn take_from_other(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         taken: &mut Vec<(IpAddr, IpNet)>,
     ) -> Result<usize> {
         let mut blocks = self.of_other(work).await?;
         let count = blocks.len();
         if let (true, Some(Owner::Host(node))) = (self.is_secondary(), &self.other) {
-            let mut room = MOST_ADDRESSES_MOVED;
-            blocks.truncate(MOST_MOVED_AT_ONCE);
+            let mut room = MAX_ADDRESSES_MOVED;
+            blocks.truncate(MAX_BLOCKS_MOVED);
             work.read_ahead_of(&Owner::all_of(node), &blocks).await?;
             for cidr in blocks {
-                let Found::There(block) = work.find(cidr).await? else { continue };
+                let BlockSlot::There(block) = work.find(cidr).await? else { continue };
                 let Some(left) = room.checked_sub(block.capacity()) else { continue };
                 if make_secondary(work, cidr, node, &self.request.attachment.network, self.now).await? {
                     room = left;
@@ -80,7 +80,7 @@ impl Pass<'_> {
     }
 
     /// The blocks of these pools to which the node has affinities as its other owner.
-    pub(super) async fn of_other(&self, work: &mut Workset<'_>) -> Result<Vec<IpNet>> {
+    pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };
         let mut blocks = work.affine(&Range::Prefix(prefix)).await?;
@@ -101,7 +101,7 @@ impl Pass<'_> {
     }
 
     /// Moves the block of another node from which a secondary network is about to borrow.
-    pub(super) async fn move_for(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<()> {
+    pub(super) async fn move_for(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         let owner = work.block(cidr).await?.and_then(Block::owner);
         if let (true, Some(Owner::Host(node))) = (self.is_secondary(), owner) {
             make_secondary(work, cidr, &node, &self.request.attachment.network, self.now).await?;

@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::assignment::Assignment;
-use super::auto::Pass;
+use super::auto::FamilyAssigner;
 use super::request::AssignRequest;
+use crate::assign_context::pool_holding;
 use crate::attachment::{BOOT, INTERFACE, NETWORK};
 use crate::error::Result;
 use crate::ipam::Nodes;
@@ -16,13 +17,12 @@ use crate::model::{Attribute, Block, Pool, StickyAddress, StickyRecord};
 use crate::net::Family;
 use crate::pools;
 use crate::sticky::{STICKY, is_pinned, waits_until};
-use crate::surroundings::pool_holding;
 use crate::workloads::{forget, read_record, write_record};
-use crate::workset::{Found, Workset};
+use crate::write_set::{BlockSlot, WriteSet};
 
 /// The addresses that the workload of a request keeps.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct WorkloadAddresses {
     /// The workload's name.
     name: String,
     record: StickyRecord,
@@ -34,7 +34,7 @@ pub(super) struct Kept {
 }
 
 /// The state of an address on a workload's record.
-enum State {
+enum StickyState {
     /// It waits for the workload.
     Waits,
     /// The same, pinned by an operator.
@@ -49,10 +49,10 @@ enum State {
     Gone,
 }
 
-impl Kept {
+impl WorkloadAddresses {
     /// Reads the record of the workload of a request, if it keeps its addresses. `plain` is the holder of others.
     pub(super) async fn read(
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         request: &AssignRequest,
         plain: Attribute,
     ) -> Result<Option<Self>> {
@@ -62,28 +62,28 @@ impl Kept {
     }
 
     /// Writes the record, if it has changed.
-    pub(super) fn write(&self, work: &mut Workset<'_>) -> Result<()> {
+    pub(super) fn write(&self, work: &mut WriteSet<'_>) -> Result<()> {
         if self.is_changed { write_record(work.tx, &self.name, &self.record) } else { Ok(()) }
     }
 
-    fn state(&self, block: &Block, ip: IpAddr, request: &AssignRequest, nodes: Nodes) -> State {
-        let Some(entry) = block.attributes_of(ip) else { return State::Gone };
+    fn state(&self, block: &Block, ip: IpAddr, request: &AssignRequest, nodes: Nodes) -> StickyState {
+        let Some(entry) = block.attributes_of(ip) else { return StickyState::Gone };
         if entry.get(STICKY) != Some(&self.name) {
-            return State::Gone;
+            return StickyState::Gone;
         }
         if waits_until(entry).is_some() {
-            return if is_pinned(entry) { State::Pinned } else { State::Waits };
+            return if is_pinned(entry) { StickyState::Pinned } else { StickyState::Waits };
         }
         // On a store of one machine, a container of an earlier boot is dead. In a cluster a machine of the same name may be
         // another one; there the DEL of the old container comes first.
         let boots = (entry.get(BOOT), request.attachment.boot.as_deref());
         let is_earlier = matches!(boots, (Some(then), Some(now)) if then != now);
         match entry.handle().filter(|_| is_earlier && nodes == Nodes::FirstSeen) {
-            Some(handle) => State::Leftover(handle.to_owned()),
+            Some(handle) => StickyState::Leftover(handle.to_owned()),
             None => {
                 let own = [(NETWORK, &request.attachment.network), (INTERFACE, &request.attachment.interface)];
                 let is_here = own.into_iter().all(|(name, own)| entry.get(name) == Some(own));
-                if is_here { State::InUse } else { State::OnOther }
+                if is_here { StickyState::InUse } else { StickyState::OnOther }
             }
         }
     }
@@ -107,7 +107,7 @@ impl Assignment<'_> {
     /// are none of the wanted ones stay as they are.
     pub(super) async fn take_kept(
         &mut self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         family: Family,
         pools: &[Pool],
         is_wanted: impl Fn(IpAddr) -> bool,
@@ -120,26 +120,26 @@ impl Assignment<'_> {
             if !is_wanted(ip) || self.answer.iter().any(|assigned| assigned.ip == ip) {
                 continue;
             }
-            let pool = self.around.pools.iter().find(|pool| pool.cidr().contains(&ip));
+            let pool = self.context.pools.iter().find(|pool| pool.cidr().contains(&ip));
             let Some(cidr) = pool.and_then(|pool| pools::block_of(pool, ip)) else {
                 kept.is_changed |= kept.record.remove(ip);
                 continue;
             };
             let state = match work.find(cidr).await? {
-                Found::There(block) => kept.state(block, ip, self.request, self.ipam.nodes()),
-                Found::Absent => State::Gone,
-                Found::Damaged => State::InUse,
+                BlockSlot::There(block) => kept.state(block, ip, self.request, self.ipam.nodes()),
+                BlockSlot::Absent => StickyState::Gone,
+                BlockSlot::Damaged => StickyState::InUse,
             };
-            let is_reserved = || pool.is_some_and(|pool| self.around.reservations.touches(pool.unit_of(ip)));
+            let is_reserved = || pool.is_some_and(|pool| self.context.reservations.touches(pool.unit_of(ip)));
             let is_in_pools = pool_holding(pools, cidr).is_some();
             let may_have = is_in_pools && !is_reserved();
             let former = match state {
-                State::Gone => {
+                StickyState::Gone => {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
                 // It is for any network of the workload, and this one is not where it can be used.
-                State::OnOther => continue,
+                StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // Its pool is out of service, perhaps for a while: the address waits on.
                 _ if pool.is_some_and(|pool| !pool.is_enabled()) => {
@@ -147,21 +147,21 @@ impl Assignment<'_> {
                     continue;
                 }
                 // The network has other pools by now, or the address is reserved.
-                State::Waits if !may_have => {
-                    let (now, cooldown) = (self.ipam.now(), self.around.config.cooldown_seconds());
+                StickyState::Waits if !may_have => {
+                    let (now, cooldown) = (self.ipam.now(), self.context.config.cooldown_seconds());
                     let request = [crate::model::ReleaseRequest::new(ip)];
                     work.change(cidr, |block| block.release_addresses(&request, now, cooldown)).await?;
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                State::Waits | State::Pinned if may_have => None,
-                State::Leftover(handle) if may_have => Some(handle),
-                State::Waits | State::Pinned | State::Leftover(_) | State::InUse => {
+                StickyState::Waits | StickyState::Pinned if may_have => None,
+                StickyState::Leftover(handle) if may_have => Some(handle),
+                StickyState::Waits | StickyState::Pinned | StickyState::Leftover(_) | StickyState::InUse => {
                     kept.elsewhere.push(family);
                     continue;
                 }
             };
-            if !self.pass(family, 1, &[]).is_apart(work, cidr).await? {
+            if !self.family_assigner(family, 1, &[]).is_apart(work, cidr).await? {
                 kept.elsewhere.push(family);
                 continue;
             }
@@ -170,7 +170,7 @@ impl Assignment<'_> {
                 let owner = self.owner();
                 work.change(cidr, |block| block.set_owner(&owner, self.ipam.now())).await?;
                 work.confirm_affinity(&owner, cidr).await?;
-            } else if !self.pass(family, 1, &[]).may_take_from(work, cidr).await? {
+            } else if !self.family_assigner(family, 1, &[]).may_take_from(work, cidr).await? {
                 kept.elsewhere.push(family);
                 continue;
             }
@@ -192,13 +192,13 @@ impl Assignment<'_> {
     }
 
     /// Puts the full blocks from which kept addresses came last among the hints: the next container finds nothing there.
-    pub(super) async fn set_back_full(&self, work: &mut Workset<'_>, used: &mut Vec<IpNet>) -> Result<()> {
+    pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());
         }
         for assigned in &self.answer {
-            let Found::There(block) = work.find(assigned.block).await? else { continue };
-            if block.free_count(&self.around.reservations) == 0 {
+            let BlockSlot::There(block) = work.find(assigned.block).await? else { continue };
+            if block.free_count(&self.context.reservations) == 0 {
                 used.retain(|cidr| *cidr != assigned.block);
                 used.push(assigned.block);
             }
@@ -218,25 +218,26 @@ impl Assignment<'_> {
     }
 
     /// True if an address that the request names waits for its workload.
-    pub(super) async fn is_kept(&self, work: &mut Workset<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
+    pub(super) async fn is_kept(&self, work: &mut WriteSet<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
         let Some(kept) = &self.kept else { return Ok(false) };
-        let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
-        let waits = matches!(kept.state(block, ip, self.request, self.ipam.nodes()), State::Waits | State::Pinned);
-        Ok(waits && self.pass(Family::of(ip), 1, &[]).is_apart(work, cidr).await?)
+        let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(false) };
+        let waits =
+            matches!(kept.state(block, ip, self.request, self.ipam.nodes()), StickyState::Waits | StickyState::Pinned);
+        Ok(waits && self.family_assigner(Family::of(ip), 1, &[]).is_apart(work, cidr).await?)
     }
 }
 
-impl Pass<'_> {
+impl FamilyAssigner<'_> {
     /// True if an address that a workload keeps may come from a block: the owner's own, or one to borrow from.
-    async fn may_take_from(&self, work: &mut Workset<'_>, cidr: IpNet) -> Result<bool> {
+    async fn may_take_from(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         if !self.is_apart(work, cidr).await? {
             return Ok(false);
         }
-        let Found::There(block) = work.find(cidr).await? else { return Ok(false) };
+        let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(false) };
         Ok(match block.owner() {
             Some(owner) if owner == self.owner => true,
             None => true,
-            Some(_) if self.around.config.strict_affinity() => false,
+            Some(_) if self.context.config.strict_affinity() => false,
             Some(owner) => self.may_borrow(block, &owner),
         })
     }
@@ -244,12 +245,12 @@ impl Pass<'_> {
     /// Assigns addresses that wait for a workload whose time is over, among the blocks that were read: first those in
     /// blocks of the owner's, so that nodes do not all take from one block, and of each kind the longest overdue first.
     /// Nothing else is free.
-    pub(super) async fn take_overdue(&self, work: &mut Workset<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
+    pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();
         for block in work.blocks().filter(in_pools) {
             let is_others = !block.is_owned_by(&self.owner);
-            let free = block.overdue(self.now).filter(|(_, ip)| !block.is_reserved(*ip, &self.around.reservations));
+            let free = block.overdue(self.now).filter(|(_, ip)| !block.is_reserved(*ip, &self.context.reservations));
             for (since, ip) in free {
                 let name = block.attributes_of(ip).and_then(|entry| entry.get(STICKY)).unwrap_or_default();
                 found.push((is_others, since, ip, block.cidr(), name.to_owned()));
@@ -265,7 +266,7 @@ impl Pass<'_> {
             }
             self.move_for(work, cidr).await?;
             let has_owner = work.block(cidr).await?.is_some_and(|block| block.owner().is_some());
-            if !has_owner && self.around.config.strict_affinity() {
+            if !has_owner && self.context.config.strict_affinity() {
                 self.take_over(work, cidr, None).await?;
             }
             forget(work.tx, &name, ip).await?;

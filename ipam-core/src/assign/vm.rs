@@ -6,17 +6,17 @@
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
 
-use super::{AssignRequest, Assigned, Assignment, Wanted};
+use super::{AssignRequest, AssignedAddress, Assignment, RequestedAddresses};
+use crate::assign_context::AssignContext;
 use crate::attachment::{NODE, TIMESTAMP};
-use crate::boxed;
+use crate::boxed_future;
 use crate::error::{Error, Result, VmError};
 use crate::hints;
 use crate::ipam::{Ipam, transact};
 use crate::model::{Attribute, Block, Owner, OwnerChange, OwnerUpdate, keys};
 use crate::net::Family;
-use crate::surroundings::Surroundings;
-use crate::vm::{Role, VmAnswer, VmHolds, VmPod, is_off, switch_key};
-use crate::workset::Workset;
+use crate::vm::{PodRole, VmAnswer, VmHoldings, VmPod, is_off, switch_key};
+use crate::write_set::WriteSet;
 
 impl Ipam {
     /// Makes a pod an owner of the addresses that its virtual machine has: the active one, or a migration's target the
@@ -28,12 +28,12 @@ impl Ipam {
     ///
     /// # Errors
     /// [`VmError`]; otherwise those of [`assign`](Self::assign).
-    #[boxed]
+    #[boxed_future]
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
-        self.settle_intents(attachment, deadline).await?;
+        self.settle_pending_commits(attachment, deadline).await?;
         let recalled = self.recall(attachment);
-        let store = self.noting(attachment);
+        let store = self.recording_store(attachment);
         let mut misdated = Vec::new();
         let done = transact!(on store, deadline, |tx| {
             let likely = [Family::V4, Family::V6].into_iter().filter_map(|family| hints::latest_of(&recalled, family).next());
@@ -65,32 +65,32 @@ impl Ipam {
         misdated: &mut Vec<IpNet>,
     ) -> Result<VmAnswer> {
         let owner = Owner::host(&request.attachment.node);
-        let mut around = self.read_around(tx, &owner, &request.wanted, first, Vec::new()).await?;
+        let mut context = self.read_context(tx, &owner, &request.wanted, first, Vec::new()).await?;
         if is_off(tx).await? {
             return match vm.role {
-                Role::Source => Ok(VmAnswer::Off),
-                Role::Target => Err(VmError::TargetWhileOff.into()),
+                PodRole::Source => Ok(VmAnswer::Off),
+                PodRole::Target => Err(VmError::TargetWhileOff.into()),
             };
         }
         let mut attributes = vm.attributes.clone();
-        let known = [("namespace", &vm.namespace), ("pod", &vm.name), (NODE, &around.host.name)];
+        let known = [("namespace", &vm.namespace), ("pod", &vm.name), (NODE, &context.host.name)];
         let asked_at = request.attributes.get(TIMESTAMP).map(|at| (TIMESTAMP, at));
         attributes.extend(known.into_iter().chain(asked_at).map(|(name, value)| (name.to_owned(), value.clone())));
 
-        let mut work = Workset::new(tx, self.now(), around.config.cooldown_seconds());
+        let mut work = WriteSet::new(tx, self.now(), context.config.cooldown_seconds());
         work.heed_quotas().await?;
-        let holds = VmHolds::read(&mut work, &vm.handle).await?;
+        let holds = VmHoldings::read(&mut work, &vm.handle).await?;
         holds.mend(&mut work, &vm.handle).await?;
         let mut kept = Vec::new();
         for (ip, block) in &holds.addresses {
-            let pool = around.pools.iter().find(|pool| pool.cidr().contains(ip));
-            let answer = Assigned::of(pool.ok_or(VmError::OutsidePools(*ip))?, *ip, *block, None);
+            let pool = context.pools.iter().find(|pool| pool.cidr().contains(ip));
+            let answer = AssignedAddress::of(pool.ok_or(VmError::OutsidePools(*ip))?, *ip, *block, None);
             let own = OwnerChange::to(attributes.clone());
             let set = |block: &mut Block| {
                 let is_active = block.attributes_of(*ip).is_some_and(|entry| vm.is_named_by(entry.attributes()));
                 // A target that was made the active owner is not both.
                 let update = match vm.role {
-                    Role::Target if !is_active => OwnerUpdate { active: None, alternate: Some(own) },
+                    PodRole::Target if !is_active => OwnerUpdate { active: None, alternate: Some(own) },
                     _ => OwnerUpdate { active: Some(own), alternate: None },
                 };
                 block.set_owners(*ip, &vm.handle, &update)
@@ -99,11 +99,11 @@ impl Ipam {
             kept.push(answer);
         }
         let answer = match (still_wanted(&request.wanted, &kept), vm.role) {
-            (_, Role::Target) if kept.is_empty() => return Err(VmError::NothingToTake(vm.handle.clone()).into()),
-            (_, Role::Target) => VmAnswer::Kept(of_wanted_families(&request.wanted, kept)),
-            (wanted, Role::Source) => {
+            (_, PodRole::Target) if kept.is_empty() => return Err(VmError::NothingToTake(vm.handle.clone()).into()),
+            (_, PodRole::Target) => VmAnswer::Kept(of_wanted_families(&request.wanted, kept)),
+            (wanted, PodRole::Source) => {
                 let holder = Attribute::new(Some(&vm.handle), attributes);
-                let given = self.first_of_vm(&mut work, &mut around, request, wanted, (&vm.handle, holder)).await;
+                let given = self.first_of_vm(&mut work, &mut context, request, wanted, (&vm.handle, holder)).await;
                 *misdated = work.misdated().to_vec();
                 let given = given?;
                 work.check_quotas(Some(&**self.store())).await?;
@@ -122,12 +122,12 @@ impl Ipam {
     /// Assigns the addresses that a virtual machine lacks.
     async fn first_of_vm(
         &self,
-        work: &mut Workset<'_>,
-        around: &mut Surroundings,
+        work: &mut WriteSet<'_>,
+        context: &mut AssignContext,
         request: &AssignRequest,
-        wanted: Wanted,
+        wanted: RequestedAddresses,
         (handle, holder): (&str, Attribute),
-    ) -> Result<Vec<Assigned>> {
+    ) -> Result<Vec<AssignedAddress>> {
         for family in [Family::V4, Family::V6] {
             let requested = wanted.all_of(family);
             if requested > 1 {
@@ -135,7 +135,7 @@ impl Ipam {
             }
         }
         let terms = AssignRequest { wanted, ..request.clone() };
-        let mut given = Assignment::new(self, &terms, around, holder, handle.to_owned());
+        let mut given = Assignment::new(self, &terms, context, holder, handle.to_owned());
         given.all(work).await?;
         Ok(given.answer)
     }
@@ -143,18 +143,18 @@ impl Ipam {
 
 /// The part of a request that a machine with these addresses still needs: all of it if it has none, else the requested
 /// addresses of a family that it lacks.
-fn still_wanted(wanted: &Wanted, kept: &[Assigned]) -> Wanted {
+fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
     }
     let lacks = |family: Family| kept.iter().all(|one| Family::of(one.ip) != family);
-    Wanted::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
+    RequestedAddresses::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
 /// The addresses of a machine that are of the families of the requested ones; all if none is of them. Calico's main
 /// plugin makes one request for each requested address, and takes no address twice.
-fn of_wanted_families(wanted: &Wanted, mut kept: Vec<Assigned>) -> Vec<Assigned> {
-    let is_wanted = |one: &Assigned| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
+fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
+    let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {
         kept.retain(is_wanted);
     }

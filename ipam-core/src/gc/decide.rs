@@ -9,11 +9,11 @@ use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
 /// An allocation younger than this is never freed because a runtime's list does not have it: the list may be older.
-pub const YOUNG: Duration = Duration::seconds(60);
+pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
 /// The verdict of the evidence on a node's holdings. Every allocation is in exactly one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Judged {
+pub struct JudgedAllocations {
     /// Given in an earlier boot of this machine, and no interface holds it. Nobody can be using it.
     pub earlier: Vec<Allocation>,
     /// Given in this boot, or nobody knows in which; its network namespace is gone, and no interface holds it. At a second
@@ -31,14 +31,14 @@ pub struct Judged {
 
 /// Judges attachments as wholes: while one address of an attachment is in use, all of them stay.
 ///
-/// `began` is when this boot began, where other machines use the store too. There an allocation with another boot that
+/// `boot_time` is when this boot began, where other machines use the store too. There an allocation with another boot that
 /// was given since then, or nobody knows when, counts as another machine's.
-pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> Judged {
+pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
         attachments.entry(allocation.attachment()).or_default().push(allocation);
     }
-    let mut judged = Judged::default();
+    let mut judged = JudgedAllocations::default();
     for allocations in attachments.into_values() {
         let list = match verdict(&allocations, evidence, began) {
             Verdict::Live => &mut judged.live,
@@ -132,29 +132,34 @@ fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
 
 /// The verdict of a runtime's list on a network's allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stale {
+pub struct StaleAllocations {
     /// Not in the list, and old enough.
     pub gone: Vec<Allocation>,
     /// How many are in the list.
     pub valid: usize,
-    /// How many are not in the list and younger than [`YOUNG`].
+    /// How many are not in the list and younger than [`MIN_STALE_AGE`].
     pub young: usize,
     /// How many are not in the list and of no age: the time is missing, cannot be read, or lies ahead.
     pub undated: usize,
 }
 
 /// Compares what a node holds in a network with a runtime's list of container ids and interfaces.
-pub fn stale(holdings: &Holdings, network: &str, valid: &BTreeSet<(String, String)>, now: OffsetDateTime) -> Stale {
+pub fn find_stale(
+    holdings: &Holdings,
+    network: &str,
+    valid: &BTreeSet<(String, String)>,
+    now: OffsetDateTime,
+) -> StaleAllocations {
     let valid: BTreeSet<(String, &str)> =
         valid.iter().map(|(container, interface)| (handle_id(network, container), interface.as_str())).collect();
-    let mut stale = Stale::default();
+    let mut stale = StaleAllocations::default();
     for allocation in holdings.allocations.iter().filter(|one| one.network == network) {
         if valid.contains(&(allocation.handle.clone(), allocation.interface.as_str())) {
             stale.valid += 1;
             continue;
         }
         match allocation.assigned_at().map(|at| now - at) {
-            Some(age) if age >= YOUNG => stale.gone.push(allocation.clone()),
+            Some(age) if age >= MIN_STALE_AGE => stale.gone.push(allocation.clone()),
             Some(age) if !age.is_negative() => stale.young += 1,
             _ => stale.undated += 1,
         }
@@ -163,11 +168,11 @@ pub fn stale(holdings: &Holdings, network: &str, valid: &BTreeSet<(String, Strin
 }
 
 /// The shortest beginning of a container's id that stands for it: what runtimes print where they shorten ids.
-const SHORT_ID: usize = 12;
+const MIN_ID_CHARS: usize = 12;
 
 /// An attachment, as far as a list tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedAttachment {
     /// The container's id, or its first 12 characters or more.
     pub container: String,
     /// The interface; all of them if none is named.
@@ -183,13 +188,13 @@ pub struct RuntimeList {
     network: Option<String>,
     /// When it was made.
     made: OffsetDateTime,
-    entries: BTreeMap<String, Vec<Listed>>,
+    entries: BTreeMap<String, Vec<ListedAttachment>>,
 }
 
 impl RuntimeList {
     /// A list that was made then.
-    pub fn new(made: OffsetDateTime, listed: impl IntoIterator<Item = Listed>) -> Self {
-        let mut entries: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
+    pub fn new(made: OffsetDateTime, listed: impl IntoIterator<Item = ListedAttachment>) -> Self {
+        let mut entries: BTreeMap<String, Vec<ListedAttachment>> = BTreeMap::new();
         for one in listed {
             entries.entry(one.container.clone()).or_default().push(one);
         }
@@ -214,8 +219,9 @@ impl RuntimeList {
 
     /// True if it has the attachment of an allocation.
     fn has(&self, one: &Allocation) -> bool {
-        let ids = (SHORT_ID.min(one.container.len())..=one.container.len()).filter_map(|end| one.container.get(..end));
-        let is_it = |listed: &Listed| {
+        let ids =
+            (MIN_ID_CHARS.min(one.container.len())..=one.container.len()).filter_map(|end| one.container.get(..end));
+        let is_it = |listed: &ListedAttachment| {
             listed.interface.as_ref().is_none_or(|name| *name == one.interface)
                 && listed.network.as_ref().is_none_or(|name| *name == one.network)
         };
@@ -225,12 +231,12 @@ impl RuntimeList {
 
 /// The verdict of lists on allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unlisted {
+pub struct UnlistedAllocations {
     /// In none of them, and old enough.
     pub gone: Vec<Allocation>,
     /// How many are in a list.
     pub listed: usize,
-    /// How many are in none, and were given after a list was made or less than [`YOUNG`] before.
+    /// How many are in none, and were given after a list was made or less than [`MIN_STALE_AGE`] before.
     pub young: usize,
     /// How many are in none and of no age: the time is missing, or cannot be read.
     pub undated: usize,
@@ -239,8 +245,8 @@ pub struct Unlisted {
 }
 
 /// Compares allocations with lists. All lists together say what there is.
-pub fn unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[RuntimeList]) -> Unlisted {
-    let mut found = Unlisted::default();
+pub fn find_unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[RuntimeList]) -> UnlistedAllocations {
+    let mut found = UnlistedAllocations::default();
     for one in allocations {
         let made = lists.iter().filter(|list| list.speaks_of(&one)).map(|list| list.made).min();
         let Some(made) = made else {
@@ -252,7 +258,7 @@ pub fn unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[Runt
             continue;
         }
         match one.assigned_at() {
-            Some(at) if made - at >= YOUNG => found.gone.push(one),
+            Some(at) if made - at >= MIN_STALE_AGE => found.gone.push(one),
             Some(_) => found.young += 1,
             None => found.undated += 1,
         }

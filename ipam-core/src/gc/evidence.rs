@@ -33,7 +33,7 @@ impl Evidence {
 
 /// A source of evidence, asked only if an assignment finds no room.
 #[async_trait]
-pub trait Live: Send + Sync {
+pub trait LivenessSource: Send + Sync {
     /// The state now; `None` if a part of the machine cannot be seen. Nothing is freed then.
     async fn evidence(&self) -> Option<Evidence>;
 }

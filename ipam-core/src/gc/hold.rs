@@ -12,20 +12,22 @@ use kv::{Deadline, Key, Transaction};
 use time::OffsetDateTime;
 
 use super::decide::{Verdict, verdict};
-use super::{Allocation, Evidence, Holdings, Kind};
+use super::{Allocation, EntryRelation, Evidence, Holdings};
+use crate::assign_context::read_config;
 use crate::attachment::{Attachment, BOOT, INTERFACE, NETWORK, TIMESTAMP};
-use crate::boxed;
-use crate::endpoints::{EndpointOf, EndpointOwner};
+use crate::boxed_future;
+use crate::endpoints::{EndpointOwner, EndpointToDelete};
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::{self, ResourceKind};
-use crate::model::{Attribute, Block, Document, Handle, Orchestrator, Subject, WorkloadEndpoint, split_endpoint_name};
-use crate::surroundings::read_config;
-use crate::workset::{Found, Workset};
+use crate::model::{
+    Attribute, Block, Document, Handle, Orchestrator, QuotaSubject, WorkloadEndpoint, split_endpoint_name,
+};
+use crate::write_set::{BlockSlot, WriteSet};
 
 /// How many handles and endpoints a commit touches at most: each address can have one of its own, and a commit touches 120
 /// keys.
-const MOST_AT_ONCE: usize = 64;
+const MAX_HANDLES_PER_COMMIT: usize = 64;
 
 /// An address that somebody holds, with all that tells this very assignment of it from a later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub struct Hold {
     /// The number that each assignment of the address changes.
     pub sequence_number: u64,
     /// The workload endpoint that goes with it, see [`with_endpoints`].
-    pub endpoint: Option<EndpointOf>,
+    pub endpoint: Option<EndpointToDelete>,
     /// All that is recorded with it.
     entry: Attribute,
 }
@@ -61,7 +63,7 @@ impl Hold {
     }
 
     /// The same, with the endpoint that goes with it.
-    fn with_endpoint(self, endpoint: Option<EndpointOf>) -> Self {
+    fn with_endpoint(self, endpoint: Option<EndpointToDelete>) -> Self {
         Self { endpoint, ..self }
     }
 
@@ -119,13 +121,13 @@ impl From<&Allocation> for Hold {
 
 /// The outcome for addresses that a caller wants freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Freed {
+pub struct FreeResult {
     /// Those that are free now, or rest.
     pub released: Vec<IpAddr>,
     /// Those that were assigned again or released since they were read, and were left alone.
     pub changed: Vec<IpAddr>,
     /// The workload endpoints that are deleted.
-    pub endpoints: Vec<EndpointOf>,
+    pub endpoints: Vec<EndpointToDelete>,
 }
 
 /// Divides allocations into batches that one commit can free: all of one block, and not too many.
@@ -145,7 +147,7 @@ fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
     let (mut batches, mut batch, mut keys) = (Vec::new(), Vec::new(), 0);
     for hold in block {
         let more = 1 + usize::from(hold.endpoint.is_some());
-        if keys + more > MOST_AT_ONCE {
+        if keys + more > MAX_HANDLES_PER_COMMIT {
             batches.push(std::mem::take(&mut batch));
             keys = 0;
         }
@@ -161,8 +163,8 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store; a damaged handle.
-    #[boxed]
-    pub async fn free(&self, batch: &[Hold], deadline: Deadline) -> Result<Freed> {
+    #[boxed_future]
+    pub async fn free(&self, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| self.free_in(tx, batch).await)?;
         tell(batch, &freed);
         Ok(freed)
@@ -172,8 +174,8 @@ impl Ipam {
     ///
     /// # Errors
     /// `Invalid` if the node is registered; those of [`free`](Self::free).
-    #[boxed]
-    pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<Freed> {
+    #[boxed_future]
+    pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| {
             self.require_gone(tx, node).await?;
             self.free_in(tx, batch).await
@@ -182,17 +184,17 @@ impl Ipam {
         Ok(freed)
     }
 
-    async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<Freed> {
+    async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<FreeResult> {
         let endpoints: BTreeSet<Key> =
-            batch.iter().filter_map(|hold| hold.endpoint.as_ref()).map(EndpointOf::key).collect();
+            batch.iter().filter_map(|hold| hold.endpoint.as_ref()).map(EndpointToDelete::key).collect();
         tx.prefetch(endpoints.into_iter().chain([keys::config()]).collect(), Vec::new()).await?;
         let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
-        let mut work = Workset::new(tx, now, cooldown);
-        let mut freed = Freed::default();
+        let mut work = WriteSet::new(tx, now, cooldown);
+        let mut freed = FreeResult::default();
         let blocks: BTreeSet<IpNet> = batch.iter().map(|hold| hold.block).collect();
         for cidr in blocks {
-            let Found::There(block) = work.find(cidr).await? else { continue };
+            let BlockSlot::There(block) = work.find(cidr).await? else { continue };
             let still = batch.iter().filter(|one| one.block == cidr && one.is_still_in(block));
             let still: BTreeMap<IpAddr, Option<String>> = still.map(|one| (one.address, one.handle.clone())).collect();
             if still.is_empty() {
@@ -219,21 +221,21 @@ impl Ipam {
 }
 
 /// Tells the log what was freed.
-fn tell(batch: &[Hold], freed: &Freed) {
+fn tell(batch: &[Hold], freed: &FreeResult) {
     for hold in batch.iter().filter(|one| freed.released.contains(&one.address)) {
         let (address, handle, interface, node) = (hold.address, &hold.handle, hold.interface(), hold.node());
         tracing::info!(%address, handle, interface, node, "freed");
     }
-    for EndpointOf { namespace, name, .. } in &freed.endpoints {
+    for EndpointToDelete { namespace, name, .. } in &freed.endpoints {
         tracing::info!(namespace, name, "deleted the workload endpoint");
     }
 }
 
 /// How many endpoints are deleted in a commit at most: each is a key, and a commit touches 120.
-pub const MOST_ENDPOINTS: usize = 64;
+pub const MAX_ENDPOINTS_PER_COMMIT: usize = 64;
 
 /// How many endpoints are handed to another node in a commit at most: each is a key that goes and one that comes.
-pub const MOST_ENDPOINTS_MOVED: usize = 32;
+pub const MAX_ENDPOINTS_MOVED_PER_COMMIT: usize = 32;
 
 /// The workload endpoint of a container or a pod on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -299,7 +301,7 @@ pub fn with_endpoints(
     }
     let with_endpoint = |one: &Allocation| {
         let endpoint = going.get(one.container.as_str()).and_then(|of| of.iter().find(|endpoint| endpoint.is_of(one)));
-        let endpoint = endpoint.map(|endpoint| EndpointOf {
+        let endpoint = endpoint.map(|endpoint| EndpointToDelete {
             namespace: endpoint.namespace.clone(),
             name: endpoint.name.clone(),
             owner: EndpointOwner::Container(one.container.clone()),
@@ -324,7 +326,7 @@ impl Ipam {
         Ok(endpoints.iter().filter_map(NodeEndpoint::of).collect())
     }
 
-    /// Deletes endpoints of a node that is gone, at most [`MOST_ENDPOINTS`], in one commit, and returns those that were there.
+    /// Deletes endpoints of a node that is gone, at most [`MAX_ENDPOINTS_PER_COMMIT`], in one commit, and returns those that were there.
     ///
     /// # Errors
     /// `Invalid` if the node is registered; those of the store.
@@ -354,7 +356,7 @@ impl Ipam {
         Ok(deleted)
     }
 
-    /// Makes endpoints of the node `from` the node `to`'s, at most [`MOST_ENDPOINTS_MOVED`], in one commit, and returns each that
+    /// Makes endpoints of the node `from` the node `to`'s, at most [`MAX_ENDPOINTS_MOVED_PER_COMMIT`], in one commit, and returns each that
     /// was there with its new name. One that the other node has already under that name stays as it is, and so does the old one.
     ///
     /// # Errors
@@ -388,9 +390,9 @@ impl Ipam {
 }
 
 /// How many attachments one assignment frees at most, so that the next ones find room at once.
-const MOST_ATTACHMENTS: usize = 16;
+const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
 /// How many blocks and handles that may touch: well below what a commit can, which has the assignment's own besides.
-const MOST_KEYS: usize = 64;
+const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment with an address of an earlier boot, and when that was given.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -407,8 +409,8 @@ impl Leftover {
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
-                Kind::Ours(one) => Some(*one),
-                Kind::Unmarked | Kind::Special | Kind::Other => None,
+                EntryRelation::Ours(one) => Some(*one),
+                EntryRelation::Unmarked | EntryRelation::Special | EntryRelation::Other => None,
             };
             block.allocated().filter_map(of_node).collect::<Vec<_>>()
         });
@@ -449,14 +451,14 @@ impl Ipam {
     /// Those of the store.
     pub(crate) async fn leftovers_of(
         &self,
-        subject: &Subject,
+        subject: &QuotaSubject,
         asks: &Attachment,
         deadline: Deadline,
     ) -> Result<Vec<Leftover>> {
         if asks.boot.is_none() {
             return Ok(Vec::new());
         }
-        let (holdings, _) = self.holdings_within(&asks.node, &self.reach_of(&asks.node), deadline).await?;
+        let (holdings, _) = self.holdings_within(&asks.node, &self.read_scope_of(&asks.node), deadline).await?;
         let counts = |one: &Allocation| subject.kind.name_in(&one.entry) == Some(&subject.name);
         Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
     }
@@ -465,7 +467,7 @@ impl Ipam {
     /// renewed, or is spread over too many blocks stays.
     pub(crate) async fn free_leftovers(
         &self,
-        work: &mut Workset<'_>,
+        work: &mut WriteSet<'_>,
         node: &str,
         leftovers: &Leftovers,
     ) -> Result<Vec<Allocation>> {
@@ -473,12 +475,12 @@ impl Ipam {
         for leftover in &leftovers.found {
             let allocations = whole(work, node, leftover).await?;
             let all: Vec<&Allocation> = allocations.iter().collect();
-            let began = self.began(&leftovers.evidence);
+            let began = self.boot_time(&leftovers.evidence);
             if all.is_empty() || verdict(&all, &leftovers.evidence, began) != Verdict::Earlier {
                 continue;
             }
             let more: BTreeSet<IpNet> = allocations.iter().map(|one| one.block).collect();
-            if attachments + 1 + blocks.union(&more).count() > MOST_KEYS {
+            if attachments + 1 + blocks.union(&more).count() > MAX_LEFTOVER_KEYS {
                 continue;
             }
             for cidr in &more {
@@ -493,7 +495,7 @@ impl Ipam {
             blocks.extend(more);
             freed.extend(allocations);
             attachments += 1;
-            if attachments == MOST_ATTACHMENTS {
+            if attachments == MAX_LEFTOVER_ATTACHMENTS {
                 break;
             }
         }
@@ -502,7 +504,7 @@ impl Ipam {
 }
 
 /// All that an attachment has on the node, in whatever block. Nothing if its handle or a block is damaged.
-async fn whole(work: &mut Workset<'_>, node: &str, leftover: &Leftover) -> Result<Vec<Allocation>> {
+async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Result<Vec<Allocation>> {
     let key = keys::handle(&leftover.handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
     let blocks: Vec<IpNet> = match Handle::decode(&key, stored.as_bytes()) {
@@ -512,19 +514,19 @@ async fn whole(work: &mut Workset<'_>, node: &str, leftover: &Leftover) -> Resul
             return Ok(Vec::new());
         }
     };
-    if blocks.len() > MOST_KEYS / 2 {
+    if blocks.len() > MAX_LEFTOVER_KEYS / 2 {
         return Ok(Vec::new());
     }
     work.read_ahead(&blocks).await?;
     let mut found = Vec::new();
     for cidr in blocks {
         let block = match work.find(cidr).await? {
-            Found::There(block) => block,
-            Found::Absent => continue,
-            Found::Damaged => return Ok(Vec::new()),
+            BlockSlot::There(block) => block,
+            BlockSlot::Absent => continue,
+            BlockSlot::Damaged => return Ok(Vec::new()),
         };
         for (address, entry) in block.allocated().filter(|(_, entry)| entry.has_handle(&leftover.handle)) {
-            if let Kind::Ours(one) = Allocation::of(block, address, entry, node)
+            if let EntryRelation::Ours(one) = Allocation::of(block, address, entry, node)
                 && one.interface == leftover.interface
             {
                 found.push(*one);

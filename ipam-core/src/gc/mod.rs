@@ -4,20 +4,20 @@
 //! evidence tell that an address is not in use: it was given in an earlier boot; the network namespace that it was
 //! given for is gone, and no interface holds it; the runtime's list of what there is does not have it. That no
 //! interface holds an address is no evidence by itself: virtual machines and programs that have a network card to
-//! themselves use addresses without one. Evidence comes from outside, and [`judge`], [`stale`] and [`unlisted`] decide
+//! themselves use addresses without one. Evidence comes from outside, and [`judge`], [`find_stale`] and [`find_unlisted`] decide
 //! on it without any I/O. The order matters: what is held is read first, and evidence is gathered after that, so that
 //! an address that is given meanwhile is no candidate.
 //!
 //! Only allocations that carry attributes of ours are ever candidates, and only those of the node that asks. Tunnel
 //! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left. The holdings of
-//! a node that is gone for good are another matter: they are its [`Estate`], whichever writer has assigned them.
+//! a node that is gone for good are another matter: they are its [`DepartedNode`], whichever writer has assigned them.
 //!
 //! Leftovers are freed block by block, a commit for each, and only where handle, attributes and sequence number are
 //! still what they were: each assignment changes the sequence number, also one that gives the same address once more.
 //! The container's workload endpoint goes in that commit, too, where there is one.
 
 mod decide;
-mod estate;
+mod departed;
 mod evidence;
 mod hold;
 
@@ -29,19 +29,24 @@ use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, TxnRange};
 use time::OffsetDateTime;
 
 use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
-use crate::boxed;
+use crate::boxed_future;
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::{Attribute, Block, Document, Owner, WINDOWS_RESERVED_HANDLE, handle_id, keys};
 use crate::sticky::waits_until;
 use crate::timestamps::parse_go_string;
-use crate::usage::{Reading, in_time, reread};
+use crate::usage::{SnapshotReader, in_time, reread};
 use crate::vm::is_vms;
 
-pub use decide::{Judged, Listed, RuntimeList, Stale, Unlisted, YOUNG, judge, stale, unlisted};
-pub use estate::{Estate, Estates, HandedOver, Known, Part};
-pub use evidence::{Evidence, Live};
-pub use hold::{Freed, Hold, MOST_ENDPOINTS, MOST_ENDPOINTS_MOVED, NodeEndpoint, batches, with_endpoints};
+pub use decide::{
+    JudgedAllocations, ListedAttachment, MIN_STALE_AGE, RuntimeList, StaleAllocations, UnlistedAllocations, find_stale,
+    find_unlisted, judge,
+};
+pub use departed::{BlockPart, DepartedNode, DepartedNodes, HandOverResult, KnownNodes};
+pub use evidence::{Evidence, LivenessSource};
+pub use hold::{
+    FreeResult, Hold, MAX_ENDPOINTS_MOVED_PER_COMMIT, MAX_ENDPOINTS_PER_COMMIT, NodeEndpoint, batches, with_endpoints,
+};
 pub(crate) use hold::{Leftover, Leftovers, is_short};
 
 /// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
@@ -78,7 +83,7 @@ pub struct Allocation {
 
 /// The relation of an entry of a block to a node.
 #[derive(Debug)]
-enum Kind {
+enum EntryRelation {
     /// It is held by the node, with our attributes.
     Ours(Box<Allocation>),
     /// It is the node's, but without our attributes.
@@ -91,14 +96,14 @@ enum Kind {
 
 impl Allocation {
     /// The relation of an address to a node.
-    fn of(block: &Block, address: IpAddr, entry: &Attribute, node: &str) -> Kind {
+    fn of(block: &Block, address: IpAddr, entry: &Attribute, node: &str) -> EntryRelation {
         if entry.released_at().is_some() {
-            return Kind::Other;
+            return EntryRelation::Other;
         }
         // An entry that names no node counts for the owner of the block.
         let owner = || block.owner().as_ref().and_then(Owner::node) == Some(node);
         if !entry.node().map_or_else(owner, |named| named == node) {
-            return Kind::Other;
+            return EntryRelation::Other;
         }
         let windows = entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE));
         if windows
@@ -107,18 +112,18 @@ impl Allocation {
             || entry.get(TYPE).is_some()
             || !entry.alternate_attributes().is_empty()
         {
-            return Kind::Special;
+            return EntryRelation::Special;
         }
         let (Some(network), Some(interface), Some(handle), Some(_)) =
             (entry.get(NETWORK), entry.get(INTERFACE), entry.handle(), entry.node())
         else {
-            return Kind::Unmarked;
+            return EntryRelation::Unmarked;
         };
         // The network is known, so what is left of the handle is the container: nothing is split at a dot.
         let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
-            return Kind::Unmarked;
+            return EntryRelation::Unmarked;
         };
-        Kind::Ours(Box::new(Self {
+        EntryRelation::Ours(Box::new(Self {
             address,
             unit: block.unit_of(address),
             block: block.cidr(),
@@ -164,10 +169,10 @@ impl Holdings {
     fn add(&mut self, block: &Block) {
         for (address, entry) in block.allocated() {
             match Allocation::of(block, address, entry, &self.node) {
-                Kind::Ours(allocation) => self.allocations.push(*allocation),
-                Kind::Unmarked => self.unmarked += 1,
-                Kind::Special => self.special += 1,
-                Kind::Other => {}
+                EntryRelation::Ours(allocation) => self.allocations.push(*allocation),
+                EntryRelation::Unmarked => self.unmarked += 1,
+                EntryRelation::Special => self.special += 1,
+                EntryRelation::Other => {}
             }
         }
     }
@@ -178,45 +183,45 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.
-    #[boxed]
+    #[boxed_future]
     pub async fn holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
         let known = transact!(self, deadline, |tx| self.known_name(tx, node).await)?;
         let read = || async {
             let mut holdings = Holdings { node: known.clone(), ..Holdings::default() };
             let blocks = Range::Prefix(keys::blocks_prefix(None));
-            self.for_each(blocks, &mut Reading::new(deadline), |block: Block| holdings.add(&block)).await?;
+            self.for_each(blocks, &mut SnapshotReader::new(deadline), |block: Block| holdings.add(&block)).await?;
             Ok(holdings)
         };
         Ok(reread(read).await?)
     }
 
     /// The verdict of the evidence on a node's holdings; see [`judge`].
-    pub fn judge(&self, holdings: &Holdings, evidence: &Evidence) -> Judged {
-        judge(holdings, evidence, self.began(evidence))
+    pub fn judge(&self, holdings: &Holdings, evidence: &Evidence) -> JudgedAllocations {
+        judge(holdings, evidence, self.boot_time(evidence))
     }
 
     /// When the machine's boot began, on a store that other machines use too. There a node of the same name on another
     /// machine must not be taken for this one in an earlier boot.
-    fn began(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
+    fn boot_time(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
         (self.nodes() == Nodes::Registered).then(|| self.now() - evidence.up)
     }
 }
 
 /// How many blocks are read in one request.
-const AT_ONCE: usize = 32;
+const BLOCKS_PER_READ: usize = 32;
 
 /// The part of a cluster's store that is read to find the addresses of a node. A store of one machine is read as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct ReadScope {
     /// Blocks in which the node may hold something, besides those that it has an affinity to.
     pub blocks: BTreeSet<IpNet>,
     /// Whether all other blocks are gone through, too.
-    pub pass: Pass,
+    pub scan: ScanScope,
 }
 
 /// Whether all blocks are gone through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pass {
+pub enum ScanScope {
     /// They are not.
     #[default]
     None,
@@ -224,17 +229,17 @@ pub enum Pass {
     Since(Revision),
 }
 
-impl Reach {
+impl ReadScope {
     /// The node's own blocks and these.
     pub fn near(blocks: impl IntoIterator<Item = IpNet>) -> Self {
-        Self { blocks: blocks.into_iter().map(|cidr| cidr.trunc()).collect(), pass: Pass::None }
+        Self { blocks: blocks.into_iter().map(|cidr| cidr.trunc()).collect(), scan: ScanScope::None }
     }
 }
 
 impl Ipam {
     /// The blocks that are read to find the addresses of a node: its own, and those that are remembered.
-    pub fn reach_of(&self, node: &str) -> Reach {
-        Reach::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
+    pub fn read_scope_of(&self, node: &str) -> ReadScope {
+        ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 
     /// The addresses that a node holds as far as they are in reach, and for a pass the revision up to which all blocks were gone through.
@@ -243,11 +248,11 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.
-    #[boxed]
+    #[boxed_future]
     pub async fn holdings_within(
         &self,
         node: &str,
-        reach: &Reach,
+        reach: &ReadScope,
         deadline: Deadline,
     ) -> Result<(Holdings, Option<Revision>)> {
         if self.nodes() == Nodes::FirstSeen {
@@ -255,7 +260,7 @@ impl Ipam {
         }
         let mut holdings = Holdings { node: node.to_owned(), ..Holdings::default() };
         let revision = self.read_near(node, reach, deadline, |block| holdings.add(&block)).await?;
-        Ok((holdings, matches!(reach.pass, Pass::Since(_)).then_some(revision)))
+        Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
     /// Shows each well-formed block in reach of a node of a cluster, once, and returns the revision from which on the blocks
@@ -263,7 +268,7 @@ impl Ipam {
     pub(crate) async fn read_near(
         &self,
         node: &str,
-        reach: &Reach,
+        reach: &ReadScope,
         deadline: Deadline,
         mut see: impl FnMut(Block) + Send,
     ) -> Result<Revision> {
@@ -280,8 +285,8 @@ impl Ipam {
         })?;
         let near: BTreeSet<IpNet> = own.into_iter().chain(reach.blocks.iter().copied()).collect();
         self.scan_blocks(near.iter().copied().collect(), deadline, &mut see).await?;
-        if let Pass::Since(since) = reach.pass {
-            revision = self.pass(since, &near, deadline, &mut see).await?;
+        if let ScanScope::Since(since) = reach.scan {
+            revision = self.scan_blocks_written_since(since, &near, deadline, &mut see).await?;
         }
         Ok(revision)
     }
@@ -293,7 +298,7 @@ impl Ipam {
         deadline: Deadline,
         see: &mut (impl FnMut(Block) + Send),
     ) -> Result<()> {
-        for some in blocks.chunks(AT_ONCE) {
+        for some in blocks.chunks(BLOCKS_PER_READ) {
             let names: Vec<Key> = some.iter().map(|cidr| keys::block(*cidr)).collect();
             let found = transact!(self, deadline, |tx| Ok(tx.peek(&names, Content::Full).await?))?;
             found.iter().flatten().filter_map(decode).for_each(&mut *see);
@@ -303,7 +308,7 @@ impl Ipam {
     }
 
     /// Goes through all blocks but those that were seen, and returns the revision at which it did.
-    async fn pass(
+    async fn scan_blocks_written_since(
         &self,
         since: Revision,
         seen: &BTreeSet<IpNet>,

@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use super::codec::{Field, document};
 use super::handle::{renamed_node_handle, same_handle};
 use crate::attachment::{NODE, OWN_NODE, namespace_of, node_of, pod_of};
-use crate::timestamps::Stamp;
+use crate::timestamps::StoredTime;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
@@ -25,7 +25,7 @@ document! {
         handle_id: Field<SmolStr> = "handle_id",
         secondary: Field<LazyMap> = "secondary",
         alternate: Field<LazyMap> = "alternateOwnerAttrs",
-        released_at: Field<Stamp> = "releasedAt",
+        released_at: Field<StoredTime> = "releasedAt",
     }
 }
 
@@ -40,7 +40,7 @@ impl Attribute {
 
     /// The entry of addresses that were released now and are in cooldown.
     pub(super) fn released(now: OffsetDateTime) -> Self {
-        Self { released_at: Field::Is(Stamp::new(now)), ..Self::default() }
+        Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
     /// The handle, as stored. It may carry a carriage return and more, left there by an old migration:
@@ -141,12 +141,12 @@ impl Attribute {
 
     /// When the addresses were released, if they are in cooldown.
     pub fn released_at(&self) -> Option<OffsetDateTime> {
-        self.released_at.get().map(Stamp::at)
+        self.released_at.get().map(StoredTime::at)
     }
 
     /// Moves the time of the release, for one that cannot be true.
     pub(super) fn set_released_at(&mut self, at: OffsetDateTime) {
-        self.released_at = Field::Is(Stamp::new(at));
+        self.released_at = Field::Is(StoredTime::new(at));
     }
 
     /// True if a new address of `other`'s holder can share this entry: the same handle and attributes, and nothing

@@ -11,7 +11,10 @@ use kv::{Key, Value};
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::value::RawValue;
+use serde_json::{Map, value::RawValue};
+
+/// A JSON object with its members.
+pub type JsonObject = Map<String, serde_json::Value>;
 
 /// A kind of stored document.
 pub trait Document: Sized {
@@ -145,9 +148,9 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
 
 /// The unknown fields of a document, in their order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Kept(Vec<(String, Box<RawValue>)>);
+pub(super) struct UnknownFields(Vec<(String, Box<RawValue>)>);
 
-impl Kept {
+impl UnknownFields {
     /// Keeps a field. Of two by the same name the later one counts, as in Go.
     pub(super) fn keep(&mut self, name: String, value: Box<RawValue>) {
         self.0.retain(|(other, _)| *other != name);
@@ -160,7 +163,7 @@ impl Kept {
     }
 }
 
-impl PartialEq for Kept {
+impl PartialEq for UnknownFields {
     fn eq(&self, other: &Self) -> bool {
         let texts = |kept: &Self| kept.0.iter().map(|(name, value)| (name.clone(), value.get().to_owned())).collect();
         let (own, others): (Vec<_>, Vec<_>) = (texts(self), texts(other));
@@ -168,7 +171,7 @@ impl PartialEq for Kept {
     }
 }
 
-impl Eq for Kept {}
+impl Eq for UnknownFields {}
 
 /// A field's name: most are read where they are.
 #[derive(Deserialize)]
@@ -229,13 +232,13 @@ macro_rules! document {
         $(#[$meta])*
         pub struct $document {
             $($field: $type,)+
-            extra: $crate::model::codec::Kept,
+            extra: $crate::model::codec::UnknownFields,
         }
 
         const _: () = {
             use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
             use serde::ser::{Serialize, SerializeMap, Serializer};
-            use $crate::model::codec::{FieldType, Kept, Name};
+            use $crate::model::codec::{FieldType, UnknownFields, Name};
 
             impl Serialize for $document {
                 fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -259,7 +262,7 @@ macro_rules! document {
 
                 fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<$document, A::Error> {
                     $(let mut $field = FieldType::when_absent();)+
-                    let mut extra = Kept::default();
+                    let mut extra = UnknownFields::default();
                     while let Some(Name(name)) = map.next_key()? {
                         match name.as_ref() {
                             $($name => $field = Some(map.next_value()?),)+

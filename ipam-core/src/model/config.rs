@@ -1,9 +1,9 @@
 //! The settings of the allocator that all nodes share, and their form as the spec of a document `IPAMConfiguration`.
 
 use kv::{Key, Value};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
-use super::codec::{Document, Field, Kept, Malformed, document, from_json, to_json};
+use super::codec::{Document, Field, JsonObject, Malformed, UnknownFields, document, from_json, to_json};
 use super::spec::{SpecField, spec_fields};
 use crate::DocumentError;
 
@@ -65,7 +65,7 @@ impl Default for IpamConfig {
             max_blocks_per_host: Field::Absent,
             kubevirt_persistence: Field::Is("Enabled".to_owned()),
             cooldown_seconds: Field::Absent,
-            extra: Kept::default(),
+            extra: UnknownFields::default(),
         }
     }
 }
@@ -170,10 +170,8 @@ impl Document for IpamConfig {
 }
 
 /// The bounds of Calico's schema. Its `ipam configure`, and ours, take up to 5,000 seconds.
-const MAX_MAX_BLOCKS: u32 = 1_000_000;
+const MAX_BLOCKS_SETTING: u32 = 1_000_000;
 const MAX_COOLDOWN_SECONDS: u32 = 1_200;
-
-type Object = Map<String, Json>;
 
 spec_fields! {
     /// The fields that the spec of the settings can have.
@@ -191,7 +189,7 @@ impl IpamConfig {
     /// # Errors
     /// [`DocumentError::Invalid`] for a field of another type or out of its bounds, and for settings that contradict each
     /// other.
-    pub fn with_spec(self, spec: &Object) -> Result<Self, DocumentError> {
+    pub fn with_spec(self, spec: &JsonObject) -> Result<Self, DocumentError> {
         let persistence = match PERSISTENCE.get(spec) {
             None => AddressPersistence::Enabled,
             Some(value) if value == "Enabled" => AddressPersistence::Enabled,
@@ -201,7 +199,7 @@ impl IpamConfig {
         let settings = self
             .with_strict_affinity(switch(spec, STRICT, false)?)
             .with_auto_allocate_blocks(switch(spec, AUTO, true)?)
-            .with_max_blocks_per_host(number(spec, MAX_BLOCKS, MAX_MAX_BLOCKS)?)
+            .with_max_blocks_per_host(number(spec, MAX_BLOCKS, MAX_BLOCKS_SETTING)?)
             .with_cooldown_seconds(number(spec, COOLDOWN, MAX_COOLDOWN_SECONDS)?)
             .with_address_persistence(persistence);
         settings.check().map_err(|error| DocumentError::Invalid(error.to_string()))?;
@@ -220,14 +218,14 @@ impl IpamConfig {
     }
 }
 
-fn switch(spec: &Object, field: SpecField, default: bool) -> Result<bool, DocumentError> {
+fn switch(spec: &JsonObject, field: SpecField, default: bool) -> Result<bool, DocumentError> {
     match field.get(spec) {
         None => Ok(default),
         Some(value) => value.as_bool().ok_or_else(|| wrong(field, value, "must be true or false")),
     }
 }
 
-fn number(spec: &Object, field: SpecField, max: u32) -> Result<u32, DocumentError> {
+fn number(spec: &JsonObject, field: SpecField, max: u32) -> Result<u32, DocumentError> {
     let Some(value) = field.get(spec) else { return Ok(0) };
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number <= max);
     number.ok_or_else(|| wrong(field, value, &format!("must be a number from 0 to {max}")))

@@ -46,7 +46,7 @@ const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
 /// The label that names the pod's service account. Calico sets it if the name is shorter than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// The longest name of a service account that becomes a label, in bytes.
-const MAX_ACCOUNT_LABEL: usize = 62;
+const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
 
 /// The program that started the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,7 +183,7 @@ impl WorkloadEndpoint {
     fn set_labels(&mut self, facts: &EndpointFacts) {
         let mut labels = facts.labels.clone();
         let account = &facts.service_account;
-        if !account.is_empty() && account.len() <= MAX_ACCOUNT_LABEL {
+        if !account.is_empty() && account.len() <= MAX_ACCOUNT_LABEL_BYTES {
             labels.insert(LABEL_SERVICE_ACCOUNT.to_owned(), account.clone());
         }
         labels.insert(LABEL_NAMESPACE.to_owned(), self.namespace.clone());
@@ -301,9 +301,9 @@ pub fn host_network(address: IpAddr) -> String {
 }
 
 /// The longest name of a document, in bytes.
-const MAX_NAME: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 /// The longest value of a label, and the longest name after its prefix, in bytes.
-const MAX_LABEL: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 
 const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
 const LABEL_NAME: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
@@ -318,7 +318,7 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
 /// # Errors
 /// Calico's text, which lists every field that it does not accept.
 pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
-    let mut wrong = Wrong::default();
+    let mut wrong = FieldErrors::default();
     wrong.check_document_name(name);
     for (label, value) in &facts.labels {
         if label != LABEL_NAMESPACE && label != LABEL_ORCHESTRATOR {
@@ -350,9 +350,9 @@ pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
 
 /// Fields that are not accepted, in the order of the document.
 #[derive(Default)]
-struct Wrong(Vec<String>);
+struct FieldErrors(Vec<String>);
 
-impl Wrong {
+impl FieldErrors {
     fn field(&mut self, field: &str, value: &str, reason: &str) {
         self.0.push(format!("{field} = '{value}' ({reason})"));
     }
@@ -364,8 +364,8 @@ impl Wrong {
     }
 
     fn check_document_name(&mut self, name: &str) {
-        if name.len() > MAX_NAME {
-            self.field("Metadata.Name", name, &format!("name is too long by {} bytes", name.len() - MAX_NAME));
+        if name.len() > MAX_NAME_BYTES {
+            self.field("Metadata.Name", name, &format!("name is too long by {} bytes", name.len() - MAX_NAME_BYTES));
         }
         if !is_subdomain(name) {
             let rule = "name must consist of lower case alphanumeric characters, '-' or '.'";
@@ -387,15 +387,15 @@ impl Wrong {
         }
         if name.is_empty() {
             wrong("name part must be non-empty".to_owned());
-        } else if name.len() > MAX_LABEL {
-            wrong(format!("name part must be no more than {MAX_LABEL} bytes"));
+        } else if name.len() > MAX_LABEL_BYTES {
+            wrong(format!("name part must be no more than {MAX_LABEL_BYTES} bytes"));
         }
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if !is_label(name, allowed) {
             wrong(format!("name part {LABEL_NAME}"));
         }
-        if value.len() > MAX_LABEL {
-            self.field("Metadata.Labels (value)", value, &format!("must be no more than {MAX_LABEL} bytes"));
+        if value.len() > MAX_LABEL_BYTES {
+            self.field("Metadata.Labels (value)", value, &format!("must be no more than {MAX_LABEL_BYTES} bytes"));
         }
         if !value.is_empty() && !is_label(value, allowed) {
             self.field("Metadata.Labels (value)", value, LABEL_VALUE);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use kv::{Key, Value};
 
-use super::codec::{Document, Field, Kept, Malformed, document, from_json, to_json};
+use super::codec::{Document, Field, Malformed, UnknownFields, document, from_json, to_json};
 use super::prefixes::beginning_of_node_prefix;
 
 document! {
@@ -25,7 +25,7 @@ document! {
 impl Handle {
     /// A handle without any block, in the current form.
     pub fn new() -> Self {
-        Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: Kept::default() }
+        Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: UnknownFields::default() }
     }
 
     /// The blocks that are named, in the order of their text. An entry that is no network is left out.

@@ -6,7 +6,7 @@
 use ipnet::IpNet;
 use kv::Key;
 
-use super::{Owner, QuotaKind, Subject, is_of_prefixes};
+use super::{Owner, QuotaKind, QuotaSubject, is_of_prefixes};
 use crate::net::Family;
 
 const IPAM: &str = "/calico/ipam/v2/";
@@ -288,7 +288,7 @@ pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
 }
 
 /// The subject of the counter that a key is of.
-pub fn parse_quota_use(key: &Key) -> Option<Subject> {
+pub fn parse_quota_use(key: &Key) -> Option<QuotaSubject> {
     let (kind, encoded) = text(key)?.strip_prefix(QUOTA_USE)?.split_once('/')?;
     let kind = QuotaKind::ALL.into_iter().find(|one| one.as_str() == kind)?;
     let mut parts = encoded.split('%');
@@ -298,7 +298,8 @@ pub fn parse_quota_use(key: &Key) -> Option<Subject> {
         name.push(u8::from_str_radix(byte, 16).ok()?);
         name.extend(rest.bytes());
     }
-    Some(Subject::new(kind, String::from_utf8(name).ok()?)).filter(|subject| quota_use(kind, &subject.name) == *key)
+    Some(QuotaSubject::new(kind, String::from_utf8(name).ok()?))
+        .filter(|subject| quota_use(kind, &subject.name) == *key)
 }
 
 fn one_segment(rest: &str) -> Option<&str> {
@@ -351,7 +352,7 @@ mod tests {
     fn a_counter_has_a_key_for_any_name() {
         for name in ["shop", "a/b", "%2F", "grün", "", "*", "a b"] {
             let key = quota_use(QuotaKind::Network, name);
-            assert_eq!(parse_quota_use(&key), Some(Subject::new(QuotaKind::Network, name)), "{key}");
+            assert_eq!(parse_quota_use(&key), Some(QuotaSubject::new(QuotaKind::Network, name)), "{key}");
         }
         assert_eq!(quota_use(QuotaKind::Network, "a/b"), "/margay/v1/quota-use/network/a%2Fb".into());
         for key in ["/margay/v1/quotas", "/margay/v1/quota-use/planet/a", "/margay/v1/quota-use/node/a%2", "/x"] {

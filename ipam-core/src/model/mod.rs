@@ -22,11 +22,11 @@ pub(crate) mod spec;
 
 pub use attribute::Attribute;
 pub use block::{
-    AddressState, AlreadyAssigned, Block, Cooldown, ExpectedOwner, Flaws, HostReserved, MAX_BLOCK_ADDRESSES, NotOwner,
-    OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released,
-    StickyAddress, StickyRecord, StoredBlock, UnusableBlock, WINDOWS_RESERVED_HANDLE,
+    AddressState, AlreadyAssigned, Block, BlockFlaws, Cooldown, ExpectedOwner, HostReserved, MAX_BLOCK_ADDRESSES,
+    NotOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest,
+    ReleaseResult, StickyAddress, StickyRecord, StoredBlock, UnusableBlock, WINDOWS_RESERVED_HANDLE,
 };
-pub use codec::{Document, Malformed};
+pub use codec::{Document, JsonObject, Malformed};
 pub use config::{AddressPersistence, ContradictorySettings, IpamConfig, SETTINGS_FIELDS};
 pub use endpoint::{
     ENDPOINT_FIELDS, EndpointFacts, EndpointPort, Orchestrator, WorkloadEndpoint, check_endpoint, endpoint_name_on,
@@ -43,6 +43,6 @@ pub use pool_spec::{
     read_pool_spec, without_tunnels,
 };
 pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
-pub use quota::{QuotaCount, QuotaKind, Quotas, Subject};
+pub use quota::{QuotaCount, QuotaKind, QuotaSubject, Quotas};
 pub use resource::{IpReservation, Labels, Node, RESERVATION_FIELDS, Resource, check_name, read_reservation_spec};
 pub use spec::InvalidPool;

@@ -20,7 +20,7 @@ const MAX_SINGLE_ADDRESSES: u32 = 2;
 /// Up to this many numbers of an inner part of an address get a range each, in a coarse cover.
 const MAX_SINGLE_PARTS: u32 = 16;
 /// Up to this many numbers get a range each in an exact cover.
-const MAX_EXACT: u32 = 64;
+const MAX_EXACT_RANGES: u32 = 64;
 
 /// Ranges that have the keys of all blocks of one kind that overlap with a network in one way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ impl Numbers {
             };
             heads.iter().flat_map(of).collect()
         };
-        Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT).then(each) }
+        Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT_RANGES).then(each) }
     }
 
     /// The numbers by how many digits they have: those with equally many sort by their texts.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use kv::{Key, Value};
 
-use super::codec::{Document, Field, Kept, Malformed, document, from_json, to_json};
+use super::codec::{Document, Field, Malformed, UnknownFields, document, from_json, to_json};
 
 /// The owner of a block, as the block names it: `host:node1`, `virtual:load-balancer`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,7 +119,7 @@ document! {
 impl Affinity {
     /// A new affinity in this state.
     pub fn new(state: AffinityState) -> Self {
-        let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: Kept::default() };
+        let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: UnknownFields::default() };
         new.set_state(state);
         new
     }

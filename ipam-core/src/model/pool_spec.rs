@@ -3,6 +3,7 @@
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::{Map, Value};
 
+use super::codec::JsonObject;
 use super::pool::{AssignmentMode, NewPool, Pool, PoolUse};
 use super::prefixes::block_size_for;
 use super::resource::check_name;
@@ -26,8 +27,6 @@ spec_fields! {
     ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
 }
 
-type Object = Map<String, Value>;
-
 /// Reads a spec, and returns the pool that it describes and the spec as it is stored: with the defaults, and without
 /// fields that are off. `prefix_length` is the annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without it the pool has
 /// that of the stored pool, and a spec without a block size has its block size, or else the default.
@@ -37,10 +36,10 @@ type Object = Map<String, Value>;
 /// go together, or not with a load balancer. The other rules are those of [`check_new_pool`].
 pub fn read_pool_spec(
     name: &str,
-    written: &Object,
+    written: &JsonObject,
     prefix_length: Option<&str>,
     stored_pool: Option<&Pool>,
-) -> Result<(NewPool, Object), InvalidPool> {
+) -> Result<(NewPool, JsonObject), InvalidPool> {
     let cidr = network(written)?;
     let ipip = IPIP_MODE.text(written)?;
     let vxlan = VXLAN_MODE.text(written)?;
@@ -77,9 +76,9 @@ pub fn read_pool_spec(
 
 impl NewPool {
     /// The spec as it is stored, without tunnels.
-    pub fn spec(&self) -> Object {
+    pub fn spec(&self) -> JsonObject {
         let uses: Vec<&str> = self.allowed_uses.iter().map(|used| used.as_str()).collect();
-        let mut spec = Object::from_iter([
+        let mut spec = JsonObject::from_iter([
             CIDR.with(self.cidr.to_string()),
             VXLAN_MODE.with("Never"),
             IPIP_MODE.with("Never"),
@@ -95,7 +94,7 @@ impl NewPool {
     }
 }
 
-fn network(written: &Object) -> Result<IpNet, InvalidPool> {
+fn network(written: &JsonObject) -> Result<IpNet, InvalidPool> {
     match CIDR.get(written) {
         None => Err(CIDR.wrong("", "IPPool CIDR must be specified")),
         Some(Value::String(text)) => text.parse().map_err(|_| CIDR.wrong(text, "IPPool CIDR must be a valid subnet")),
@@ -114,7 +113,7 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
 }
 
 /// Calico's own text about `disableBGPExport` says `true` where it means `false`.
-fn check_load_balancer(written: &Object, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
+fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
         let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";
         return Err(IPIP_MODE.wrong(mode, reason));
@@ -127,7 +126,7 @@ fn check_load_balancer(written: &Object, ipip: &str, vxlan: &str) -> Result<(), 
 }
 
 /// The block size of a spec; 0 counts as none.
-fn size(written: &Object, family: Family) -> Result<Option<u8>, InvalidPool> {
+fn size(written: &JsonObject, family: Family) -> Result<Option<u8>, InvalidPool> {
     let Some(value) = BLOCK_SIZE.get(written) else { return Ok(None) };
     match value.as_u64().map(u8::try_from) {
         Some(Ok(0)) => Ok(None),
@@ -140,7 +139,7 @@ fn size(written: &Object, family: Family) -> Result<Option<u8>, InvalidPool> {
     }
 }
 
-fn uses(written: &Object) -> Result<Vec<PoolUse>, InvalidPool> {
+fn uses(written: &JsonObject) -> Result<Vec<PoolUse>, InvalidPool> {
     const KNOWN: [PoolUse; 3] = [PoolUse::Workload, PoolUse::Tunnel, PoolUse::LoadBalancer];
     let wrong = |value: &Value| ALLOWED_USES.wrong(value, "must be a list of Workload, Tunnel and LoadBalancer");
     let Some(value) = ALLOWED_USES.get(written) else { return Ok(vec![PoolUse::Workload, PoolUse::Tunnel]) };
@@ -349,7 +348,7 @@ mod tests {
     use super::*;
     use crate::model::check_changed_pool;
 
-    fn read(spec: Value) -> Result<(NewPool, Object), InvalidPool> {
+    fn read(spec: Value) -> Result<(NewPool, JsonObject), InvalidPool> {
         read_pool_spec("p", spec.as_object().unwrap(), None, None)
     }
 

@@ -29,9 +29,9 @@ pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Optio
 }
 
 /// A block has 64 prefixes, unless it must be larger.
-const BITS_OF_BLOCK: u8 = 6;
+const DEFAULT_BLOCK_BITS: u8 = 6;
 /// The host bits that a prefix has at least: an address for the container, and one more.
-const FEWEST_HOST_BITS: u8 = 2;
+const MIN_HOST_BITS: u8 = 2;
 
 /// True for a block of prefixes.
 pub fn is_of_prefixes(block: IpNet) -> bool {
@@ -49,7 +49,7 @@ fn largest_length(family: Family) -> u8 {
 /// The reason why a pool cannot have prefixes of this length.
 pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     let family = Family::of_net(pool);
-    let longest = family.bits() - FEWEST_HOST_BITS;
+    let longest = family.bits() - MIN_HOST_BITS;
     if length < pool.prefix_len() || length > longest {
         return Err(format!("prefixes of {pool} have a length from /{} to /{longest}", pool.prefix_len()));
     }
@@ -57,7 +57,7 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     if pool.prefix_len() > largest {
         return Err(format!("a pool of {family} prefixes has a length of /{largest} at most"));
     }
-    Ok(length.saturating_sub(BITS_OF_BLOCK).clamp(pool.prefix_len(), largest))
+    Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
 /// The length of what the ordinals of a block mean, by the number of ordinals: that of a single address, or of a prefix.
@@ -65,7 +65,7 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;
-    let is_length = if is_of_prefixes(block) { length <= bits - FEWEST_HOST_BITS } else { length == bits };
+    let is_length = if is_of_prefixes(block) { length <= bits - MIN_HOST_BITS } else { length == bits };
     (ordinals.is_power_of_two() && is_length).then_some(length)
 }
 

@@ -62,21 +62,21 @@ impl QuotaKind {
 
 /// A namespace, a network or a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Subject {
+pub struct QuotaSubject {
     /// Its kind.
     pub kind: QuotaKind,
     /// Its name.
     pub name: String,
 }
 
-impl Subject {
+impl QuotaSubject {
     /// The subject of this kind and name.
     pub fn new(kind: QuotaKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into() }
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for QuotaSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind.as_str(), self.name)
     }
@@ -113,10 +113,10 @@ impl Quotas {
     }
 
     /// The limits as they were set, with the one for any other.
-    pub fn all(&self) -> impl Iterator<Item = (Subject, u64)> {
+    pub fn all(&self) -> impl Iterator<Item = (QuotaSubject, u64)> {
         QuotaKind::ALL.into_iter().flat_map(|kind| {
             let limits = self.0.get(kind.plural()).and_then(Json::as_object).into_iter().flatten();
-            limits.filter_map(move |(name, limit)| Some((Subject::new(kind, name), limit.as_u64()?)))
+            limits.filter_map(move |(name, limit)| Some((QuotaSubject::new(kind, name), limit.as_u64()?)))
         })
     }
 
@@ -126,7 +126,7 @@ impl Quotas {
     }
 
     /// Sets a limit, or removes it. Returns the one before.
-    pub fn set(&mut self, subject: &Subject, limit: Option<u64>) -> Option<u64> {
+    pub fn set(&mut self, subject: &QuotaSubject, limit: Option<u64>) -> Option<u64> {
         let limits = self.0.entry(subject.kind.plural()).or_insert_with(|| Json::Object(Map::new())).as_object_mut()?;
         match limit {
             Some(limit) => limits.insert(subject.name.clone(), limit.into()),
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn unknown_kinds_stay_and_wrong_limits_are_refused() {
         let mut kept = quotas(r#"{"planets":{"x":1}}"#).unwrap();
-        let shop = Subject::new(QuotaKind::Namespace, "shop");
+        let shop = QuotaSubject::new(QuotaKind::Namespace, "shop");
         assert_eq!((kept.set(&shop, Some(2)), kept.set(&shop, None)), (None, Some(2)));
         assert_eq!(kept.encode().unwrap().as_bytes(), br#"{"namespaces":{},"planets":{"x":1}}"#);
         for wrong in [r#"{"nodes":{"a":-1}}"#, r#"{"nodes":{"a":"1"}}"#, "[]", ""] {

@@ -9,7 +9,7 @@ use kv::{Key, Value};
 use serde_json::{Map, Value as Json};
 use time::OffsetDateTime;
 
-use super::codec::{Document, Malformed, from_json, to_json};
+use super::codec::{Document, JsonObject, Malformed, from_json, to_json};
 use super::keys::{self, ResourceKind};
 use super::spec::{SpecField, spec_fields};
 use crate::DocumentError;
@@ -18,13 +18,11 @@ use crate::timestamps::rfc3339;
 /// Labels or annotations: names and their values.
 pub type Labels = BTreeMap<String, String>;
 
-type Object = Map<String, serde_json::Value>;
-
 /// A resource as it was read, with nothing lost: what this version does not know is passed on untouched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
     name: String,
-    document: Object,
+    document: JsonObject,
 }
 
 impl Resource {
@@ -42,7 +40,7 @@ impl Resource {
 
     /// A resource without any field.
     pub(super) fn empty(name: &str) -> Self {
-        Self { name: name.to_owned(), document: Object::new() }
+        Self { name: name.to_owned(), document: JsonObject::new() }
     }
 
     /// Reads a resource. The name is the key's, since some writers leave it out of the metadata.
@@ -85,7 +83,7 @@ impl Resource {
     }
 
     /// The whole document.
-    pub(super) fn document(&self) -> &Object {
+    pub(super) fn document(&self) -> &JsonObject {
         &self.document
     }
 
@@ -147,7 +145,7 @@ impl Resource {
     }
 
     /// The spec; `None` if there is none.
-    pub(super) fn whole_spec(&self) -> Option<&Object> {
+    pub(super) fn whole_spec(&self) -> Option<&JsonObject> {
         self.document.get("spec")?.as_object()
     }
 
@@ -186,7 +184,7 @@ impl Resource {
     }
 
     /// A part of the document that is an object; it is made if there is none.
-    pub(super) fn part(&mut self, part: &str) -> &mut Object {
+    pub(super) fn part(&mut self, part: &str) -> &mut JsonObject {
         object(self.document.entry(part))
     }
 
@@ -202,12 +200,12 @@ impl Resource {
 }
 
 /// The object under an entry; what is there and is no object is replaced.
-pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut Object {
+pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     let value = entry.or_insert(serde_json::Value::Null);
     loop {
         match value {
             serde_json::Value::Object(object) => return object,
-            _ => *value = serde_json::Value::Object(Object::new()),
+            _ => *value = serde_json::Value::Object(JsonObject::new()),
         }
     }
 }

@@ -133,7 +133,7 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z \u{e4}\"&|]{0,6}", "[a-z \u{e4}'(){}]{0,6}"]
 }
 
-fn node() -> impl Strategy<Value = Node> {
+fn node() -> impl Strategy<Value = Expression> {
     let key = || prop_oneof!["[a-zA-Z0-9_./-]{1,8}", "(in|not|has|all|contains|starts|global)"];
     let comparison = prop_oneof![
         Just(Comparison::Equal),
@@ -144,18 +144,18 @@ fn node() -> impl Strategy<Value = Node> {
     ];
     let set = || prop::collection::btree_set(text(), 0..4);
     let leaf = prop_oneof![
-        Just(Node::All),
-        Just(Node::Global),
-        key().prop_map(Node::Has),
-        (key(), comparison, text()).prop_map(|(key, comparison, text)| Node::Compare(key, comparison, text)),
-        (key(), set()).prop_map(|(key, texts)| Node::In(key, texts)),
-        (key(), set()).prop_map(|(key, texts)| Node::NotIn(key, texts)),
+        Just(Expression::All),
+        Just(Expression::Global),
+        key().prop_map(Expression::Has),
+        (key(), comparison, text()).prop_map(|(key, comparison, text)| Expression::Compare(key, comparison, text)),
+        (key(), set()).prop_map(|(key, texts)| Expression::In(key, texts)),
+        (key(), set()).prop_map(|(key, texts)| Expression::NotIn(key, texts)),
     ];
     leaf.prop_recursive(5, 40, 4, |inner| {
         prop_oneof![
-            inner.clone().prop_map(|node| Node::Not(Box::new(node))),
-            prop::collection::vec(inner.clone(), 2..4).prop_map(Node::And),
-            prop::collection::vec(inner, 2..4).prop_map(Node::Or),
+            inner.clone().prop_map(|node| Expression::Not(Box::new(node))),
+            prop::collection::vec(inner.clone(), 2..4).prop_map(Expression::And),
+            prop::collection::vec(inner, 2..4).prop_map(Expression::Or),
         ]
     })
 }

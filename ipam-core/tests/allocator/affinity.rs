@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-use ipam_core::affinity::{MOST_BLOCKS_CLAIMED, ReleaseIf};
+use ipam_core::affinity::{MAX_BLOCKS_CLAIMED, ReleaseIf};
 use ipam_core::model::keys;
 use ipam_core::model::{Affinity, AffinityState, Block, Owner};
 use ipam_core::{Error, Nodes};
@@ -88,7 +88,7 @@ async fn networks_that_cannot_be_claimed_are_calicos_errors() {
     assert_eq!(claim("10.0.0.4/31").await, "The requested CIDR (10.0.0.4/31) is smaller than the minimum.");
     world.add_pool("v6", "fd00::/64").await;
     let error = claim("fd00::/64").await;
-    assert!(error.contains(&format!("more than {MOST_BLOCKS_CLAIMED} blocks")), "{error}");
+    assert!(error.contains(&format!("more than {MAX_BLOCKS_CLAIMED} blocks")), "{error}");
     let error = world.ipam.claim_affinity(&Owner::host("nosuch"), net("10.0.0.0/28"), soon()).await.unwrap_err();
     assert!(matches!(error, Error::UnknownNode(_)), "{error}");
     let error =

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{
     Affinity, AffinityState, AssignmentMode, Block, HostReserved, IpamConfig, NewPool, Owner, PoolUse,
@@ -18,7 +18,7 @@ use crate::given::these;
 use crate::world::{World, attachment, ip, soon};
 
 fn any(node: &str, container: &str, v4: usize, v6: usize) -> AssignRequest {
-    AssignRequest::new(attachment(node, container), Wanted::any(v4, v6))
+    AssignRequest::new(attachment(node, container), RequestedAddresses::any(v4, v6))
 }
 
 #[tokio::test]

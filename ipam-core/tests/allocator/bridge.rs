@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, RequestedAddresses};
 use ipam_core::model::NewPool;
 use ipam_core::{BridgeError, Error, Ipam, Nodes};
 use kv::StoreExt;
@@ -11,7 +11,7 @@ use kv::StoreExt;
 use crate::world::{World, attachment, ip, soon};
 
 fn bridged(container: &str, gateway: Gateway) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.bridge = Some(Bridge { v4: gateway, v6: gateway });
     request
 }
@@ -93,11 +93,11 @@ async fn given_addresses_keep_off_what_is_reserved() {
     let world = world("10.0.0.0/24").await;
     for reserved in ["10.0.0.0", "10.0.0.1", "10.0.0.255"] {
         let mut request = bridged("c0", Gateway::First);
-        request.wanted = Wanted::these([ip(reserved)]);
+        request.wanted = RequestedAddresses::these([ip(reserved)]);
         assert!(matches!(world.assign(&request).await, Err(Error::Reserved(_))), "{reserved}");
     }
     let mut request = bridged("c0", Gateway::First);
-    request.wanted = Wanted::these([ip("10.0.0.9")]);
+    request.wanted = RequestedAddresses::these([ip("10.0.0.9")]);
     assert_eq!(world.assign(&request).await.unwrap()[0].gateway, Some(ip("10.0.0.1")));
     assert_eq!(world.assign(&request).await.unwrap()[0].ip, ip("10.0.0.9"));
     world.check().await;
@@ -134,7 +134,7 @@ async fn a_configuration_makes_its_pool_and_keeps_to_its_ranges() {
     let wider = [("10.9.0.10", "10.9.0.13")];
     assert_eq!(world.assign(&defined("c3", "10.9.0.0/24", &wider)).await.unwrap()[0].ip, ip("10.9.0.13"));
     let mut outside = defined("c4", "10.9.0.0/24", &wider);
-    outside.wanted = Wanted::these([ip("10.9.0.99")]);
+    outside.wanted = RequestedAddresses::these([ip("10.9.0.99")]);
     assert!(matches!(world.assign(&outside).await, Err(Error::Reserved(_))));
     world.check().await;
 }
@@ -168,7 +168,7 @@ async fn two_networks_in_one_subnet_keep_to_their_ranges_and_leave_the_reservati
     }
     let mut foreign = one("a4");
     world.ipam.release_attachment(&two("b0").attachment, &[], soon()).await.unwrap();
-    foreign.wanted = Wanted::these([ip("10.9.0.30")]);
+    foreign.wanted = RequestedAddresses::these([ip("10.9.0.30")]);
     assert!(matches!(world.assign(&foreign).await, Err(Error::Reserved(_))));
     // Both at once.
     world.ipam.release_attachment(&one("a0").attachment, &[], soon()).await.unwrap();
@@ -203,7 +203,7 @@ async fn calicos_names_of_node_and_pod_stay_on_calicos_networks() {
     let of_pod = [("pod", "web"), ("namespace", "shop")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let mut own = bridged("c0", Gateway::First);
     own.attributes = of_pod.clone().into();
-    let mut routed = AssignRequest::new(attachment("b", "c1"), Wanted::any(1, 0));
+    let mut routed = AssignRequest::new(attachment("b", "c1"), RequestedAddresses::any(1, 0));
     routed.attributes = of_pod.into();
     let names = async |request: &AssignRequest| {
         let ip = world.assign(request).await.unwrap()[0].ip;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipam_core::Standing;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys;
 use kv::StoreExt;
@@ -28,7 +28,7 @@ async fn each_address_has_its_standing() {
     let c1 = attachment("a", "c1");
     let own = world.one("a", "c1").await.unwrap();
     let others = world.one("a", "c2").await.unwrap();
-    let mut eth1 = AssignRequest::new(c1.clone(), Wanted::any(1, 0));
+    let mut eth1 = AssignRequest::new(c1.clone(), RequestedAddresses::any(1, 0));
     eth1.attachment.interface = "eth1".into();
     let second = world.assign(&eth1).await.unwrap()[0].ip;
     let before = world.dump().await;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipam_core::Nodes;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{Attribute, Block, NewPool, Owner, Pool, keys};
 use ipam_core::pools::{blocks_from, start_of};
 use ipam_core::reservations::Reservations;
@@ -23,7 +23,7 @@ async fn pool_and_walk(world: &World, cidr: &str) -> Vec<IpNet> {
 
 /// An address for a container on host `a`.
 fn one(container: &str) -> AssignRequest {
-    AssignRequest::new(attachment("a", container), Wanted::any(1, 0))
+    AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0))
 }
 
 /// Makes these blocks another node's.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipam_core::assign::{AssignRequest, HandleRequest, Wanted};
-use ipam_core::gc::{Estate, Freed, Listed, RuntimeList, batches, unlisted};
+use ipam_core::assign::{AssignRequest, HandleRequest, RequestedAddresses};
+use ipam_core::gc::{DepartedNode, FreeResult, ListedAttachment, RuntimeList, batches, find_unlisted};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{AffinityState, NewPool, Owner, OwnerChange, OwnerUpdate, PoolUse};
 use ipam_core::timestamps::go_string;
@@ -22,7 +22,7 @@ const START: i64 = 1_800_000_000;
 trait Departing {
     async fn deregister(&self, node: &str);
 
-    async fn estate(&self, node: &str) -> Estate;
+    async fn estate(&self, node: &str) -> DepartedNode;
 
     /// Gives one address to a handle, recorded as this.
     async fn give(&self, handle: &str, owner: &str, recorded: &[(&str, &str)]) -> IpAddr;
@@ -30,7 +30,7 @@ trait Departing {
     /// Stores an endpoint of a plain container.
     async fn store_endpoint(&self, node: &str, container: &str) -> String;
 
-    async fn free_all_of(&self, estate: &Estate) -> Result<Freed, Error>;
+    async fn free_all_of(&self, estate: &DepartedNode) -> Result<FreeResult, Error>;
 
     async fn hand_over(&self, from: &str, to: &str) -> Result<usize, Error>;
 }
@@ -40,14 +40,14 @@ impl Departing for World {
         self.store.delete(Range::Key(keys::resource(ResourceKind::Node, node))).await.unwrap();
     }
 
-    async fn estate(&self, node: &str) -> Estate {
-        let mut found = self.ipam.estates(|_, name| name == node, soon()).await.unwrap();
-        found.estates.remove(node).unwrap_or_default()
+    async fn estate(&self, node: &str) -> DepartedNode {
+        let mut found = self.ipam.departed_nodes(|_, name| name == node, soon()).await.unwrap();
+        found.departed.remove(node).unwrap_or_default()
     }
 
     async fn give(&self, handle: &str, owner: &str, recorded: &[(&str, &str)]) -> IpAddr {
         let attributes = recorded.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let request = HandleRequest::new(handle, Owner::host(owner), Wanted::any(1, 0));
+        let request = HandleRequest::new(handle, Owner::host(owner), RequestedAddresses::any(1, 0));
         let request = request.with_usage(PoolUse::Tunnel).with_attributes(attributes);
         self.ipam.assign_to_handle(&request, soon()).await.unwrap()[0].ip
     }
@@ -61,8 +61,8 @@ impl Departing for World {
         name
     }
 
-    async fn free_all_of(&self, estate: &Estate) -> Result<Freed, Error> {
-        let mut all = Freed::default();
+    async fn free_all_of(&self, estate: &DepartedNode) -> Result<FreeResult, Error> {
+        let mut all = FreeResult::default();
         for batch in batches(&estate.holds) {
             let freed = self.ipam.free_of_gone(&estate.node, &batch, soon()).await?;
             all.released.extend(freed.released);
@@ -81,7 +81,7 @@ impl Departing for World {
     }
 }
 
-fn addresses(estate: &Estate) -> BTreeSet<IpAddr> {
+fn addresses(estate: &DepartedNode) -> BTreeSet<IpAddr> {
     estate.holds.iter().map(|hold| hold.address).collect()
 }
 
@@ -90,7 +90,7 @@ async fn what_a_renamed_node_has_is_the_new_names_and_containers_keep_their_addr
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.add_pool("v6", "fd00::/124").await;
-    let mut both = AssignRequest::new(attachment("a", "both"), Wanted::any(1, 1));
+    let mut both = AssignRequest::new(attachment("a", "both"), RequestedAddresses::any(1, 1));
     both.attachment.boot = Some("boot0001".into());
     let both = world.assign(&both).await.unwrap();
     let tunnel = world.give("vxlan-tunnel-addr-a", "a", &[("node", "a"), ("type", "vxlanTunnelAddress")]).await;
@@ -119,13 +119,13 @@ async fn what_a_renamed_node_has_is_the_new_names_and_containers_keep_their_addr
     assert_eq!(now.revision, revision.next(), "one commit");
     assert!(now.kvs.iter().all(|kv| !kv.key.to_string().contains("/host/a/")), "the stale affinity went, too");
 
-    assert_eq!(world.estate("a").await, Estate::default());
+    assert_eq!(world.estate("a").await, DepartedNode::default());
     let after = world.estate("d").await;
     assert_eq!(addresses(&after), addresses(&before));
-    let own = |estate: &Estate| estate.blocks().filter(|cidr| *cidr != stale).collect::<Vec<_>>();
+    let own = |estate: &DepartedNode| estate.blocks().filter(|cidr| *cidr != stale).collect::<Vec<_>>();
     assert_eq!(own(&after), own(&before));
     let numbers =
-        |estate: &Estate| estate.holds.iter().map(|one| (one.address, one.sequence_number)).collect::<Vec<_>>();
+        |estate: &DepartedNode| estate.holds.iter().map(|one| (one.address, one.sequence_number)).collect::<Vec<_>>();
     assert_eq!(numbers(&after), numbers(&before), "nothing was given anew");
     assert_eq!(addresses(&world.estate("b").await), addresses(&others));
     for cidr in after.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| cidr.to_string()) {
@@ -135,8 +135,9 @@ async fn what_a_renamed_node_has_is_the_new_names_and_containers_keep_their_addr
     assert!(world.ipam.addresses_of_handle("vxlan-tunnel-addr-a", soon()).await.is_err());
     world.check().await;
 
-    let again = world.assign(&AssignRequest::new(attachment("d", "both"), Wanted::any(1, 1))).await.unwrap();
-    let ips = |given: &[ipam_core::assign::Assigned]| given.iter().map(|one| one.ip).collect::<Vec<_>>();
+    let again =
+        world.assign(&AssignRequest::new(attachment("d", "both"), RequestedAddresses::any(1, 1))).await.unwrap();
+    let ips = |given: &[ipam_core::assign::AssignedAddress]| given.iter().map(|one| one.ip).collect::<Vec<_>>();
     assert_eq!(ips(&again), ips(&both));
     assert_eq!(world.release("d", "both").await.len(), 2);
     assert_eq!(world.hand_over("a", "d").await.unwrap(), 1, "nothing is left, and that is no error");
@@ -149,12 +150,12 @@ async fn a_stores_one_node_gets_its_new_name_in_the_commit_that_moves_its_blocks
     world.add_pool("v4", "10.0.0.0/28").await;
     let first = world.one("old", "c1").await.unwrap();
     assert_eq!(world.hand_over("old", "new").await.unwrap(), 1);
-    let known = world.ipam.estates(|_, _| true, soon()).await.unwrap();
+    let known = world.ipam.departed_nodes(|_, _| true, soon()).await.unwrap();
     assert_eq!((known.known.pinned.as_deref(), known.nodes), (Some("new"), BTreeSet::from(["new".to_owned()])));
     assert_eq!(world.release("whatever it is called", "c1").await, [first]);
     // Another node's name is not the store's.
     world.hand_over("nobody", "other").await.unwrap();
-    assert_eq!(world.ipam.estates(|_, _| false, soon()).await.unwrap().known.pinned.as_deref(), Some("new"));
+    assert_eq!(world.ipam.departed_nodes(|_, _| false, soon()).await.unwrap().known.pinned.as_deref(), Some("new"));
     world.check().await;
 }
 
@@ -204,7 +205,7 @@ async fn an_address_that_was_given_anew_since_the_look_is_kept() {
     let address = world.one("a", "c1").await.unwrap();
     let estate = world.estate("a").await;
     world.release("a", "c1").await;
-    let wanted = AssignRequest::new(attachment("a", "c1"), Wanted::these([address]));
+    let wanted = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::these([address]));
     world.assign(&wanted).await.unwrap();
     world.deregister("a").await;
     let freed = world.free_all_of(&estate).await.unwrap();
@@ -227,7 +228,7 @@ async fn a_block_that_was_handed_over_is_one_commit_for_each_thirty_two() {
 
 /// A request as the plugin makes it, dated so many seconds after the start.
 fn dated(container: &str, interface: &str, at: i64) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.interface = interface.into();
     let at = OffsetDateTime::from_unix_timestamp(START + at).unwrap();
     request.attributes.insert("timestamp".into(), go_string(at));
@@ -251,9 +252,9 @@ async fn lists_of_a_runtime_decide_by_what_they_tell() {
     world.assign(&undated).await.unwrap();
     let all = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     let at = |seconds: i64| OffsetDateTime::from_unix_timestamp(START + seconds).unwrap();
-    let listed = |container: &str| Listed { container: container.into(), ..Listed::default() };
+    let listed = |container: &str| ListedAttachment { container: container.into(), ..ListedAttachment::default() };
     let gone = |lists: &[RuntimeList]| {
-        let said = unlisted(all.clone(), lists);
+        let said = find_unlisted(all.clone(), lists);
         let gone: BTreeSet<IpAddr> = said.gone.iter().map(|one| one.address).collect();
         (gone, said.listed, said.young, said.undated, said.unspoken)
     };
@@ -261,9 +262,9 @@ async fn lists_of_a_runtime_decide_by_what_they_tell() {
 
     let whole = RuntimeList::new(at(1000), [listed("one"), listed(long)]);
     assert_eq!(gone(&[whole]), ([].into(), 3, 2, 1, 0), "a container is all of its interfaces");
-    let interface = Listed { interface: Some("eth1".into()), ..listed("one") };
+    let interface = ListedAttachment { interface: Some("eth1".into()), ..listed("one") };
     assert_eq!(gone(&[RuntimeList::new(at(1000), [interface])]).0, [eth0, of_long].into());
-    let elsewhere = Listed { network: Some("other".into()), ..listed("one") };
+    let elsewhere = ListedAttachment { network: Some("other".into()), ..listed("one") };
     assert_eq!(gone(&[RuntimeList::new(at(1000), [elsewhere])]).0, [eth0, eth1, of_long].into());
     assert_eq!(gone(&[RuntimeList::new(at(1000), [listed(&long[..12])])]).0, [eth0, eth1].into(), "a short id");
     assert_eq!(gone(&[RuntimeList::new(at(1000), [listed(&long[..11])])]).0.len(), 3, "too short to be one");
@@ -300,7 +301,7 @@ async fn endpoints_of_a_node_that_is_gone_are_deleted_unless_it_comes_back() {
     world.store.delete(Range::Key(keys::workload_endpoint("default", &names[0]))).await.unwrap();
     let deleted = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await.unwrap();
     assert_eq!(deleted.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), names[1..]);
-    assert_eq!(world.estate("a").await, Estate::default());
+    assert_eq!(world.estate("a").await, DepartedNode::default());
     assert_eq!(world.estate("b").await.endpoints.len(), 1);
     assert_eq!(world.store.count(Range::Prefix(keys::workload_endpoints_prefix())).await.unwrap(), 3);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{BlockRequest, HandleRequest, Wanted};
+use ipam_core::assign::{BlockRequest, HandleRequest, RequestedAddresses};
 use ipam_core::model::{ExpectedOwner, NewPool, Owner, OwnerChange, OwnerUpdate, PoolUse, ReleaseRequest, keys};
 use ipam_core::net::Family;
 use ipam_core::{Error, Result};
@@ -61,7 +61,8 @@ async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static st
 
 /// Gives addresses to a handle, moves one of them to another owner, and takes them back by handle or one by one.
 async fn hold(world: &World, owner: &Owner, handle: &str, turn: usize) -> Result<()> {
-    let request = HandleRequest::new(handle, owner.clone(), Wanted::any(turn % 3 + 1, 0)).with_usage(PoolUse::Workload);
+    let request = HandleRequest::new(handle, owner.clone(), RequestedAddresses::any(turn % 3 + 1, 0))
+        .with_usage(PoolUse::Workload);
     let assigned = world.ipam.assign_to_handle(&request.with_most_per_family(3), soon()).await?;
     let mut held: Vec<_> = assigned.iter().map(|one| one.ip).collect();
     held.sort_unstable();

@@ -1,7 +1,7 @@
 //! Why an assignment would get its address, or none: always what it then gets.
 
 use ipam_core::Error;
-use ipam_core::assign::{Explanation, Outcome, Source};
+use ipam_core::assign::{AddressSource, Explanation, PredictedOutcome};
 use ipam_core::model::{AssignmentMode, IpamConfig, Labels, NewPool, Owner, PoolUse};
 use ipam_core::net::{Count, Family};
 use ipam_core::pools::{Obstacle, PoolError};
@@ -16,24 +16,24 @@ async fn explain(world: &World, node: &str, pools: &[&str]) -> Explanation {
     explained
 }
 
-fn source(explained: &Explanation) -> Source {
+fn source(explained: &Explanation) -> AddressSource {
     match &explained.outcome {
-        Outcome::Given { source, .. } => source.clone(),
+        PredictedOutcome::Given { source, .. } => source.clone(),
         other => panic!("{other:?}"),
     }
 }
 
 fn refusal(explained: Explanation) -> Error {
     match explained.outcome {
-        Outcome::Refused(error) => error,
+        PredictedOutcome::Refused(error) => error,
         other => panic!("{other:?}"),
     }
 }
 
 /// That it says what comes next, and that this comes.
-async fn next(world: &World, node: &str, container: &str) -> Source {
+async fn next(world: &World, node: &str, container: &str) -> AddressSource {
     let explained = explain(world, node, &[]).await;
-    let Outcome::Given { address, .. } = explained.outcome else { panic!("{explained:?}") };
+    let PredictedOutcome::Given { address, .. } = explained.outcome else { panic!("{explained:?}") };
     assert_eq!(world.one(node, container).await.unwrap(), address);
     source(&explained)
 }
@@ -43,12 +43,12 @@ async fn it_tells_the_block_that_an_assignment_then_takes() {
     let world = World::new().await;
     // Two blocks of four addresses.
     world.add_pool("v4", "10.0.0.0/29").await;
-    assert_eq!(next(&world, "a", "a0").await, Source::New);
+    assert_eq!(next(&world, "a", "a0").await, AddressSource::New);
     for number in 1..4 {
-        assert_eq!(next(&world, "a", &format!("a{number}")).await, Source::Own);
+        assert_eq!(next(&world, "a", &format!("a{number}")).await, AddressSource::Own);
     }
-    assert_eq!(next(&world, "b", "b0").await, Source::New);
-    assert_eq!(next(&world, "a", "a4").await, Source::Borrowed(Some(Owner::host("b"))));
+    assert_eq!(next(&world, "b", "b0").await, AddressSource::New);
+    assert_eq!(next(&world, "a", "a4").await, AddressSource::Borrowed(Some(Owner::host("b"))));
     let explained = explain(&world, "a", &[]).await;
     let stock = explained.pools[0].stock;
     assert_eq!((stock.usage.in_use, stock.usage.available), (Count::new(6), Count::new(2)));
@@ -58,9 +58,9 @@ async fn it_tells_the_block_that_an_assignment_then_takes() {
     world.release("b", "b0").await;
     world.release("a", "a4").await;
     world.pass(61);
-    assert_eq!(next(&world, "a", "a5").await, Source::TakenOver(Some(Owner::host("b"))));
+    assert_eq!(next(&world, "a", "a5").await, AddressSource::TakenOver(Some(Owner::host("b"))));
     for number in 6..9 {
-        assert_eq!(next(&world, "a", &format!("a{number}")).await, Source::Own);
+        assert_eq!(next(&world, "a", &format!("a{number}")).await, AddressSource::Own);
     }
     assert!(matches!(refusal(explain(&world, "a", &[]).await), Error::Exhausted { .. }));
 }
@@ -99,7 +99,7 @@ async fn each_pool_says_why_it_is_not_chosen() {
     let namespace = |text: &str| -> Labels { [("shop".to_owned(), text.to_owned())].into_iter().collect() };
     let shop = world.ipam.explain("racked", None, &[], Some(&namespace("yes")), soon()).await.unwrap();
     assert_eq!(obstacles(&shop)[2], ("shops".to_owned(), None));
-    assert_eq!(source(&shop), Source::New);
+    assert_eq!(source(&shop), AddressSource::New);
     let other = world.ipam.explain("racked", None, &[], Some(&namespace("no")), soon()).await.unwrap();
     let error = refusal(other);
     assert!(matches!(error, Error::Pool(PoolError::NoneForUse(_))), "{error:?}");
@@ -108,9 +108,9 @@ async fn each_pool_says_why_it_is_not_chosen() {
     let named = explain(&world, "racked", &["racks-b"]).await;
     assert_eq!(obstacles(&named)[0], because("manual", Obstacle::NotRequested));
     assert_eq!(obstacles(&named)[1], ("racks-b".to_owned(), None));
-    assert_eq!(source(&named), Source::New);
+    assert_eq!(source(&named), AddressSource::New);
     let v6 = explain(&world, "racked", &["v6"]).await;
-    assert_eq!((v6.family, v6.pools.len(), source(&v6)), (Family::V6, 1, Source::New));
+    assert_eq!((v6.family, v6.pools.len(), source(&v6)), (Family::V6, 1, AddressSource::New));
     let missing = refusal(explain(&world, "racked", &["none"]).await);
     assert!(matches!(missing, Error::Pool(PoolError::UnknownName(_))), "{missing:?}");
 }

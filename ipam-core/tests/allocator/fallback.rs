@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::Hints;
 use ipam_core::model::{Pool, keys};
@@ -17,7 +17,7 @@ use kv::wrap::Counting;
 use crate::world::{World, attachment, ip, soon};
 
 fn bridged(container: &str, pools: &[&str]) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
     request.v4_pools = pools.iter().map(|pool| (*pool).to_owned()).collect();
     request
@@ -131,12 +131,12 @@ fn set(number: usize, subnets: &[(&str, &str)]) -> Vec<PoolDefinition> {
 
 fn defining(container: &str, sets: &[Vec<PoolDefinition>], v4: usize, v6: usize) -> AssignRequest {
     let mut request = bridged(container, &[]);
-    request.wanted = Wanted::any(v4, v6);
+    request.wanted = RequestedAddresses::any(v4, v6);
     request.define = sets.concat();
     request
 }
 
-fn ips(assigned: &[ipam_core::assign::Assigned]) -> Vec<String> {
+fn ips(assigned: &[ipam_core::assign::AssignedAddress]) -> Vec<String> {
     assigned.iter().map(|one| one.ip.to_string()).collect()
 }
 
@@ -302,7 +302,7 @@ async fn the_full_part_of_one_set_is_no_full_pool_for_another() {
     };
     for number in 0..6 {
         let mut request = bridged(&format!("c{number}"), &[]);
-        request.wanted = Wanted::any(2, 0);
+        request.wanted = RequestedAddresses::any(2, 0);
         request.define = vec![
             part(0, "shared", "10.5.0.0/24", &[("10.5.0.10", "10.5.0.11")]),
             part(0, "more", "10.6.0.0/24", &[]),
@@ -359,7 +359,7 @@ async fn a_workload_keeps_an_address_of_each_set() {
     };
     let of = |container: &str| {
         let mut request = bridged(container, &[]);
-        request.wanted = Wanted::any(2, 0);
+        request.wanted = RequestedAddresses::any(2, 0);
         request.define = vec![set(0, "10.5.0.0/28"), set(1, "10.6.0.0/28")];
         request.sticky = Some(Sticky { name: "w".into(), wait: None });
         request

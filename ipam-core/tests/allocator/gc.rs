@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipam_core::Nodes;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::NETNS;
-use ipam_core::gc::{Allocation, Evidence, Freed, Live, batches, stale};
+use ipam_core::gc::{Allocation, Evidence, FreeResult, LivenessSource, batches, find_stale};
 use ipam_core::model::{Block, Document, NewPool, keys};
 use ipam_core::timestamps::go_string;
 use kv::{Range, StoreExt};
@@ -42,7 +42,7 @@ impl Machine {
 }
 
 #[async_trait]
-impl Live for Machine {
+impl LivenessSource for Machine {
     async fn evidence(&self) -> Option<Evidence> {
         self.asked.fetch_add(1, SeqCst);
         self.live.lock().unwrap().clone().map(evidence)
@@ -63,7 +63,7 @@ async fn one_machine() -> World {
 
 /// A request as the plugin makes it in a boot, dated so many seconds after the start.
 fn request(container: &str, boot: &str, at: i64) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.boot = Some(boot.into());
     let at = OffsetDateTime::from_unix_timestamp(START + at).unwrap();
     request.attributes.insert("timestamp".into(), go_string(at));
@@ -83,8 +83,8 @@ async fn held(world: &World) -> BTreeMap<IpAddr, String> {
     holdings.allocations.into_iter().map(|one| (one.address, one.container)).collect()
 }
 
-async fn free(world: &World, allocations: &[Allocation]) -> Freed {
-    let mut all = Freed::default();
+async fn free(world: &World, allocations: &[Allocation]) -> FreeResult {
+    let mut all = FreeResult::default();
     for batch in batches(allocations) {
         let freed = world.ipam.free(&batch, soon()).await.unwrap();
         all.released.extend(freed.released);
@@ -220,7 +220,7 @@ async fn while_one_address_of_an_attachment_is_live_all_of_it_stays() {
     let world = one_machine().await;
     world.add_pool("v6", "fd00::/125").await;
     let mut both = request("c1", "boot0001", 0);
-    both.wanted = Wanted::any(1, 1);
+    both.wanted = RequestedAddresses::any(1, 1);
     let assigned = world.assign(&both).await.unwrap();
     let holdings = world.ipam.holdings("a", soon()).await.unwrap();
     let judged = world.ipam.judge(&holdings, &evidence([assigned[1].ip].into()));
@@ -354,13 +354,13 @@ async fn a_runtimes_list_decides_by_network_container_and_interface_and_spares_w
     let now = OffsetDateTime::from_unix_timestamp(START + 1000).unwrap();
     let holdings = world.ipam.holdings("a", soon()).await.unwrap();
     let pairs = |list: &[(&str, &str)]| list.iter().map(|(c, i)| ((*c).to_owned(), (*i).to_owned())).collect();
-    let verdict = stale(&holdings, "net", &pairs(&[("in-list", "eth0"), ("a.b.gone", "eth0")]), now);
+    let verdict = find_stale(&holdings, "net", &pairs(&[("in-list", "eth0"), ("a.b.gone", "eth0")]), now);
     assert_eq!(verdict.gone.iter().map(|one| one.address).collect::<BTreeSet<_>>(), [gone, second].into());
     assert_eq!((verdict.valid, verdict.young, verdict.undated), (1, 1, 2), "{young} {ahead}");
-    let none = stale(&holdings, "net", &BTreeSet::new(), now);
+    let none = find_stale(&holdings, "net", &BTreeSet::new(), now);
     assert_eq!(none.gone.len(), 3, "an empty list means that there is nothing");
     assert!(none.gone.iter().any(|one| one.address == in_list));
-    assert!(stale(&holdings, "other", &BTreeSet::new(), now).gone.is_empty());
+    assert!(find_stale(&holdings, "other", &BTreeSet::new(), now).gone.is_empty());
 }
 
 #[tokio::test]

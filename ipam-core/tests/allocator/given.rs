@@ -1,14 +1,14 @@
 //! Given addresses, on routed networks.
 
 use ipam_core::Error;
-use ipam_core::assign::{AssignRequest, Repeated, Wanted};
+use ipam_core::assign::{AssignRequest, RepeatPolicy, RequestedAddresses};
 use ipam_core::model::IpamConfig;
 
 use crate::world::{World, attachment, ip};
 
 pub(crate) fn these(node: &str, container: &str, ips: &[&str]) -> AssignRequest {
     let addresses: Vec<_> = ips.iter().map(|text| ip(text)).collect();
-    AssignRequest::new(attachment(node, container), Wanted::these(addresses))
+    AssignRequest::new(attachment(node, container), RequestedAddresses::these(addresses))
 }
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn a_given_address_again_is_the_same_answer_or_calicos_error() {
     let mut request = these("a", "c1", &["10.0.0.9"]);
     let first = world.assign(&request).await.unwrap();
     assert_eq!(world.assign(&request).await.unwrap(), first);
-    request.repeated = Repeated::Refused;
+    request.repeated = RepeatPolicy::Refused;
     assert!(matches!(world.assign(&request).await, Err(Error::AlreadyAssigned(_))));
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ipam_core::Error;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::{Document, Handle, IpamConfig, NewPool, Owner, PoolUse, keys};
 use ipam_core::net::Family;
 use ipnet::IpNet;
@@ -22,7 +22,7 @@ async fn world() -> World {
 }
 
 fn request(handle: &str, owner: Owner, wanted: usize) -> HandleRequest {
-    HandleRequest::new(handle, owner, Wanted::any(wanted, 0))
+    HandleRequest::new(handle, owner, RequestedAddresses::any(wanted, 0))
 }
 
 async fn give(world: &World, request: &HandleRequest) -> ipam_core::Result<Vec<std::net::IpAddr>> {
@@ -60,13 +60,13 @@ async fn a_virtual_owner_takes_from_pools_for_load_balancers_in_blocks_of_its_ow
     assert_eq!(block.owner().unwrap().to_string(), "virtual:load-balancer");
     world.check().await;
     // A given address, in the same block or another one of its own.
-    let wanted = Wanted::these([ip("10.1.0.7")]);
+    let wanted = RequestedAddresses::these([ip("10.1.0.7")]);
     let this = HandleRequest::new("service", Owner::load_balancer(), wanted);
     assert_eq!(give(&world, &this).await.unwrap(), [ip("10.1.0.7")]);
     assert!(matches!(give(&world, &this).await, Err(Error::AlreadyAssigned(_))));
     world.check().await;
     // Workloads have no business there, and the load balancer has none in theirs.
-    let wrong = HandleRequest::new("service", Owner::load_balancer(), Wanted::these([ip("10.0.0.1")]));
+    let wrong = HandleRequest::new("service", Owner::load_balancer(), RequestedAddresses::these([ip("10.0.0.1")]));
     let error = give(&world, &wrong).await.unwrap_err().to_string();
     assert!(error.contains("not allowed for use \"LoadBalancer\""), "{error}");
     world.ipam.release_by_handle("service", soon()).await.unwrap();
@@ -112,13 +112,15 @@ async fn strict_affinity_and_the_limit_of_blocks_hold_for_virtual_owners_too() {
 async fn a_handle_gets_no_more_of_a_family_than_it_may_hold() {
     let world = world().await;
     world.add_pool("v6", "fd00::/120").await;
-    let both =
-        |v4, v6| HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), Wanted::any(v4, v6)).with_most_per_family(1);
+    let both = |v4, v6| {
+        HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), RequestedAddresses::any(v4, v6))
+            .with_most_per_family(1)
+    };
     assert_eq!(give(&world, &both(1, 0)).await.unwrap().len(), 1);
     let before = world.dump().await;
     let error = give(&world, &both(1, 1)).await.unwrap_err();
     assert!(matches!(error, Error::HandleLimit { family: Family::V4, most: 1, held: 1, requested: 1, .. }), "{error}");
-    let given = HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), Wanted::these([ip("10.0.0.9")]));
+    let given = HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), RequestedAddresses::these([ip("10.0.0.9")]));
     assert!(matches!(give(&world, &given.with_most_per_family(1)).await, Err(Error::HandleLimit { .. })));
     assert_eq!(world.dump().await, before);
     assert_eq!(give(&world, &both(0, 1)).await.unwrap().len(), 1, "the other family has a limit of its own");

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
-use ipam_core::gc::Reach;
+use ipam_core::gc::ReadScope;
 use ipam_core::hints::Hints;
 use ipam_core::model::{IpamConfig, NewPool, Owner};
 use ipam_core::{Ipam, Nodes};
@@ -72,12 +72,12 @@ async fn world() -> World {
 }
 
 fn any(container: &str, v4: usize, v6: usize) -> AssignRequest {
-    AssignRequest::new(attachment("a", container), Wanted::any(v4, v6))
+    AssignRequest::new(attachment("a", container), RequestedAddresses::any(v4, v6))
 }
 
 fn these(container: &str, ips: &[&str]) -> AssignRequest {
     let addresses: Vec<_> = ips.iter().map(|text| ip(text)).collect();
-    AssignRequest::new(attachment("a", container), Wanted::these(addresses))
+    AssignRequest::new(attachment("a", container), RequestedAddresses::these(addresses))
 }
 
 /// Also if the commit is lost, since it may have been carried out. A node's own block is found without a note.
@@ -90,7 +90,11 @@ async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
     let ipam = world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>);
     ipam.assign(&any("own", 4, 0), soon()).await.unwrap();
     assert_eq!(noted(), []);
-    let of_b = world.assign(&AssignRequest::new(attachment("b", "b1"), Wanted::any(1, 0))).await.unwrap().remove(0);
+    let of_b = world
+        .assign(&AssignRequest::new(attachment("b", "b1"), RequestedAddresses::any(1, 0)))
+        .await
+        .unwrap()
+        .remove(0);
     let before = world.dump().await;
     // Nothing arrives any more as soon as there is a note.
     let seen = Arc::clone(&hints);
@@ -103,7 +107,10 @@ async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
     let all = noted();
     assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
     // It is no hint for the node's own.
-    assert_eq!(world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).reach_of("a"), Reach::default());
+    assert_eq!(
+        world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).read_scope_of("a"),
+        ReadScope::default()
+    );
 }
 
 #[tokio::test]
@@ -249,7 +256,7 @@ async fn drawn_hints_decide_nothing() {
             let (ipam, _) = counted(&hinted, &Memory::stuck_at(&blocks));
             let who = attachment(node, &container);
             if random.bool() {
-                let request = AssignRequest::new(who, Wanted::any(1, 0));
+                let request = AssignRequest::new(who, RequestedAddresses::any(1, 0));
                 let (one, other) = (plain.assign(&request).await, ipam.assign(&request, soon()).await);
                 assert_eq!(one.is_ok(), other.is_ok(), "seed {seed}, step {step}: {one:?}, {other:?}");
             } else {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending};
 use ipam_core::model::{Owner, keys};
+use ipam_core::pending_commits::{PendingCommit, PendingCommitId, PendingCommits};
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
 use kv::{Deadline, ErrorKind, Operation, Outcome, Store, Txn};
@@ -34,33 +34,33 @@ impl Notes {
 }
 
 #[async_trait]
-impl Intents for Notes {
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId> {
+impl PendingCommits for Notes {
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId> {
         if self.is_full {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let id = self.recorded.fetch_add(1, SeqCst).to_string();
         self.kept.lock().unwrap().insert(id.clone(), (attachment.clone(), txn.clone()));
-        Ok(IntentId(id))
+        Ok(PendingCommitId(id))
     }
 
-    fn forget(&self, id: &IntentId) {
+    fn forget(&self, id: &PendingCommitId) {
         self.kept.lock().unwrap().remove(&id.0);
     }
 
-    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         let kept = self.kept.lock().unwrap();
         let own = kept.iter().filter(|(_, (noted, _))| noted == attachment);
-        Ok(own.map(|(id, (_, txn))| Pending { id: IntentId(id.clone()), txn: txn.clone() }).collect())
+        Ok(own.map(|(id, (_, txn))| PendingCommit { id: PendingCommitId(id.clone()), txn: txn.clone() }).collect())
     }
 }
 
 pub(crate) fn allocator(store: &Arc<dyn Store>, notes: &Arc<Notes>) -> Ipam {
-    Ipam::new(Arc::clone(store), Nodes::Registered).with_intents(Arc::clone(notes) as Arc<dyn Intents>)
+    Ipam::new(Arc::clone(store), Nodes::Registered).with_pending_commits(Arc::clone(notes) as Arc<dyn PendingCommits>)
 }
 
 fn request() -> AssignRequest {
-    AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0))
+    AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0))
 }
 
 async fn world() -> World {

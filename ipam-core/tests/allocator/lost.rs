@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, BlockRequest, HandleRequest, Wanted};
+use ipam_core::assign::{AssignRequest, BlockRequest, HandleRequest, RequestedAddresses};
 use ipam_core::model::{IpamConfig, NewPool, Owner, OwnerChange, OwnerUpdate, PoolUse, ReleaseRequest};
 use ipam_core::net::Family;
-use ipam_core::vm::{Fate, Role, VmPod};
+use ipam_core::vm::{PodRole, VmFate, VmPod};
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Counting, Fault, Faulty};
 use kv::{Key, Store, Value};
@@ -25,29 +25,31 @@ type Verb = fn(&Ipam) -> Answer<'_>;
 /// The verbs: a name, and a call that says what came of it.
 const VERBS: [(&str, Verb); 17] = [
     ("assign", |ipam| {
-        let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
+        let request = AssignRequest::new(attachment("b", "c9"), RequestedAddresses::any(1, 1));
         Box::pin(async move { format!("{:?}", ipam.assign(&request, soon()).await) })
     }),
     ("assign_to_handle", |ipam| {
-        let request = HandleRequest::new("service", Owner::load_balancer(), Wanted::any(2, 0)).with_most_per_family(2);
+        let request = HandleRequest::new("service", Owner::load_balancer(), RequestedAddresses::any(2, 0))
+            .with_most_per_family(2);
         Box::pin(async move { format!("{:?}", ipam.assign_to_handle(&request, soon()).await) })
     }),
     ("assign_to_handle again", |ipam| {
-        let request = HandleRequest::new("net.c1", Owner::host("a"), Wanted::any(1, 0)).with_most_per_family(3);
+        let request =
+            HandleRequest::new("net.c1", Owner::host("a"), RequestedAddresses::any(1, 0)).with_most_per_family(3);
         Box::pin(async move { format!("{:?}", ipam.assign_to_handle(&request, soon()).await) })
     }),
     ("assign_to_vm", |ipam| {
-        let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
-        let vm = vm::pod("source", Role::Source, Fate::Stays);
+        let request = AssignRequest::new(attachment("b", "c9"), RequestedAddresses::any(1, 1));
+        let vm = vm::pod("source", PodRole::Source, VmFate::Stays);
         Box::pin(async move { format!("{:?}", ipam.assign_to_vm(&request, &vm, soon()).await) })
     }),
     ("assign_to_vm again", |ipam| {
-        let request = AssignRequest::new(attachment("b", "c9"), Wanted::any(1, 1));
-        let vm = VmPod { handle: "net.c1".into(), ..vm::pod("target", Role::Target, Fate::Stays) };
+        let request = AssignRequest::new(attachment("b", "c9"), RequestedAddresses::any(1, 1));
+        let vm = VmPod { handle: "net.c1".into(), ..vm::pod("target", PodRole::Target, VmFate::Stays) };
         Box::pin(async move { format!("{:?}", ipam.assign_to_vm(&request, &vm, soon()).await) })
     }),
-    ("release_vm_pod", |ipam| release_vm(ipam, Fate::Stays)),
-    ("release_vm_pod of the last", |ipam| release_vm(ipam, Fate::Ends)),
+    ("release_vm_pod", |ipam| release_vm(ipam, VmFate::Stays)),
+    ("release_vm_pod of the last", |ipam| release_vm(ipam, VmFate::Ends)),
     ("ensure_blocks", |ipam| {
         let request = BlockRequest::new(Owner::host("b"), &[Family::V4, Family::V6]);
         Box::pin(async move { format!("{:?}", ipam.ensure_blocks(&request, soon()).await) })
@@ -94,8 +96,8 @@ const VERBS: [(&str, Verb); 17] = [
 ];
 
 /// DEL of the pod that is recorded with what `net.c1` holds.
-fn release_vm(ipam: &Ipam, fate: Fate) -> Answer<'_> {
-    let vm = VmPod { handle: "net.c1".into(), ..vm::pod("held", Role::Source, fate) };
+fn release_vm(ipam: &Ipam, fate: VmFate) -> Answer<'_> {
+    let vm = VmPod { handle: "net.c1".into(), ..vm::pod("held", PodRole::Source, fate) };
     let container = attachment("a", "c9");
     Box::pin(async move { format!("{:?}", ipam.release_vm_pod(&vm, &container, &[], &[], soon()).await) })
 }
@@ -114,7 +116,7 @@ async fn world() -> World {
     for cidr in ["10.0.0.0/29", "10.0.0.32/30"] {
         world.ipam.claim_affinity(&Owner::host("a"), cidr.parse().unwrap(), soon()).await.unwrap();
     }
-    let wanted = Wanted::these(HELD.map(|held| held.parse::<IpAddr>().unwrap()));
+    let wanted = RequestedAddresses::these(HELD.map(|held| held.parse::<IpAddr>().unwrap()));
     let mut request = AssignRequest::new(attachment("a", "c1"), wanted);
     request.attributes = [("namespace", "shop"), ("pod", "held")].map(|(key, value)| (key.into(), value.into())).into();
     world.assign(&request).await.unwrap();

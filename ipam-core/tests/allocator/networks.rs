@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, Bridge, Gateway, PoolDefinition, RequestedAddresses};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Affinity, AffinityState, AssignmentMode, IpamConfig, NewPool, Owner, Pool};
 use ipam_core::net::overlap;
@@ -16,7 +16,7 @@ use crate::world::{World, attachment, ip, soon};
 /// An ADD on network `net`, with a pool for each of these subnets and one address of each.
 fn defining(node: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let v6 = subnets.iter().filter(|subnet| subnet.contains(':')).count();
-    let mut request = AssignRequest::new(attachment(node, container), Wanted::any(subnets.len() - v6, v6));
+    let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(subnets.len() - v6, v6));
     request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
     let (mut of_v4, mut of_v6) = (0, 0);
     let define = |(set, subnet): (usize, &&str)| {
@@ -30,13 +30,13 @@ fn defining(node: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     request
 }
 
-fn subnets(assigned: &[Assigned]) -> Vec<String> {
+fn subnets(assigned: &[AssignedAddress]) -> Vec<String> {
     assigned.iter().map(|one| one.pool.to_string()).collect()
 }
 
 /// The steps of these tests.
 trait OnNetworks {
-    async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<Assigned>;
+    async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<AssignedAddress>;
 
     /// The pools by name, after a check that blocks, affinities and reservations are those of pools.
     async fn pools(&self) -> BTreeMap<String, String>;
@@ -48,7 +48,7 @@ trait OnNetworks {
 }
 
 impl OnNetworks for World {
-    async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<Assigned> {
+    async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<AssignedAddress> {
         let assigned = self.assign(&defining("a", container, of)).await.unwrap();
         assert_eq!(subnets(&assigned), of, "{container}");
         assigned
@@ -254,7 +254,7 @@ async fn a_pool_of_many_blocks_stays_and_its_name_is_numbered() {
     for number in 0..19 {
         let container = format!("c{number}");
         let mut request = defining("a", &container, &["10.1.0.0/16"]);
-        request.wanted = Wanted::these([ip(&format!("10.1.{number}.9"))]);
+        request.wanted = RequestedAddresses::these([ip(&format!("10.1.{number}.9"))]);
         world.assign(&request).await.unwrap();
         containers.push(container);
     }
@@ -376,7 +376,7 @@ async fn an_ipv6_gateway_outside_of_the_subnet_is_accepted_and_reserves_nothing(
         assert!(matches!(refused, Err(Error::Bridge(BridgeError::BadGateway { .. }))), "{bad} {refused:?}");
     }
     // A network that names its pool, and one that has two.
-    let mut named = AssignRequest::new(attachment("a", "d1"), Wanted::any(0, 1));
+    let mut named = AssignRequest::new(attachment("a", "d1"), RequestedAddresses::any(0, 1));
     world.add_pool("six", "fd06::/64").await;
     named.v6_pools = vec!["six".into()];
     named.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::At(ip("fe80::9")) });

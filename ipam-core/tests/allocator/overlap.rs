@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Affinity, AffinityState, Block, NewPool, Owner, Pool};
 use ipam_core::{Error, OverlapError, Result};
@@ -41,11 +41,11 @@ async fn put_block(world: &World, node: &str, cidr: &str) {
 }
 
 fn this(node: &str, container: &str, address: &str) -> AssignRequest {
-    AssignRequest::new(attachment(node, container), Wanted::these(vec![ip(address)]))
+    AssignRequest::new(attachment(node, container), RequestedAddresses::these(vec![ip(address)]))
 }
 
 async fn add(world: &World, node: &str, container: &str, v6: bool) -> Result<(IpAddr, IpNet)> {
-    let wanted = if v6 { Wanted::any(0, 1) } else { Wanted::any(1, 0) };
+    let wanted = if v6 { RequestedAddresses::any(0, 1) } else { RequestedAddresses::any(1, 0) };
     let assigned = world.assign(&AssignRequest::new(attachment(node, container), wanted)).await?.remove(0);
     Ok((assigned.ip, assigned.block))
 }
@@ -162,7 +162,7 @@ async fn overlap_by_a_quicker_writer_fails_the_commit() {
             is_commit.then_some(Fault::Delay(Duration::from_millis(300)))
         });
         let ipam = world.through(Arc::new(late));
-        let request = AssignRequest::new(attachment("a", "a1"), Wanted::any(1, 0));
+        let request = AssignRequest::new(attachment("a", "a1"), RequestedAddresses::any(1, 0));
         let other = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             put_block(&world, "b", quicker).await;
@@ -211,7 +211,7 @@ async fn overlap_guards_ignore_writes_to_neighbours() {
     });
     let counting = Counting::new(Arc::new(late) as Arc<dyn kv::Store>);
     let ipam = world.through(Arc::new(counting.clone()));
-    let request = AssignRequest::new(attachment("a", "a1"), Wanted::any(1, 0));
+    let request = AssignRequest::new(attachment("a", "a1"), RequestedAddresses::any(1, 0));
     let others = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         for node in ["b", "c"] {

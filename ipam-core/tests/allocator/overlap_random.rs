@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use fastrand::Rng;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Affinity, AffinityState, Block, Document, NewPool, Owner, Pool};
 use ipam_core::net::nth;
@@ -116,12 +116,16 @@ impl Run {
         let (node, cidr) = (self.node(), self.net());
         match self.rng.u32(..14) {
             0..4 => {
-                let wanted = if self.pool.addr().is_ipv4() { Wanted::any(1, 0) } else { Wanted::any(0, 1) };
+                let wanted = if self.pool.addr().is_ipv4() {
+                    RequestedAddresses::any(1, 0)
+                } else {
+                    RequestedAddresses::any(0, 1)
+                };
                 drop(self.world.assign(&AssignRequest::new(attachment(node, &container), wanted)).await);
                 self.containers.push((node, container));
             }
             4 => {
-                let wanted = Wanted::these(vec![cidr.network()]);
+                let wanted = RequestedAddresses::these(vec![cidr.network()]);
                 drop(self.world.assign(&AssignRequest::new(attachment(node, &container), wanted)).await);
                 self.containers.push((node, container));
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ipam_core::Error;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{ExpectedOwner, IpamConfig, OwnerChange, OwnerUpdate};
 use kv::StoreExt;
 
@@ -21,7 +21,7 @@ fn alternate(name: &str) -> OwnerUpdate {
 async fn world() -> (World, [std::net::IpAddr; 2]) {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
-    let mut request = AssignRequest::new(attachment("a", "c1"), Wanted::any(2, 0));
+    let mut request = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(2, 0));
     request.attributes = pod("source");
     let assigned = world.assign(&request).await.unwrap();
     (world, [assigned[0].ip, assigned[1].ip])

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, HandleRequest, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, Bridge, Gateway, HandleRequest, RequestedAddresses};
 use ipam_core::gc::{Evidence, judge};
 use ipam_core::model::{
     AssignmentMode, Block, Document, IpamConfig, NewPool, Owner, Pool, PoolUse, ReleaseRequest, keys,
@@ -13,7 +13,7 @@ use ipam_core::model::{
 };
 use ipam_core::net::Family;
 use ipam_core::sticky::Sticky;
-use ipam_core::{BridgeError, Error, Holding, Resource, Result, Standing};
+use ipam_core::{BridgeError, Error, ErrorSubject, Holding, Result, Standing};
 use ipnet::IpNet;
 use kv::{Range, StoreExt};
 
@@ -29,12 +29,12 @@ async fn world(cidr: &str) -> World {
 }
 
 fn request(node: &str, container: &str) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment(node, container), Wanted::any(0, 1));
+    let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(0, 1));
     request.v6_pools = vec!["p".to_owned()];
     request
 }
 
-fn net(assigned: &Assigned) -> IpNet {
+fn net(assigned: &AssignedAddress) -> IpNet {
     IpNet::new(assigned.ip, assigned.prefix_length.unwrap()).unwrap()
 }
 
@@ -67,12 +67,12 @@ async fn each_container_gets_a_prefix_of_its_own() {
 async fn any_address_inside_names_the_prefix() {
     let world = world("2001:db8::/48").await;
     let mut wanted = request("a", "c1");
-    wanted.wanted = Wanted::these([ip("2001:db8:0:7::1")]);
+    wanted.wanted = RequestedAddresses::these([ip("2001:db8:0:7::1")]);
     let assigned = world.assign(&wanted).await.unwrap();
     assert_eq!(net(&assigned[0]), "2001:db8:0:7::/64".parse::<IpNet>().unwrap());
     assert_eq!(world.assign(&wanted).await.unwrap(), assigned, "repeated");
     wanted.attachment = attachment("b", "c2");
-    wanted.wanted = Wanted::these([ip("2001:db8:0:7:ffff::")]);
+    wanted.wanted = RequestedAddresses::these([ip("2001:db8:0:7:ffff::")]);
     assert!(matches!(world.assign(&wanted).await.unwrap_err(), Error::AlreadyAssigned(_)));
 
     let inside = ip("2001:db8:0:7:1:2:3:4");
@@ -110,7 +110,7 @@ async fn an_address_and_a_prefix_come_in_one_commit_and_go_in_one() {
     let world = world("2001:db8::/48").await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let mut both = request("a", "c1");
-    both.wanted = Wanted::any(1, 1);
+    both.wanted = RequestedAddresses::any(1, 1);
     let before = world.store.list(Range::All).await.unwrap().revision;
     let assigned = world.assign(&both).await.unwrap();
     let after = world.store.list(Range::All).await.unwrap().revision;
@@ -127,7 +127,8 @@ async fn ipv4_prefixes_and_ipv4_addresses_are_apart() {
     world.add(NewPool::new("p", "10.64.0.0/16".parse().unwrap()).with_prefix_length(28)).await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let mut request = request("a", "c1");
-    (request.wanted, request.v4_pools, request.v6_pools) = (Wanted::any(1, 0), vec!["p".into()], Vec::new());
+    (request.wanted, request.v4_pools, request.v6_pools) =
+        (RequestedAddresses::any(1, 0), vec!["p".into()], Vec::new());
     let assigned = world.assign(&request).await.unwrap();
     let given = net(&assigned[0]);
     assert_eq!((given.prefix_len(), assigned[0].block.prefix_len()), (28, 19));
@@ -171,7 +172,7 @@ async fn a_prefix_outlives_its_pool_and_is_found() {
     assert_eq!(released.released.len(), 1);
     assert!(world.ipam.release_by_handle("net.c1", soon()).await.is_err());
     let error = world.ipam.addresses_of_handle("net.c1", soon()).await.unwrap_err();
-    assert!(matches!(error, Error::NotFound { kind: Resource::Handle, .. }), "{error}");
+    assert!(matches!(error, Error::NotFound { kind: ErrorSubject::Handle, .. }), "{error}");
 }
 
 #[tokio::test]
@@ -301,7 +302,7 @@ async fn refuses_without_its_annotation(mode: AssignmentMode) {
     world.put(keys::resource(keys::ResourceKind::IpPool, "p"), &plain).await;
     let inside = ip(&format!("{}5", given.addr()));
     let mut wanted = request("a", "c2");
-    wanted.wanted = Wanted::these([inside]);
+    wanted.wanted = RequestedAddresses::these([inside]);
     for request in [request("a", "c2"), wanted] {
         let refused = world.assign(&request).await.unwrap_err().to_string();
         assert!(
@@ -326,7 +327,7 @@ async fn a_block_of_another_length_is_left_alone() {
     for container in ["c1", "c2"] {
         let mut request = request("a", container);
         assert!(world.assign(&request).await.is_err(), "{container}");
-        request.wanted = Wanted::these([ip("2001:db8:0:4::1")]);
+        request.wanted = RequestedAddresses::these([ip("2001:db8:0:4::1")]);
         let refused = world.assign(&request).await.unwrap_err().to_string();
         assert!(refused.contains("networks of /62") && refused.contains("some of /64"), "{refused}");
     }
@@ -337,7 +338,7 @@ async fn a_block_of_another_length_is_left_alone() {
 async fn a_nodes_own_prefix_goes_to_its_heir() {
     let world = world("2001:db8::/48").await;
     let handle = |node: &str| node_prefix_handle("p", node);
-    let request = HandleRequest::new(handle("gone"), Owner::secondary("gone"), Wanted::any(0, 1))
+    let request = HandleRequest::new(handle("gone"), Owner::secondary("gone"), RequestedAddresses::any(0, 1))
         .with_pools(Family::V6, ["p"])
         .with_usage(PoolUse::Workload)
         .with_attributes([("margay.io/node".to_owned(), "gone".to_owned())].into());

@@ -1,6 +1,6 @@
 //! Addresses that devices have: the release and the reservation are one commit.
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::quarantine::{QUARANTINE, Quarantine, quarantine_of};
 use kv::{Range, StoreExt};
 
@@ -23,7 +23,7 @@ async fn an_address_is_released_and_reserved_at_once() {
     world.add_pool("v4", "10.0.0.0/29").await;
     world.add_pool("v6", "fd00::/125").await;
     let mine = attachment("a", "c1");
-    let both = AssignRequest::new(mine.clone(), Wanted::any(1, 1));
+    let both = AssignRequest::new(mine.clone(), RequestedAddresses::any(1, 1));
     let first = world.assign(&both).await.unwrap();
     let before = revision(&world).await;
     let found = [(first[0].ip, REASON.to_owned())];

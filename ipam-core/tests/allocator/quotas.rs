@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::StreamExt;
-use ipam_core::assign::{AssignRequest, HandleRequest, Wanted};
+use ipam_core::assign::{AssignRequest, HandleRequest, RequestedAddresses};
 use ipam_core::attachment::NAMESPACE;
 use ipam_core::model::{
-    Block, Document, IpamConfig, Owner, QuotaCount, QuotaKind, Quotas, ReleaseRequest, Subject, keys,
+    Block, Document, IpamConfig, Owner, QuotaCount, QuotaKind, QuotaSubject, Quotas, ReleaseRequest, keys,
 };
 use ipam_core::sticky::Sticky;
-use ipam_core::vm::{Fate, Role};
+use ipam_core::vm::{PodRole, VmFate};
 use ipam_core::{Error, Nodes, Result};
 use kv::wrap::Counting;
 use kv::{EventKind, Range, StoreExt, WatchRequest};
@@ -24,7 +24,7 @@ const SHOP: (QuotaKind, &str) = (QuotaKind::Namespace, "shop");
 async fn set(world: &World, limits: &[(QuotaKind, &str, u64)]) {
     let mut quotas = Quotas::default();
     for (kind, name, limit) in limits {
-        quotas.set(&Subject::new(*kind, *name), Some(*limit));
+        quotas.set(&QuotaSubject::new(*kind, *name), Some(*limit));
     }
     world.put(keys::quotas(), &quotas).await;
 }
@@ -37,7 +37,7 @@ async fn with_shop(limit: u64) -> World {
 }
 
 fn pod(node: &str, container: &str, namespace: &str) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment(node, container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0));
     request.attributes.insert(NAMESPACE.to_owned(), namespace.to_owned());
     request
 }
@@ -128,7 +128,7 @@ async fn both_families_count() {
     world.add_pool("v6", "fd00::/120").await;
     let both = |container: &str| {
         let mut request = pod("a", container, "shop");
-        request.wanted = Wanted::any(1, 1);
+        request.wanted = RequestedAddresses::any(1, 1);
         request
     };
     world.assign(&both("c1")).await.unwrap();
@@ -210,7 +210,7 @@ async fn other_ways_to_get_and_lose_addresses_count_too() {
     let world = with_shop(4).await;
     let attributes: BTreeMap<String, String> = [(NAMESPACE.to_owned(), "shop".to_owned())].into();
     let owner = Owner::host("a");
-    let request = HandleRequest::new("tunnel", owner, Wanted::any(3, 0)).with_attributes(attributes);
+    let request = HandleRequest::new("tunnel", owner, RequestedAddresses::any(3, 0)).with_attributes(attributes);
     world.ipam.assign_to_handle(&request, soon()).await.unwrap();
     assert_eq!(used(&world, SHOP).await, Some(3));
     assert_eq!(is_full(world.ipam.assign_to_handle(&request, soon()).await.map(drop)), (3, 4));
@@ -233,7 +233,7 @@ async fn a_check_refuses_by_the_counter_and_writes_nothing() {
     set(&world, &[(QuotaKind::Network, "net", 1)]).await;
     world.one("a", "c1").await.unwrap();
     let before = world.dump().await;
-    let next = AssignRequest::new(attachment("a", "next"), Wanted::any(1, 0));
+    let next = AssignRequest::new(attachment("a", "next"), RequestedAddresses::any(1, 0));
     assert_eq!(is_full(world.ipam.would_assign(&next, soon()).await.map(drop)), (1, 1));
     // Without a counter it knows nothing, and does not read all blocks for it.
     set(&world, &[(QuotaKind::Network, "net", 1), (SHOP.0, SHOP.1, 1)]).await;
@@ -344,13 +344,13 @@ async fn addresses_that_wait_count_for_nobody() {
 async fn a_machine_that_starts_again_needs_room_in_its_quota() {
     let world = with_shop(1).await;
     let start = async |name: &str| {
-        let request = AssignRequest::new(attachment("a", name), Wanted::any(1, 0));
-        let vm = crate::vm::pod(name, Role::Source, Fate::Stays);
+        let request = AssignRequest::new(attachment("a", name), RequestedAddresses::any(1, 0));
+        let vm = crate::vm::pod(name, PodRole::Source, VmFate::Stays);
         world.ipam.assign_to_vm(&request, &vm, soon()).await.map(drop)
     };
     start("v1").await.unwrap();
     start("v1").await.expect("the same pod again");
-    let vm = crate::vm::pod("v1", Role::Source, Fate::Stays);
+    let vm = crate::vm::pod("v1", PodRole::Source, VmFate::Stays);
     world.ipam.release_vm_pod(&vm, &attachment("a", "v1"), &[], &[], soon()).await.unwrap();
     shop(&world, "c1").await.unwrap();
     assert_eq!(is_full(start("v2").await), (1, 1));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::gc::{Pass, Reach};
+use ipam_core::gc::{ReadScope, ScanScope};
 use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, NewPool, Owner, keys};
 use ipnet::{IpNet, Ipv4Subnets};
 use kv::wrap::{Counting, Counts};
@@ -81,7 +81,7 @@ struct Look {
     counts: Counts,
 }
 
-async fn look(world: &World, reach: &Reach) -> Look {
+async fn look(world: &World, reach: &ReadScope) -> Look {
     let counting = Counting::new(Arc::clone(&world.store));
     let ipam = world.through(Arc::new(counting.clone()));
     let (holdings, passed) = ipam.holdings_within("a", reach, long()).await.unwrap();
@@ -102,7 +102,7 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
     let mut costs = Vec::new();
     for nodes in [1_000, 5_000] {
         let (world, borrowed) = cluster(nodes).await;
-        let near = Reach::near([borrowed]);
+        let near = ReadScope::near([borrowed]);
         let steady = look(&world, &near).await;
         println!("{nodes} nodes, a look: {:?}", steady.counts);
         assert!(is_steady(&steady.counts), "{:?}", steady.counts);
@@ -124,11 +124,12 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
         assert_eq!((share.boots["boot0001"], share.orphaned), (192, 0));
 
         // A block that is not remembered is found by a pass; the next pass reads only blocks that were written since.
-        let all = look(&world, &Reach { pass: Pass::Since(kv::Revision::UNSET), ..Reach::default() }).await;
+        let all =
+            look(&world, &ReadScope { scan: ScanScope::Since(kv::Revision::UNSET), ..ReadScope::default() }).await;
         println!("{nodes} nodes, the first pass: {:?}", all.counts);
         assert!(!is_steady(&all.counts));
         assert_eq!(all.blocks, steady.blocks);
-        let since = Reach { pass: Pass::Since(all.passed.unwrap()), ..near.clone() };
+        let since = ReadScope { scan: ScanScope::Since(all.passed.unwrap()), ..near.clone() };
         let again = look(&world, &since).await;
         println!("{nodes} nodes, a pass after that: {:?}", again.counts);
         assert_eq!(again.blocks, steady.blocks);
@@ -140,7 +141,7 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
         assert!(found.blocks.contains(&one_more), "written since");
         assert!(found.counts.bytes_received < again.counts.bytes_received + 40_000, "{:?}", found.counts);
         // A store that was put back to an older state.
-        let ahead = Reach { pass: Pass::Since(kv::Revision::new(1 << 40)), ..Reach::default() };
+        let ahead = ReadScope { scan: ScanScope::Since(kv::Revision::new(1 << 40)), ..ReadScope::default() };
         assert_eq!(look(&world, &ahead).await.blocks.len(), 4);
     }
     assert_eq!(costs[0], costs[1]);
@@ -150,8 +151,8 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
 #[tokio::test]
 async fn what_is_not_remembered_is_not_seen_and_what_is_remembered_may_be_gone() {
     let (world, borrowed) = cluster(3).await;
-    assert_eq!(look(&world, &Reach::default()).await.blocks.len(), 2);
+    assert_eq!(look(&world, &ReadScope::default()).await.blocks.len(), 2);
     let absent: IpNet = "10.15.255.192/26".parse().unwrap();
-    let seen = look(&world, &Reach::near([borrowed, absent])).await;
+    let seen = look(&world, &ReadScope::near([borrowed, absent])).await;
     assert_eq!(seen.blocks.len(), 3);
 }

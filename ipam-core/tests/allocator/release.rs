@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::keys;
 use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Handle, NewPool, Owner, ReleaseRequest};
 use ipam_core::{Error, Holding, Standing};
@@ -21,7 +21,7 @@ async fn world() -> World {
 #[tokio::test]
 async fn what_was_assigned_is_released_in_one_commit_and_again_is_nothing() {
     let world = world().await;
-    let request = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 1));
+    let request = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 1));
     let assigned = world.assign(&request).await.unwrap();
     let before = world.store.list(kv::Range::All).await.unwrap().revision;
     let released = world.release("a", "c1").await;
@@ -38,7 +38,7 @@ async fn what_was_assigned_is_released_in_one_commit_and_again_is_nothing() {
 async fn one_interface_keeps_what_the_other_gives_back() {
     let world = world().await;
     let first = world.one("a", "c1").await.unwrap();
-    let mut other = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    let mut other = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
     other.attachment.interface = "eth1".into();
     let second = world.assign(&other).await.unwrap()[0].ip;
     assert_eq!(world.release("a", "c1").await, [first]);
@@ -81,7 +81,7 @@ async fn a_renamed_node_gives_back_what_a_runtimes_container_had_under_the_old_n
     let world = world().await;
     for is_calicos in [false, true] {
         let address = world.one("a", UNIQUE).await.unwrap();
-        let mut other = AssignRequest::new(attachment("a", UNIQUE), Wanted::any(1, 0));
+        let mut other = AssignRequest::new(attachment("a", UNIQUE), RequestedAddresses::any(1, 0));
         other.attachment.interface = "eth1".into();
         let second = world.assign(&other).await.unwrap()[0].ip;
         if is_calicos {
@@ -129,7 +129,7 @@ async fn a_chosen_container_id_counts_on_another_node_only_if_that_node_is_gone(
 async fn a_handle_that_names_no_container_counts_on_its_own_node_alone() {
     let world = world().await;
     // The handle of a pod, of which the name comes again with every container.
-    let mut old = AssignRequest::new(attachment("a", "x"), Wanted::any(1, 0));
+    let mut old = AssignRequest::new(attachment("a", "x"), RequestedAddresses::any(1, 0));
     old.attachment.network = "shop".into();
     let address = world.assign(&old).await.unwrap()[0].ip;
     as_calicos(&world).await;
@@ -144,7 +144,7 @@ async fn a_handle_that_names_no_container_counts_on_its_own_node_alone() {
 #[tokio::test]
 async fn old_handles_are_released_too() {
     let world = world().await;
-    let mut old = AssignRequest::new(attachment("a", "x"), Wanted::any(1, 0));
+    let mut old = AssignRequest::new(attachment("a", "x"), RequestedAddresses::any(1, 0));
     old.attachment.network = "shop".into();
     let address = world.assign(&old).await.unwrap()[0].ip;
     as_calicos(&world).await;
@@ -214,7 +214,7 @@ async fn by_container_in_every_network() {
     let world = world().await;
     world.one("a", "c1").await.unwrap();
     world.one("a", "c2").await.unwrap();
-    let mut other = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    let mut other = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
     // A program that splits at a dot takes this network for another one's container.
     other.attachment.network = "net.c2".into();
     world.assign(&other).await.unwrap();
@@ -277,7 +277,8 @@ async fn a_handle_in_many_blocks_is_released_in_several_commits_and_whole() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/25").await;
     // Half of the pool: a node has at most twenty blocks.
-    let assigned = world.assign(&AssignRequest::new(attachment("a", "c1"), Wanted::any(64, 0))).await.unwrap();
+    let assigned =
+        world.assign(&AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(64, 0))).await.unwrap();
     assert_eq!(assigned.len(), 64);
     world.one("a", "c2").await.unwrap();
     let before = world.store.list(kv::Range::All).await.unwrap().revision.get();

@@ -25,7 +25,7 @@ async fn world() -> World {
     ] {
         assert_eq!(world.ipam.claim_affinity(&owner, net(cidr), soon()).await.unwrap().claimed.len(), 1);
     }
-    let wanted = ipam_core::assign::Wanted::these(["10.0.0.1".parse().unwrap()]);
+    let wanted = ipam_core::assign::RequestedAddresses::these(["10.0.0.1".parse().unwrap()]);
     world.assign(&ipam_core::assign::AssignRequest::new(attachment("a", "c1"), wanted)).await.unwrap();
     world
 }

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipam_core::Error;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::hints::{FullBlocks, Hints};
 use ipam_core::model::{Attribute, Block, IpamConfig, NewPool, Owner, ReleaseRequest, keys};
-use ipam_core::sticky::{STICKY, STICKY_UNTIL, Until};
+use ipam_core::sticky::{STICKY, STICKY_UNTIL, WaitEnd};
 use ipnet::{IpNet, Ipv4Subnets};
 use kv::wrap::{Counting, Counts};
 use time::OffsetDateTime;
@@ -45,7 +45,7 @@ async fn first_add_with(world: &World, hints: Option<Arc<dyn Hints>>) -> (ipam_c
         ipam = ipam.with_hints(hints);
     }
     let container = format!("c{}", fastrand::u32(..));
-    let request = AssignRequest::new(attachment("a", &container), Wanted::any(1, 0));
+    let request = AssignRequest::new(attachment("a", &container), RequestedAddresses::any(1, 0));
     let assigned = ipam.assign(&request, soon()).await;
     (assigned.map(|assigned| assigned[0].block), counting.take())
 }
@@ -137,7 +137,7 @@ async fn a_full_pool_says_so_without_reading_its_blocks_again() {
 
     // So is one that has waited for its workload for too long.
     let mut kept = world.block("10.0.77.0/28").await.unwrap();
-    let until = Until::At(world.ipam.now() + Duration::from_secs(30)).text();
+    let until = WaitEnd::At(world.ipam.now() + Duration::from_secs(30)).text();
     let waits = [(STICKY.to_owned(), "shop/web-0".to_owned()), (STICKY_UNTIL.to_owned(), until)];
     assert!(kept.keep(ip("10.0.77.7"), &Attribute::new(None, waits.into())));
     kept.bump();

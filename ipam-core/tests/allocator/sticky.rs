@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::{Document, IpamConfig, NewPool, Owner, ReleaseRequest, StickyRecord, keys};
-use ipam_core::sticky::{STICKY, Sticky, Until, waits_until};
+use ipam_core::sticky::{STICKY, Sticky, WaitEnd, waits_until};
 use ipam_core::{Error, Holding, Nodes, Result, Standing};
 use kv::{Range, StoreExt};
 
@@ -25,7 +25,7 @@ async fn four() -> World {
 }
 
 fn request(node: &str, container: &str, name: &str) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment(node, container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0));
     request.sticky = Some(Sticky { name: name.to_owned(), wait: Some(Duration::from_secs(WAIT)) });
     request
 }
@@ -246,7 +246,7 @@ async fn networks_interfaces_and_families_have_addresses_of_their_own() {
         let mut request = request("a", container, "w");
         request.attachment =
             Attachment { network: network.into(), interface: interface.into(), ..attachment("a", container) };
-        request.wanted = Wanted::any(1, 1);
+        request.wanted = RequestedAddresses::any(1, 1);
         request
     };
     let ends = [("net", "eth0"), ("net", "eth1"), ("lan", "eth0")];
@@ -317,13 +317,13 @@ async fn a_requested_address_is_taken_if_it_waits_for_the_workload_alone() {
     let world = four().await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
     world.release("a", "c1").await;
-    let mut these = AssignRequest::new(attachment("a", "c2"), Wanted::these([own]));
+    let mut these = AssignRequest::new(attachment("a", "c2"), RequestedAddresses::these([own]));
     assert!(matches!(world.assign(&these).await.unwrap_err(), Error::AlreadyAssigned(ip) if ip == own));
     these.sticky = Some(Sticky { name: "w".into(), wait: None });
     assert_eq!(world.assign(&these).await.unwrap()[0].ip, own);
     world.check().await;
     // Another address that the workload requests is not kept.
-    let mut other = AssignRequest::new(attachment("a", "c3"), Wanted::these([ip("10.0.0.3")]));
+    let mut other = AssignRequest::new(attachment("a", "c3"), RequestedAddresses::these([ip("10.0.0.3")]));
     other.sticky = Some(Sticky { name: "w".into(), wait: None });
     world.assign(&other).await.unwrap();
     let block = world.block("10.0.0.0/30").await.unwrap();
@@ -338,7 +338,7 @@ async fn a_cooldown_is_waited_for_too() {
     world.release("a", "c1").await;
     let block = world.block("10.0.0.0/30").await.unwrap();
     let until = world.ipam.now() + Duration::from_secs(2 * WAIT);
-    assert_eq!(waits_until(block.attributes_of(own).unwrap()), Some(Until::At(until)));
+    assert_eq!(waits_until(block.attributes_of(own).unwrap()), Some(WaitEnd::At(until)));
     assert_eq!(sticky(&world, "a", "c2", "w").await.unwrap(), own, "its own workload need not wait");
 }
 
@@ -352,7 +352,7 @@ async fn a_kept_address_takes_no_further_round_trip() {
     // The workload's block is not the one that was used last.
     let own = ipam.assign(&add("c1"), soon()).await.unwrap();
     for number in 0..70 {
-        let other = AssignRequest::new(attachment("a", &format!("o{number}")), Wanted::any(1, 0));
+        let other = AssignRequest::new(attachment("a", &format!("o{number}")), RequestedAddresses::any(1, 0));
         ipam.assign(&other, soon()).await.unwrap();
     }
     counting.take();
@@ -362,7 +362,7 @@ async fn a_kept_address_takes_no_further_round_trip() {
         assert_eq!(counting.take().round_trips(), 2, "DEL");
         assert_eq!(ipam.assign(&add(&format!("c{}", round + 1)), soon()).await.unwrap(), own);
         assert_eq!(counting.take().round_trips(), 2, "ADD");
-        let other = AssignRequest::new(attachment("a", &format!("n{round}")), Wanted::any(1, 0));
+        let other = AssignRequest::new(attachment("a", &format!("n{round}")), RequestedAddresses::any(1, 0));
         ipam.assign(&other, soon()).await.unwrap();
         assert_eq!(counting.take().round_trips(), 2, "the next container");
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use async_trait::async_trait;
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, Bridge, Gateway, PoolDefinition, RequestedAddresses};
 use ipam_core::model::{IpamConfig, NewPool};
 use ipam_core::{Error, Nodes};
 use kv::{Kv, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
@@ -14,13 +14,13 @@ use crate::hints::counted;
 use crate::intents::{Notes, allocator};
 use crate::world::{World, attachment, ip, soon};
 
-fn request(container: &str, wanted: Wanted) -> AssignRequest {
+fn request(container: &str, wanted: RequestedAddresses) -> AssignRequest {
     AssignRequest::new(attachment("a", container), wanted)
 }
 
 /// One IPv4 address for each.
 fn requests(containers: &[&str]) -> Vec<AssignRequest> {
-    containers.iter().map(|container| request(container, Wanted::any(1, 0))).collect()
+    containers.iter().map(|container| request(container, RequestedAddresses::any(1, 0))).collect()
 }
 
 async fn world() -> World {
@@ -51,7 +51,7 @@ fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
 
 /// Serves them one after the other and, in another world, together: with the same answers, the same documents, and as many
 /// commits as there were requests there, and one here.
-async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<Assigned>> {
+async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<AssignedAddress>> {
     let worlds = [world().await, world().await];
     for one in &worlds {
         prepare(one).await;
@@ -59,7 +59,7 @@ async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> 
     the_same_in(worlds, requests).await
 }
 
-async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) -> Vec<Vec<Assigned>> {
+async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) -> Vec<Vec<AssignedAddress>> {
     let mut answers = Vec::new();
     let before = revision(&alone).await;
     for request in requests {
@@ -76,7 +76,12 @@ async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) 
 #[tokio::test]
 async fn what_is_given_together_is_what_each_gets_alone() {
     // Far more than a block of four has; of one and of both families.
-    let wanted = [Wanted::any(1, 0), Wanted::any(1, 1), Wanted::any(0, 1), Wanted::any(2, 3)];
+    let wanted = [
+        RequestedAddresses::any(1, 0),
+        RequestedAddresses::any(1, 1),
+        RequestedAddresses::any(0, 1),
+        RequestedAddresses::any(2, 3),
+    ];
     let names: Vec<String> = (0..32).map(|number| format!("c{number:02}")).collect();
     let mut requests: Vec<_> =
         names.iter().zip(wanted.iter().cycle()).map(|(name, wanted)| request(name, wanted.clone())).collect();
@@ -118,7 +123,7 @@ fn empty() -> [World; 2] {
 
 /// A request of a network that defines its pools, for one address of each.
 fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
-    let mut request = request(container, Wanted::any(1, subnets.len() - 1));
+    let mut request = request(container, RequestedAddresses::any(1, subnets.len() - 1));
     request.attachment.network = network.to_owned();
     request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
     let define = |(number, subnet): (usize, &&str)| PoolDefinition {
@@ -148,7 +153,7 @@ async fn several_of_a_network_make_its_pools_in_an_empty_store() {
 async fn several_networks_of_a_node_are_served_together() {
     let (one, two) = (["10.9.0.0/24"], ["10.8.0.0/24"]);
     let mut given = defining("one", "c3", &one);
-    given.wanted = Wanted::these([ip("10.9.0.77")]);
+    given.wanted = RequestedAddresses::these([ip("10.9.0.77")]);
     // A container has an interface in each.
     let requests = [defining("one", "c1", &one), defining("two", "c1", &two), given, defining("two", "c2", &two)];
     let answers = the_same_in(empty(), &requests).await;
@@ -186,7 +191,7 @@ async fn where_intents_are_noted_only_one_is_assigned_to() {
     let answers = ipam.assign_together(&requests(&["c1"]), soon()).await.unwrap();
     each_has_its_answer(&world, &["c1"], &answers).await;
     assert_eq!(notes.count(), 0);
-    assert_eq!(ipam.assign_together(&[], soon()).await.unwrap(), Vec::<Vec<Assigned>>::new());
+    assert_eq!(ipam.assign_together(&[], soon()).await.unwrap(), Vec::<Vec<AssignedAddress>>::new());
 }
 
 #[tokio::test]
@@ -282,7 +287,7 @@ impl Store for Meddled {
 }
 
 /// Assigns to three together while `container` on `node` gets an address: all answers, and what that one has.
-async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<Assigned>>) {
+async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();
     let meddled = Meddled { world: world.clone(), node, container, commits: AtomicU32::new(0) };
@@ -293,7 +298,7 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
 }
 
 /// Each of them, who asked for one address, holds the answered one and no other.
-async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<Assigned>]) {
+async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<AssignedAddress>]) {
     assert_eq!(containers.len(), answers.len());
     for (container, answer) in containers.iter().zip(answers) {
         let held = crate::world::held(&world.ipam, &attachment("a", container)).await;

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::gc::batches;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Handle};
-use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
+use ipam_core::vm::{PodRole, VmAnswer, VmFate, VmPod};
 use ipam_core::{Ipam, Nodes, Result};
 use kv::wrap::{Counting, Fault};
 use kv::{Range, Store, StoreExt};
@@ -18,7 +18,7 @@ use crate::intents::{Notes, allocator, breaking};
 use crate::world::{World, attachment, soon};
 
 /// A pod of the virtual machine `shop/cart`.
-pub(crate) fn pod(name: &str, role: Role, fate: Fate) -> VmPod {
+pub(crate) fn pod(name: &str, role: PodRole, fate: VmFate) -> VmPod {
     VmPod {
         handle: "net.vmi.shop.cart".into(),
         namespace: "shop".into(),
@@ -30,14 +30,14 @@ pub(crate) fn pod(name: &str, role: Role, fate: Fate) -> VmPod {
 }
 
 /// ADD of a pod on a node, with both families.
-async fn add(ipam: &Ipam, node: &str, name: &str, role: Role) -> Result<VmAnswer> {
-    let mut request = AssignRequest::new(attachment(node, name), Wanted::any(1, 1));
+async fn add(ipam: &Ipam, node: &str, name: &str, role: PodRole) -> Result<VmAnswer> {
+    let mut request = AssignRequest::new(attachment(node, name), RequestedAddresses::any(1, 1));
     request.attributes = [("timestamp".to_owned(), name.to_owned())].into();
-    ipam.assign_to_vm(&request, &pod(name, role, Fate::Stays), soon()).await
+    ipam.assign_to_vm(&request, &pod(name, role, VmFate::Stays), soon()).await
 }
 
-async fn del(ipam: &Ipam, node: &str, name: &str, fate: Fate) -> Vec<IpAddr> {
-    let vm = pod(name, Role::Source, fate);
+async fn del(ipam: &Ipam, node: &str, name: &str, fate: VmFate) -> Vec<IpAddr> {
+    let vm = pod(name, PodRole::Source, fate);
     ipam.release_vm_pod(&vm, &attachment(node, name), &[], &[], soon()).await.unwrap()
 }
 
@@ -70,24 +70,24 @@ async fn revision(world: &World) -> u64 {
 async fn each_call_is_one_commit_for_both_families() {
     let world = world().await;
     let before = revision(&world).await;
-    let first = add(&world.ipam, "a", "source", Role::Source).await.unwrap();
+    let first = add(&world.ipam, "a", "source", PodRole::Source).await.unwrap();
     assert!(matches!(first, VmAnswer::First(_)));
     let held = addresses(&first);
     assert_eq!(held.len(), 2);
-    let target = add(&world.ipam, "b", "target", Role::Target).await.unwrap();
+    let target = add(&world.ipam, "b", "target", PodRole::Target).await.unwrap();
     assert!(matches!(target, VmAnswer::Kept(_)));
     assert_eq!(addresses(&target), held);
     for ip in &held {
         assert_eq!(owners(&world, *ip).await, (Some("source".into()), Some("target".into())));
     }
-    assert!(del(&world.ipam, "a", "source", Fate::Stays).await.is_empty());
+    assert!(del(&world.ipam, "a", "source", VmFate::Stays).await.is_empty());
     assert_eq!(owners(&world, held[1]).await, (None, Some("target".into())));
-    assert_eq!(addresses(&add(&world.ipam, "c", "next", Role::Source).await.unwrap()), held);
-    assert!(del(&world.ipam, "b", "target", Fate::Ends).await.is_empty(), "another pod is an owner");
+    assert_eq!(addresses(&add(&world.ipam, "c", "next", PodRole::Source).await.unwrap()), held);
+    assert!(del(&world.ipam, "b", "target", VmFate::Ends).await.is_empty(), "another pod is an owner");
     world.check().await;
-    assert_eq!(del(&world.ipam, "c", "next", Fate::Ends).await, held);
+    assert_eq!(del(&world.ipam, "c", "next", VmFate::Ends).await, held);
     assert_eq!(revision(&world).await - before, 6, "a commit for each of six calls");
-    assert!(del(&world.ipam, "c", "next", Fate::Ends).await.is_empty(), "once more is no error");
+    assert!(del(&world.ipam, "c", "next", VmFate::Ends).await.is_empty(), "once more is no error");
     assert_eq!(revision(&world).await - before, 6);
     world.check().await;
 }
@@ -98,7 +98,7 @@ async fn pods_that_start_at_once_have_the_same_addresses() {
         let world = world().await;
         let tasks = (0..8).map(|number| {
             let (world, node) = (world.clone(), ["a", "b", "c"][number % 3]);
-            tokio::spawn(async move { add(&world.ipam, node, &format!("p{number}"), Role::Source).await.unwrap() })
+            tokio::spawn(async move { add(&world.ipam, node, &format!("p{number}"), PodRole::Source).await.unwrap() })
         });
         let mut held = Vec::new();
         for task in tasks.collect::<Vec<_>>() {
@@ -116,23 +116,23 @@ async fn a_machine_costs_no_more_than_a_container() {
     let quiet = world().await;
     let counting = Arc::new(Counting::new(Arc::clone(&quiet.store)));
     let world = World::on(Arc::clone(&counting) as Arc<dyn Store>, Nodes::Registered);
-    let any = Wanted::any(1, 1);
+    let any = RequestedAddresses::any(1, 1);
     for container in ["c1", "c2"] {
         counting.take();
         world.assign(&AssignRequest::new(attachment("a", container), any.clone())).await.unwrap();
     }
     let ordinary = counting.take().round_trips();
-    add(&world.ipam, "a", "source", Role::Source).await.unwrap();
+    add(&world.ipam, "a", "source", PodRole::Source).await.unwrap();
     assert_eq!(counting.take().round_trips(), ordinary, "first launch");
-    add(&world.ipam, "a", "again", Role::Source).await.unwrap();
+    add(&world.ipam, "a", "again", PodRole::Source).await.unwrap();
     assert!(counting.take().round_trips() <= ordinary, "restart");
-    add(&world.ipam, "b", "target", Role::Target).await.unwrap();
+    add(&world.ipam, "b", "target", PodRole::Target).await.unwrap();
     assert!(counting.take().round_trips() <= ordinary, "target");
     world.release("a", "c1").await;
     let release = counting.take().round_trips();
-    del(&world.ipam, "b", "target", Fate::Stays).await;
+    del(&world.ipam, "b", "target", VmFate::Stays).await;
     assert!(counting.take().round_trips() <= release, "DEL that keeps");
-    del(&world.ipam, "a", "again", Fate::Ends).await;
+    del(&world.ipam, "a", "again", VmFate::Ends).await;
     assert!(counting.take().round_trips() <= release, "DEL that releases");
 }
 
@@ -140,7 +140,7 @@ async fn a_machine_costs_no_more_than_a_container() {
 #[tokio::test]
 async fn nobody_takes_the_address_of_a_stopped_machine() {
     let world = world().await;
-    let held = addresses(&add(&world.ipam, "a", "source", Role::Source).await.unwrap());
+    let held = addresses(&add(&world.ipam, "a", "source", PodRole::Source).await.unwrap());
     let untouched = async |what: &str| {
         let holdings = world.ipam.holdings("a", soon()).await.unwrap();
         assert_eq!((holdings.allocations.len(), holdings.special), (0, 2), "{what}");
@@ -148,12 +148,12 @@ async fn nobody_takes_the_address_of_a_stopped_machine() {
     untouched("running").await;
     // Its node is gone for good, and it starts on another one.
     world.store.delete(Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
-    let found = world.ipam.estates(|_, name| name == "a", soon()).await.unwrap();
-    let estate = &found.estates["a"];
+    let found = world.ipam.departed_nodes(|_, name| name == "a", soon()).await.unwrap();
+    let estate = &found.departed["a"];
     assert_eq!((batches(&estate.holds).len(), estate.shared), (0, 2));
-    assert_eq!(addresses(&add(&world.ipam, "b", "elsewhere", Role::Source).await.unwrap()), held);
+    assert_eq!(addresses(&add(&world.ipam, "b", "elsewhere", PodRole::Source).await.unwrap()), held);
     world.add_node("a", &[]).await;
-    del(&world.ipam, "b", "elsewhere", Fate::Stays).await;
+    del(&world.ipam, "b", "elsewhere", VmFate::Stays).await;
     assert_eq!(owners(&world, held[0]).await, (None, None));
     untouched("stopped").await;
 }
@@ -163,20 +163,20 @@ async fn nobody_takes_the_address_of_a_stopped_machine() {
 async fn an_add_that_was_killed_does_not_land_after_the_del() {
     for fault in [Fault::Held, Fault::ReplyLost] {
         let world = world().await;
-        let held = addresses(&add(&world.ipam, "a", "first", Role::Source).await.unwrap());
-        del(&world.ipam, "a", "first", Fate::Stays).await;
+        let held = addresses(&add(&world.ipam, "a", "first", PodRole::Source).await.unwrap());
+        del(&world.ipam, "a", "first", VmFate::Stays).await;
         let notes = Arc::<Notes>::default();
         // The blocks of the handle are read by ranges.
         let (faulty, reported) = breaking(&world, fault, 1);
         let broken = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), &notes);
-        let killed = tokio::spawn(async move { add(&broken, "a", "killed", Role::Source).await });
+        let killed = tokio::spawn(async move { add(&broken, "a", "killed", PodRole::Source).await });
         tokio::time::timeout(Duration::from_secs(60), reported.notified()).await.unwrap();
         killed.abort();
         assert!(killed.await.unwrap_err().is_cancelled());
         assert_eq!(notes.count(), 1);
 
         let ipam = allocator(&world.store, &notes);
-        assert!(del(&ipam, "a", "killed", Fate::Stays).await.is_empty());
+        assert!(del(&ipam, "a", "killed", VmFate::Stays).await.is_empty());
         faulty.deliver_held().await.unwrap();
         for ip in &held {
             assert_eq!(owners(&world, *ip).await, (None, None), "{fault:?}");
@@ -198,7 +198,7 @@ async fn only_the_word_disabled_turns_the_addresses_of_machines_off() {
     };
     for (text, is_off) in [(r#""Enabled""#, false), ("Disabled", false), (r#""Disabled""#, true), ("1", false)] {
         switch(text).await;
-        let answer = add(&world.ipam, "a", "source", Role::Source).await.unwrap();
+        let answer = add(&world.ipam, "a", "source", PodRole::Source).await.unwrap();
         assert_eq!(matches!(answer, VmAnswer::Off), is_off, "{text}");
     }
 }
@@ -207,13 +207,13 @@ async fn only_the_word_disabled_turns_the_addresses_of_machines_off() {
 #[tokio::test]
 async fn a_handle_that_counts_what_no_block_holds_is_mended() {
     let world = world().await;
-    let held = addresses(&add(&world.ipam, "a", "source", Role::Source).await.unwrap());
+    let held = addresses(&add(&world.ipam, "a", "source", PodRole::Source).await.unwrap());
     for blocks in [&["10.0.0.12/30"][..], &["10.0.0.12/30", "fd00::c/126"]] {
         let key = keys::handle("net.vmi.shop.cart");
         let mut handle = Handle::decode(&key, world.value(&key).await.as_bytes()).unwrap();
         blocks.iter().for_each(|cidr| handle.set(cidr.parse().unwrap(), 1));
         world.put(key, &handle).await;
-        assert_eq!(addresses(&add(&world.ipam, "b", "target", Role::Target).await.unwrap()), held);
+        assert_eq!(addresses(&add(&world.ipam, "b", "target", PodRole::Target).await.unwrap()), held);
         world.check().await;
     }
 }
@@ -221,11 +221,11 @@ async fn a_handle_that_counts_what_no_block_holds_is_mended() {
 #[tokio::test]
 async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_besides() {
     let world = world().await;
-    let vm = pod("source", Role::Source, Fate::Stays);
-    let request = |wanted: Wanted| AssignRequest::new(attachment("a", "source"), wanted);
-    let first = world.ipam.assign_to_vm(&request(Wanted::any(1, 0)), &vm, soon()).await.unwrap();
+    let vm = pod("source", PodRole::Source, VmFate::Stays);
+    let request = |wanted: RequestedAddresses| AssignRequest::new(attachment("a", "source"), wanted);
+    let first = world.ipam.assign_to_vm(&request(RequestedAddresses::any(1, 0)), &vm, soon()).await.unwrap();
     let v6: IpAddr = "fd00::5".parse().unwrap();
-    let second = world.ipam.assign_to_vm(&request(Wanted::these(vec![v6])), &vm, soon()).await.unwrap();
+    let second = world.ipam.assign_to_vm(&request(RequestedAddresses::these(vec![v6])), &vm, soon()).await.unwrap();
     assert_eq!(addresses(&second), [v6]);
     let mut all = world.ipam.addresses_of_handle(&vm.handle, soon()).await.unwrap();
     all.sort_unstable();
@@ -236,8 +236,8 @@ async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_beside
 #[tokio::test]
 async fn a_release_dated_far_ahead_is_dated_anew_when_a_machine_finds_no_room() {
     let world = World::full_but_for_a_release_dated_ahead().await;
-    let request = AssignRequest::new(attachment("a", "pod"), Wanted::any(1, 0));
-    let vm = pod("pod", Role::Source, Fate::Stays);
+    let request = AssignRequest::new(attachment("a", "pod"), RequestedAddresses::any(1, 0));
+    let vm = pod("pod", PodRole::Source, VmFate::Stays);
     assert!(world.ipam.assign_to_vm(&request, &vm, soon()).await.is_err());
     world.pass(61);
     assert_eq!(addresses(&world.ipam.assign_to_vm(&request, &vm, soon()).await.unwrap()).len(), 1);

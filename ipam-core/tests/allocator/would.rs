@@ -1,7 +1,7 @@
 //! Whether an assignment would succeed.
 
 use ipam_core::Error;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 
 use crate::world::{World, attachment, soon};
 
@@ -10,7 +10,7 @@ async fn it_says_what_an_assignment_would_do_and_does_nothing() {
     let world = World::new().await;
     // Two blocks of four addresses.
     world.add_pool("v4", "10.0.0.0/29").await;
-    let request = AssignRequest::new(attachment("a", "new"), Wanted::any(1, 0));
+    let request = AssignRequest::new(attachment("a", "new"), RequestedAddresses::any(1, 0));
     for number in 0..8 {
         let node = if number < 4 { "a" } else { "b" };
         let before = world.dump().await;

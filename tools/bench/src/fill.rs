@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, Handle, NewPool, Owner, handle_id, keys};
 use ipam_core::reservations::Reservations;
@@ -146,7 +146,7 @@ pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
         node: node.to_owned(),
         boot: Some(BOOT.to_owned()),
     };
-    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     request.attributes = attributes(node);
     request
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use datastore::Create;
 use futures::StreamExt;
-use ipam_core::model::{Attribute, Block, Document, QuotaCount, QuotaKind, Quotas, Subject, keys};
+use ipam_core::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use kv::{EventKind, Range, Revision, StoreExt, WatchRequest};
 use serde_json::Value;
 
@@ -18,12 +18,12 @@ const ROUNDS: u64 = 10;
 const CALLERS: u64 = 6;
 
 /// The namespace that has the quota.
-pub fn shop() -> Subject {
-    Subject::new(QuotaKind::Namespace, "shop")
+pub fn shop() -> QuotaSubject {
+    QuotaSubject::new(QuotaKind::Namespace, "shop")
 }
 
 /// Sets a quota behind everybody's back.
-pub fn limit(lab: &Lab, subject: &Subject, limit: u64) {
+pub fn limit(lab: &Lab, subject: &QuotaSubject, limit: u64) {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let mut quotas = Quotas::default();
         quotas.set(subject, Some(limit));

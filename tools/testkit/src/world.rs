@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Assigned, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{
@@ -138,13 +138,14 @@ impl World {
         stored.map(|kv| Affinity::decode(&key, kv.value.as_bytes()).unwrap().state())
     }
 
-    pub async fn assign(&self, request: &AssignRequest) -> Result<Vec<Assigned>> {
+    pub async fn assign(&self, request: &AssignRequest) -> Result<Vec<AssignedAddress>> {
         self.ipam.assign(request, soon()).await
     }
 
     /// One IPv4 address for a container on a node.
     pub async fn one(&self, node: &str, container: &str) -> Result<IpAddr> {
-        let assigned = self.assign(&AssignRequest::new(attachment(node, container), Wanted::any(1, 0))).await?;
+        let assigned =
+            self.assign(&AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0))).await?;
         assert_eq!(assigned.len(), 1);
         Ok(assigned[0].ip)
     }

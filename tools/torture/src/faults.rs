@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use fastrand::Rng;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::{IntentId, Intents, Pending};
+use ipam_core::pending_commits::{PendingCommit, PendingCommitId, PendingCommits};
 use kv::wrap::Fault;
 use kv::{
     Error, ErrorKind, Operation, RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest,
@@ -231,14 +231,14 @@ impl Store for Broken {
 pub(crate) struct NoIntents;
 
 #[async_trait]
-impl Intents for NoIntents {
-    fn record(&self, _attachment: &Attachment, _txn: &Txn) -> io::Result<IntentId> {
-        Ok(IntentId(String::new()))
+impl PendingCommits for NoIntents {
+    fn record(&self, _attachment: &Attachment, _txn: &Txn) -> io::Result<PendingCommitId> {
+        Ok(PendingCommitId(String::new()))
     }
 
-    fn forget(&self, _id: &IntentId) {}
+    fn forget(&self, _id: &PendingCommitId) {}
 
-    async fn pending(&self, _attachment: &Attachment) -> io::Result<Vec<Pending>> {
+    async fn pending(&self, _attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         Ok(Vec::new())
     }
 }

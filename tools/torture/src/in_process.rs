@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use agent::PendingCommitFolder;
 use datastore::{Create, Scope};
-use ipam_core::intents::Intents;
+use ipam_core::pending_commits::PendingCommits;
 use kv::Store;
 use kv::wrap::Faulty;
 use tokio::sync::watch;
@@ -62,7 +62,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let late = Late::new(observed, plan.sabotage.rarity_of_late_commits(), plan.seed ^ 1, Arc::clone(&ledger));
     let slow: Arc<dyn Store> = Arc::new(late.clone());
     let faulty: Arc<dyn Store> = Arc::new(Faulty::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
-    let intents: Arc<dyn Intents> = match plan.sabotage {
+    let intents: Arc<dyn PendingCommits> = match plan.sabotage {
         Sabotage::Intents => Arc::new(NoIntents),
         _ => Arc::new(PendingCommitFolder::new(folder.path().join("intents"), "torture")),
     };

@@ -350,7 +350,8 @@ impl Run<'_> {
 
     async fn rounds_on(&mut self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let observed: Arc<dyn Store> = Arc::new(Observed::new(Arc::clone(store), self.newest.clone()));
-        let ipam = scene::allocator(observed).with_intents(Arc::new(PendingCommitFolder::new(&self.intents, STORE)));
+        let ipam =
+            scene::allocator(observed).with_pending_commits(Arc::new(PendingCommitFolder::new(&self.intents, STORE)));
         while !self.is_done() && self.ledger.violation().is_none() {
             let left = self.round().await?;
             self.clean(&ipam, &left).await?;

@@ -9,9 +9,9 @@ use backend_etcd::{EtcdStore, Options};
 use datastore::served::connect;
 use datastore::{Create, Location, OpenOptions, OpenStore};
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::intents::Intents;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, NewPool, Node, Owner};
+use ipam_core::pending_commits::PendingCommits;
 use ipam_core::{Clock, Ipam, Nodes};
 use kv::{Deadline, Result, Store, StoreExt};
 use time::OffsetDateTime;
@@ -111,8 +111,8 @@ pub(crate) struct Session {
 
 impl Access {
     /// A store that is open, where what is about to be done is noted.
-    pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn Intents>) -> Self {
-        Self::Open(allocator(store).with_intents(intents), newest)
+    pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn PendingCommits>) -> Self {
+        Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
 
     /// How far the store is, as far as is known here.

@@ -18,7 +18,7 @@ use datastore::served::{ServedStore, connect, is_trusted, socket};
 use datastore::{Create, Drivers, Location};
 use etcd_client::{Client, LeaseGrantOptions, PutOptions};
 use futures::StreamExt;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use kv::{ErrorKind, Range, Store, StoreExt, WatchRequest};
 use tokio::task::JoinSet;
@@ -201,7 +201,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
                 node: "node".to_owned(),
                 boot: None,
             };
-            let request = AssignRequest::new(attachment.clone(), Wanted::any(1, 0));
+            let request = AssignRequest::new(attachment.clone(), RequestedAddresses::any(1, 0));
             let answer = ask(shared, Verb::Add(Box::new(request.into())))?;
             let Answer::Assigned(assigned) = answer else { return Err(format!("an ADD came to {answer:?}")) };
             let address = assigned.first().map(|one| one.ip).ok_or("an ADD without an address")?;

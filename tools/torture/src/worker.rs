@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Assigned, BlockRequest, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, BlockRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Block, Document, NewPool, Owner, OwnerChange, OwnerUpdate, Pool};
@@ -131,13 +131,13 @@ impl<W: Witness> Worker<W> {
         done
     }
 
-    fn wanted(&mut self) -> Wanted {
+    fn wanted(&mut self) -> RequestedAddresses {
         match self.rng.u32(..10) {
-            0 => Wanted::these([IpAddr::from(Ipv4Addr::new(10, 0, 0, self.rng.u8(..64)))]),
-            1 => Wanted::any(self.rng.usize(1..4), 0),
-            2 | 3 => Wanted::any(0, 1),
-            4 | 5 => Wanted::any(1, 1),
-            _ => Wanted::any(1, 0),
+            0 => RequestedAddresses::these([IpAddr::from(Ipv4Addr::new(10, 0, 0, self.rng.u8(..64)))]),
+            1 => RequestedAddresses::any(self.rng.usize(1..4), 0),
+            2 | 3 => RequestedAddresses::any(0, 1),
+            4 | 5 => RequestedAddresses::any(1, 1),
+            _ => RequestedAddresses::any(1, 0),
         }
     }
 
@@ -165,7 +165,8 @@ impl<W: Witness> Worker<W> {
     async fn repeat(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let count = |v4: bool| has.iter().filter(|ip| ip.is_ipv4() == v4).count();
-        let request = AssignRequest::new(attachment(&self.node, &container), Wanted::any(count(true), count(false)));
+        let request =
+            AssignRequest::new(attachment(&self.node, &container), RequestedAddresses::any(count(true), count(false)));
         match ipam.assign(&request, deadline()).await {
             Ok(assigned) => {
                 let mut again = addresses(&assigned);
@@ -363,6 +364,6 @@ async fn remake_pool(store: &Arc<dyn Store>, block_size: u8) -> kv::Result<()> {
     Ok(())
 }
 
-fn addresses(assigned: &[Assigned]) -> Vec<IpAddr> {
+fn addresses(assigned: &[AssignedAddress]) -> Vec<IpAddr> {
     assigned.iter().map(|one| one.ip).collect()
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use backend_etcd::{EtcdStore, Options};
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, BlockRequest, HandleRequest, Wanted};
+use ipam_core::assign::{AssignRequest, BlockRequest, HandleRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{
@@ -108,15 +108,15 @@ impl Teller {
             node: "a".into(),
             boot: None,
         };
-        let request = AssignRequest::new(attachment, Wanted::any(1, 1));
+        let request = AssignRequest::new(attachment, RequestedAddresses::any(1, 1));
         for _ in 0..2 {
             let answer = self.ipam.assign(&request, soon()).await;
             self.note(answer).await;
         }
-        let machine = HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), Wanted::any(2, 0))
+        let machine = HandleRequest::new("net.vmi.shop.cart", Owner::host("a"), RequestedAddresses::any(2, 0))
             .with_attributes(pod("source"))
             .with_most_per_family(2);
-        let service = HandleRequest::new("service", Owner::load_balancer(), Wanted::any(20, 0));
+        let service = HandleRequest::new("service", Owner::load_balancer(), RequestedAddresses::any(20, 0));
         for request in [&machine, &machine, &service] {
             let answer = self.ipam.assign_to_handle(request, soon()).await;
             self.note(answer).await;

@@ -1,11 +1,11 @@
-//! Pending commits as files: golden bytes, the files that are found, and the fate of files that are no pending commit.
+//! PendingCommit commits as files: golden bytes, the files that are found, and the fate of files that are no pending commit.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::NewPool;
 use ipam_core::{Ipam, Nodes};
 use kv::wrap::{Fault, Faulty};
@@ -185,17 +185,17 @@ fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
 }
 
 /// The pending commits for an attachment, on a store that need not be queried.
-fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result<Vec<Pending>> {
+fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(intents.pending(attachment))
 }
 
 /// Records it for this container.
-fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> IntentId {
+fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> PendingCommitId {
     intents.record(&attachment(container), txn).unwrap()
 }
 
-fn ids(pending: io::Result<Vec<Pending>>) -> Vec<IntentId> {
+fn ids(pending: io::Result<Vec<PendingCommit>>) -> Vec<PendingCommitId> {
     pending.unwrap().into_iter().map(|pending| pending.id).collect()
 }
 
@@ -269,7 +269,7 @@ fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
     let id = record(&intents, "c", &txn());
     let other = record(&intents, "d", &Txn::new());
     assert_ne!(id, other);
-    assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id: id.clone(), txn: txn() }]);
+    assert_eq!(pending(&intents, &attachment("c")).unwrap(), [PendingCommit { id: id.clone(), txn: txn() }]);
     let elsewhere = PendingCommitFolder::new(folder.path().join("run/intents"), "etcd://h:2");
     assert_eq!(pending(&elsewhere, &attachment("c")).unwrap(), [], "another store is not sent this");
     intents.forget(&id);
@@ -322,7 +322,7 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
     fs::write(folder.path().join(format!("{prefix}3{FILE_SUFFIX}.tmp")), &whole).unwrap();
     fs::write(folder.path().join("README"), "hello").unwrap();
     fs::create_dir(folder.path().join(format!("{prefix}4{FILE_SUFFIX}"))).unwrap();
-    assert_eq!(pending(&intents, &attachment("c")).unwrap(), [Pending { id, txn: txn() }]);
+    assert_eq!(pending(&intents, &attachment("c")).unwrap(), [PendingCommit { id, txn: txn() }]);
     assert_eq!(folder.path().read_dir().unwrap().count(), 6);
 }
 
@@ -372,10 +372,11 @@ async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
     let folder = tempfile::tempdir().unwrap();
     let store = kv_mvcc::memory();
     let ipam = |store: Arc<dyn Store>| {
-        Ipam::new(store, Nodes::FirstSeen).with_intents(Arc::new(PendingCommitFolder::new(folder.path(), "etcd://h:1")))
+        Ipam::new(store, Nodes::FirstSeen)
+            .with_pending_commits(Arc::new(PendingCommitFolder::new(folder.path(), "etcd://h:1")))
     };
     let soon = || Deadline::after(Duration::from_secs(30));
-    let one = |container| AssignRequest::new(attachment(container), Wanted::any(1, 0));
+    let one = |container| AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0));
     let sound = ipam(Arc::new(store.clone()));
     sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
     sound.assign(&one("before"), soon()).await.unwrap();

@@ -9,7 +9,9 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use datastore::Location;
-use ipam_core::gc::{Estate, Estates, Evidence, Hold, Known, MOST_ENDPOINTS, NodeEndpoint, batches};
+use ipam_core::gc::{
+    DepartedNode, DepartedNodes, Evidence, Hold, KnownNodes, MAX_ENDPOINTS_PER_COMMIT, NodeEndpoint, batches,
+};
 use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
@@ -63,7 +65,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
 }
 
 /// Nodes by name.
-type DepartedNodesByName = BTreeMap<String, Estate>;
+type DepartedNodesByName = BTreeMap<String, DepartedNode>;
 
 /// The estate of a named node; an error unless it is gone.
 fn read_named_node(
@@ -83,7 +85,7 @@ fn read_named_node(
     if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
         return Err(this_machine_failure(node, "it is the name of this machine"));
     }
-    Ok(found.estates)
+    Ok(found.departed)
 }
 
 /// The estates of all nodes that are gone, and the nodes that are skipped.
@@ -93,12 +95,12 @@ fn read_departed_nodes(
     list: Option<&BTreeSet<String>>,
     own: &BTreeSet<String>,
 ) -> Result<(DepartedNodesByName, Vec<SkippedNode>)> {
-    let wanted = |known: &Known, node: &str| {
+    let wanted = |known: &KnownNodes, node: &str| {
         !known.registered.contains(node)
             && known.pinned.as_deref() != Some(node)
             && list.is_none_or(|list| !list.contains(node))
     };
-    let Estates { known, nodes, mut estates } = runtime.block_on(survey(at, wanted))?;
+    let DepartedNodes { known, nodes, departed: mut estates } = runtime.block_on(survey(at, wanted))?;
     let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
     match list {
         None if known.registered.is_empty() => {
@@ -125,7 +127,7 @@ fn read_departed_nodes(
 /// the store, and a list without any registered node. Such a list was made elsewhere.
 fn check_list(
     list: &BTreeSet<String>,
-    known: &Known,
+    known: &KnownNodes,
     nodes: &BTreeSet<String>,
     ours: &BTreeSet<&String>,
 ) -> Result<()> {
@@ -145,7 +147,7 @@ fn check_list(
 }
 
 /// Why a node is this very machine under another name; `None` if it is not.
-fn why_this_machine(estate: &Estate, evidence: &Evidence) -> Option<String> {
+fn why_this_machine(estate: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
     if let Some(unit) = units.find(|unit| evidence.is_on_an_interface(*unit)) {
@@ -165,8 +167,8 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
 
 /// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
 /// containers can start meanwhile.
-async fn free(at: StoreAccess<'_>, estate: &Estate, report: &mut DepartedNodeReport) -> Result<()> {
-    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MOST_ENDPOINTS).collect();
+async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> Result<()> {
+    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
     for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
         at.with_operator(StoreUse::Release, async |operator| {
             for batch in some {
@@ -307,7 +309,7 @@ struct DepartedNodeReport {
 }
 
 impl DepartedNodeReport {
-    fn of(location: &Location, estate: &Estate) -> Self {
+    fn of(location: &Location, estate: &DepartedNode) -> Self {
         Self {
             store: location.to_string(),
             node: estate.node.clone(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use datastore::{TextFault, text_fault};
-use ipam_core::gc::{Listed, RuntimeList};
+use ipam_core::gc::{ListedAttachment, RuntimeList};
 use serde_json::Value;
 
 use crate::cni::is_cni_name;
@@ -122,7 +122,7 @@ const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments,
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ParsedList {
     network: Option<String>,
-    listed: Vec<Listed>,
+    listed: Vec<ListedAttachment>,
 }
 
 /// Reads lists. An empty one is refused unless it `may_be_empty`.
@@ -159,7 +159,7 @@ fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
             file.wrong(&what, "every file in the folder has to be one that libcni keeps of an attachment")
         })
     };
-    let listed: Vec<Listed> = files.iter().map(attachment).collect::<Result<_>>()?;
+    let listed: Vec<ListedAttachment> = files.iter().map(attachment).collect::<Result<_>>()?;
     let all = ListInput { name: printable(&path.display().to_string()), text: String::new(), made };
     all.require_not_empty(listed.is_empty(), may_be_empty)?;
     Ok(RuntimeList::new(made.into(), listed))
@@ -172,15 +172,15 @@ fn parse_attachments(text: &str) -> Result<ParsedList, String> {
     }
 }
 
-fn parse_lines(text: &str) -> Result<Vec<Listed>, String> {
+fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty());
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
 /// A container of which only the id is known.
-fn parse_container(id: &str) -> Result<Listed, String> {
+fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
-        true => Ok(Listed { container: id.to_owned(), ..Listed::default() }),
+        true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),
         false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
     }
 }
@@ -208,35 +208,38 @@ fn parse_json(text: &str) -> Result<ParsedList, String> {
     }
 }
 
-fn each(elements: &[Value], read: impl Fn(&Value) -> Result<Listed, String>) -> Result<Vec<Listed>, String> {
+fn each(
+    elements: &[Value],
+    read: impl Fn(&Value) -> Result<ListedAttachment, String>,
+) -> Result<Vec<ListedAttachment>, String> {
     let numbered = elements.iter().enumerate();
     numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
 }
 
 /// An element of an array: CNI's, or podman's.
-fn parse_element(value: &Value) -> Result<Listed, String> {
+fn parse_element(value: &Value) -> Result<ListedAttachment, String> {
     match value.get("Id") {
         Some(_) => parse_container(text_of(value, "Id")?),
         None => parse_attachment(value),
     }
 }
 
-fn parse_attachment(value: &Value) -> Result<Listed, String> {
+fn parse_attachment(value: &Value) -> Result<ListedAttachment, String> {
     let network = match value.get("network") {
         Some(_) => Some(text_of(value, "network")?.to_owned()),
         None => None,
     };
     let named = parse_container(text_of(value, "containerID")?)?;
-    Ok(Listed { interface: Some(text_of(value, "ifname")?.to_owned()), network, ..named })
+    Ok(ListedAttachment { interface: Some(text_of(value, "ifname")?.to_owned()), network, ..named })
 }
 
-fn parse_cached(value: &Value) -> Result<Listed, String> {
+fn parse_cached(value: &Value) -> Result<ListedAttachment, String> {
     if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHE_KIND) {
         return Err(format!("its kind is not {CNI_CACHE_KIND}"));
     }
     let named = parse_container(text_of(value, "containerId")?)?;
     let [interface, network] = ["ifName", "networkName"].map(|name| text_of(value, name).map(str::to_owned));
-    Ok(Listed { interface: Some(interface?), network: Some(network?), ..named })
+    Ok(ListedAttachment { interface: Some(interface?), network: Some(network?), ..named })
 }
 
 /// A member that must be a text.
@@ -296,9 +299,9 @@ mod tests {
 
     const ID: &str = "0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9";
 
-    fn one(container: &str, interface: Option<&str>, network: Option<&str>) -> Listed {
+    fn one(container: &str, interface: Option<&str>, network: Option<&str>) -> ListedAttachment {
         let text = |text: &str| text.to_owned();
-        Listed { container: text(container), interface: interface.map(text), network: network.map(text) }
+        ListedAttachment { container: text(container), interface: interface.map(text), network: network.map(text) }
     }
 
     #[test]

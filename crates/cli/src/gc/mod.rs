@@ -18,7 +18,8 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use datastore::{Chosen, OpenStore, Source, all_for_operator};
 use ipam_core::gc::{
-    Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
+    Allocation, DepartedNodes, Evidence, Hold, Holdings, JudgedAllocations, KnownNodes, RuntimeList, batches,
+    find_unlisted, with_endpoints,
 };
 use ipam_operator::Operator;
 use kv::Deadline;
@@ -317,10 +318,10 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
 /// The lists cannot be of this machine.
 fn take_unlisted(
     lists: &[RuntimeList],
-    judged: &mut Judged,
+    judged: &mut JudgedAllocations,
     found: &mut StoreFindings<'_>,
 ) -> Result<KeptByListCounts> {
-    let live = unlisted(judged.live.iter().cloned(), lists);
+    let live = find_unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
         let count = live.gone.len();
         return Err(CommandFailure::new(format!(
@@ -332,7 +333,7 @@ fn take_unlisted(
         ));
     }
     let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
-    let said = unlisted(unused, lists);
+    let said = find_unlisted(unused, lists);
     found.add(said.gone, FreeReason::NotListed);
     Ok(KeptByListCounts {
         listed: said.listed,
@@ -389,9 +390,12 @@ async fn free(found: &mut StoreFindings<'_>) -> Result<()> {
 }
 
 /// The estates of the `wanted` nodes in a store, read in several openings.
-async fn survey(at: StoreAccess<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + Sync) -> Result<Estates> {
+async fn survey(
+    at: StoreAccess<'_>,
+    wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
+) -> Result<DepartedNodes> {
     at.with_operator(StoreUse::ReadAll, async |operator| {
-        Ok(operator.ipam().estates(wanted, Deadline::after(STORE_CALL_TIMEOUT)).await?)
+        Ok(operator.ipam().departed_nodes(wanted, Deadline::after(STORE_CALL_TIMEOUT)).await?)
     })
     .await
 }
@@ -462,7 +466,7 @@ impl Machine {
     /// # Errors
     /// Not everything can be scanned, or the kernel does not report when it began.
     fn evidence(&self) -> Result<Evidence> {
-        let host::Sight { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
+        let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
                 "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
                  that is in use cannot be told from one that is not",

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use datastore::Location;
-use ipam_core::gc::{Estate, Estates, HandedOver, MOST_ENDPOINTS_MOVED, NodeEndpoint};
+use ipam_core::gc::{DepartedNode, DepartedNodes, HandOverResult, MAX_ENDPOINTS_MOVED_PER_COMMIT, NodeEndpoint};
 use ipam_core::model::endpoint_name_on;
 use ipam_operator::Operator;
 use ipnet::IpNet;
@@ -112,7 +112,7 @@ impl StoreCommand for NodeMove<'_> {
 
 /// Moves the whole estate.
 async fn move_node(location: &Location, operator: &Operator, from: &str, to: &str) -> Result<NodeMoveReport> {
-    let found = operator.ipam().estates(|_, node| node == from, Deadline::after(STORE_CALL_TIMEOUT)).await?;
+    let found = operator.ipam().departed_nodes(|_, node| node == from, Deadline::after(STORE_CALL_TIMEOUT)).await?;
     check(location, &found, from, to)?;
     let planned = NodeMoveReport::planned(location, &found, from, to);
     if planned.is_nothing() {
@@ -120,13 +120,13 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
     }
     let mut report =
         NodeMoveReport { applied: true, blocks: Vec::new(), handles: Vec::new(), endpoints: Vec::new(), ..planned };
-    let nothing = Estate::default();
-    let estate = found.estates.get(from).unwrap_or(&nothing);
+    let nothing = DepartedNode::default();
+    let estate = found.departed.get(from).unwrap_or(&nothing);
     for share in estate.shares() {
         let done = operator.ipam().hand_over(from, to, &share, Deadline::after(STORE_CALL_TIMEOUT)).await?;
         report.add(&share, done);
     }
-    for some in estate.endpoints.chunks(MOST_ENDPOINTS_MOVED) {
+    for some in estate.endpoints.chunks(MAX_ENDPOINTS_MOVED_PER_COMMIT) {
         let moved = operator.ipam().hand_over_endpoints(from, to, some, Deadline::after(STORE_CALL_TIMEOUT)).await?;
         report.endpoints.extend(moved.into_iter().map(|(endpoint, new)| RenamedEndpoint::new(endpoint, new)));
     }
@@ -134,7 +134,7 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
 }
 
 /// Refuses a node that is still registered, and a new node that is not registered.
-fn check(location: &Location, found: &Estates, from: &str, to: &str) -> Result<()> {
+fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Result<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
         return Err(CommandFailure::new(format!(
@@ -158,8 +158,8 @@ fn check(location: &Location, found: &Estates, from: &str, to: &str) -> Result<(
 }
 
 impl NodeMoveReport {
-    fn planned(location: &Location, found: &Estates, from: &str, to: &str) -> Self {
-        let estate = found.estates.get(from);
+    fn planned(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Self {
+        let estate = found.departed.get(from);
         let parts = estate.iter().flat_map(|estate| &estate.parts);
         let rows = parts.clone().filter(|(_, part)| part.is_own || part.addresses > 0);
         let tunnels = parts.flat_map(|(_, part)| &part.tunnels);
@@ -197,7 +197,7 @@ impl NodeMoveReport {
     }
 
     /// Adds the result of a commit.
-    fn add(&mut self, share: &[IpNet], done: HandedOver) {
+    fn add(&mut self, share: &[IpNet], done: HandOverResult) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();
             let own = done.blocks.contains(block);

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use datastore::Location;
-use ipam_core::endpoints::{EndpointOf, EndpointOwner};
+use ipam_core::endpoints::{EndpointOwner, EndpointToDelete};
 use ipam_core::gc::{Allocation, NodeEndpoint};
 use serde::Serialize;
 
@@ -72,8 +72,8 @@ pub(super) struct EndpointRow {
     container: String,
 }
 
-impl From<&EndpointOf> for EndpointRow {
-    fn from(endpoint: &EndpointOf) -> Self {
+impl From<&EndpointToDelete> for EndpointRow {
+    fn from(endpoint: &EndpointToDelete) -> Self {
         let container = match &endpoint.owner {
             EndpointOwner::Container(container) => container.clone(),
             EndpointOwner::Any => String::new(),

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use datastore::Location;
-use host::{Held, HeldBlocks, Notes};
-use ipam_core::gc::{Allocation, Holdings, Pass, Reach};
+use host::{BlockNotes, HeldBlocks, ScanRecord};
+use ipam_core::gc::{Allocation, Holdings, ReadScope, ScanScope};
 use ipam_core::model::keys;
 use ipam_operator::Operator;
 use ipnet::IpNet;
@@ -173,13 +173,13 @@ const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 pub(crate) struct ScanMemory {
     held: HeldBlocks,
     boot_id: String,
-    notes: Notes,
-    found: Option<Held>,
+    notes: BlockNotes,
+    found: Option<ScanRecord>,
 }
 
 /// The blocks that a scan reads, and the memory to write afterwards.
 pub(super) struct ScanPlan {
-    pub(super) reach: Reach,
+    pub(super) reach: ReadScope,
     memory: ScanMemory,
     /// The time of the next scan of all blocks, in seconds since the boot began.
     due: u64,
@@ -199,9 +199,9 @@ impl ScanMemory {
     }
 
     /// The node's own blocks, and those in which it is known to hold something.
-    pub(crate) fn reach(&self) -> Reach {
+    pub(crate) fn reach(&self) -> ReadScope {
         let found = self.found.iter().flat_map(|found| &found.blocks);
-        Reach::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
+        ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
     /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
@@ -217,7 +217,7 @@ impl ScanMemory {
         let mut reach = self.reach();
         if is_due || all {
             let passed = self.found.as_ref().and_then(|found| found.passed);
-            reach.pass = Pass::Since(passed.map_or(Revision::UNSET, Revision::new));
+            reach.scan = ScanScope::Since(passed.map_or(Revision::UNSET, Revision::new));
         }
         Ok(ScanPlan { reach, memory: self, due: if all { next } else { due } })
     }
@@ -238,7 +238,7 @@ impl ScanPlan {
     /// Records the blocks in which something was found. If that fails, the next scan reads more; that is no error.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
-        let held = Held {
+        let held = ScanRecord {
             blocks: holdings.allocations.iter().map(|one| one.block.to_string()).collect(),
             passed: passed.map(Revision::get).or(before),
             due: self.due,
@@ -260,7 +260,7 @@ mod tests {
         HeldBlocks::new(folder.path(), &one.in_order(), "n").note("10.0.0.0/26").unwrap();
         for location in [one, other] {
             let memory = ScanMemory::of(folder.path(), &location, "n", "boot").unwrap();
-            assert_eq!(memory.reach(), Reach::near(["10.0.0.0/26".parse().unwrap()]), "{location}");
+            assert_eq!(memory.reach(), ReadScope::near(["10.0.0.0/26".parse().unwrap()]), "{location}");
         }
     }
 }

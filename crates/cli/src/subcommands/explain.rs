@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use async_trait::async_trait;
 use clap::{ArgGroup, Args};
 use ipam_core::Error;
-use ipam_core::assign::{Explanation, Outcome, PoolState, Source, Stock};
+use ipam_core::assign::{AddressSource, Explanation, PoolState, PoolStock, PredictedOutcome};
 use ipam_core::model::{Labels, Pool};
 use ipam_core::net::{Count, Family};
 use ipam_core::pools::{Obstacle, PoolError};
@@ -212,7 +212,7 @@ fn labelled(labels: &BTreeMap<String, String>) -> String {
 impl PoolReport {
     fn of(state: &PoolState, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> Self {
         let PoolState { pool, obstacle, stock, .. } = state;
-        let Stock { usage, quarantined, in_cooldown, blocks, own_blocks, own_free, .. } = *stock;
+        let PoolStock { usage, quarantined, in_cooldown, blocks, own_blocks, own_free, .. } = *stock;
         let (word, reason) = match obstacle {
             Ok(None) => (None, stock_text(stock)),
             Ok(Some(obstacle)) => (Some(word(*obstacle)), reason(pool, *obstacle, node, namespace)),
@@ -238,8 +238,8 @@ impl PoolReport {
 }
 
 /// The use of a pool, for people.
-fn stock_text(stock: &Stock) -> String {
-    let Stock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
+fn stock_text(stock: &PoolStock) -> String {
+    let PoolStock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
     if *in_cooldown > 0 {
         _ = write!(text, " ({in_cooldown} in cooldown)");
@@ -306,7 +306,7 @@ fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, name
 impl OutcomeReport {
     fn of(explained: &Explanation) -> Self {
         match &explained.outcome {
-            Outcome::Given { address, prefix_length, block, pool, free, source } => {
+            PredictedOutcome::Given { address, prefix_length, block, pool, free, source } => {
                 let of_pool = |state: &&PoolState| state.pool.cidr() == *pool;
                 let name = explained.pools.iter().find(of_pool).map(|state| state.pool.name().to_owned());
                 let names = if prefix_length.is_some() { ["prefix", "prefixes"] } else { ["address", "addresses"] };
@@ -327,7 +327,7 @@ impl OutcomeReport {
                     hint: None,
                 }
             }
-            Outcome::Refused(error) => Self {
+            PredictedOutcome::Refused(error) => Self {
                 address: None,
                 prefix_length: None,
                 block: None,
@@ -367,16 +367,18 @@ impl OutcomeReport {
 
 /// The source of an address: a word for programs, the other owner of the block, and a sentence.
 fn source_text(
-    source: &Source,
+    source: &AddressSource,
     block: IpNet,
     free: usize,
     [one, many]: [&str; 2],
 ) -> (&'static str, Option<String>, String) {
     let free = if free == 1 { format!("1 {one} free") } else { format!("{free} {many} free") };
     match source {
-        Source::Own => ("own", None, format!("from block {block} of the node's own, with {free}")),
-        Source::New => ("new", None, format!("from a new block that the node would claim: {block}, with {free}")),
-        Source::TakenOver(owner) => {
+        AddressSource::Own => ("own", None, format!("from block {block} of the node's own, with {free}")),
+        AddressSource::New => {
+            ("new", None, format!("from a new block that the node would claim: {block}, with {free}"))
+        }
+        AddressSource::TakenOver(owner) => {
             let owner = owner.as_ref().map(ToString::to_string);
             let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
             (
@@ -385,7 +387,7 @@ fn source_text(
                 format!("from block {block} without a holder that the node would take over from {whose}"),
             )
         }
-        Source::Borrowed(owner) => {
+        AddressSource::Borrowed(owner) => {
             let owner = owner.as_ref().map(ToString::to_string);
             let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
             ("borrowed", owner, format!("borrowed from block {block} of {whose}, with {free}"))

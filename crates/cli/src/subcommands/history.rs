@@ -157,7 +157,7 @@ impl HistoryReport {
         let reported = of_batch(batch);
         let concerned = reported.happenings.iter().filter(|happening| subject.concerns(happening));
         let time =
-            |time: Option<SystemTime>, happening: &ipam_operator::events::Happening| time_of(time, &happening.what);
+            |time: Option<SystemTime>, happening: &ipam_operator::events::BlockEvent| time_of(time, &happening.what);
         self.events.extend(
             concerned.map(|happening| EventRow::happened(batch.revision, time(batch.time, happening), happening)),
         );
@@ -287,14 +287,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     use ipam_core::model::{Attribute, Block, Owner};
-    use ipam_operator::events::Happening;
+    use ipam_operator::events::BlockEvent;
     use kv::Revision;
     use serde_json::json;
     use time::macros::datetime;
 
     use super::*;
 
-    fn happenings(pod: &str) -> Vec<Happening> {
+    fn happenings(pod: &str) -> Vec<BlockEvent> {
         let attributes = [
             ("node", "node1"),
             ("margay.io/net", "net"),

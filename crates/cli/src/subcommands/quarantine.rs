@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
 use ipam_core::Error;
-use ipam_core::quarantine::{QuarantineRow, Quarantined, quarantine_of, quarantine_rows};
+use ipam_core::quarantine::{QuarantineEntry, QuarantineRow, quarantine_of, quarantine_rows};
 use ipam_operator::Operator;
 use kv::Deadline;
 
@@ -100,7 +100,7 @@ impl TableRow for QuarantineRow {
 
 /// An address with the reason, as a sentence.
 pub(crate) fn sentence(row: &QuarantineRow) -> String {
-    let Quarantined { since, reason, node } = &row.why;
+    let QuarantineEntry { since, reason, node } = &row.why;
     printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", row.address))
 }
 

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
 use ipam_core::Error;
-use ipam_core::model::{QuotaKind, Quotas, Subject};
+use ipam_core::model::{QuotaKind, QuotaSubject, Quotas};
 use ipam_operator::{Operator, QuotaRow};
 use kv::Deadline;
 use serde_json::json;
@@ -87,14 +87,14 @@ pub(crate) struct QuotaSubjectArgs {
 
 impl QuotaSubjectArgs {
     /// The subject.
-    pub(crate) fn subject(&self) -> Subject {
+    pub(crate) fn subject(&self) -> QuotaSubject {
         let named = [
             (QuotaKind::Namespace, &self.namespace),
             (QuotaKind::Network, &self.network),
             (QuotaKind::Node, &self.node),
         ];
-        let named = named.into_iter().find_map(|(kind, name)| Some(Subject::new(kind, name.as_ref()?)));
-        named.unwrap_or_else(|| Subject::new(QuotaKind::Node, ""))
+        let named = named.into_iter().find_map(|(kind, name)| Some(QuotaSubject::new(kind, name.as_ref()?)));
+        named.unwrap_or_else(|| QuotaSubject::new(QuotaKind::Node, ""))
     }
 }
 

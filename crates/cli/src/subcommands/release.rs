@@ -13,7 +13,7 @@ use clap::{ArgGroup, Args};
 use ipam_core::Error;
 use ipam_core::model::ReleaseRequest;
 use ipam_operator::Operator;
-use ipam_operator::inspect::{HandleRevision, Keep};
+use ipam_operator::inspect::{AddressReporting, HandleRevision};
 use kv::{Deadline, Revision};
 use serde::Serialize;
 
@@ -131,7 +131,7 @@ impl StoreCommand for Release {
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let reports: Vec<CheckReport> =
             self.from_report.iter().map(|path| CheckReport::read(path)).collect::<Result<_>>()?;
-        let current = inspect(at, Keep::Findings).await?;
+        let current = inspect(at, AddressReporting::Findings).await?;
         require_same_cluster(&self.from_report, &reports, &current)?;
         if !self.force {
             require_current(&reports, &current)?;

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use clap::{ArgGroup, Args, ValueEnum};
 use ipam_core::Error;
 use ipam_core::model::{AddressPersistence, IpamConfig};
-use ipam_operator::{Operator, Which};
+use ipam_operator::{Operator, PoolChoice};
 use ipnet::IpNet;
 use kv::Deadline;
 use serde_json::json;
@@ -193,8 +193,8 @@ impl OpenStoreCommand for Split {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         // The parser ensures that one of the two is given.
         let which = match (&self.name, self.cidr) {
-            (Some(name), _) => Which::Name(name),
-            (None, Some(cidr)) => Which::Cidr(cidr),
+            (Some(name), _) => PoolChoice::Name(name),
+            (None, Some(cidr)) => PoolChoice::Cidr(cidr),
             (None, None) => return Err(CommandFailure::new("no name or CIDR provided")),
         };
         let split = operator.split_pool(which, self.number, deadline).await.map_err(|error| match error {

@@ -8,14 +8,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clap::Args;
 use ipam_core::census::Census;
-use ipam_core::quarantine::{QuarantineRow, Quarantined, quarantine_of};
+use ipam_core::quarantine::{QuarantineEntry, QuarantineRow, quarantine_of};
 use ipam_core::reservations::Reservations;
 use ipam_core::sticky::{STICKY, STICKY_UNTIL};
 use ipam_core::timestamps::rfc3339;
 use ipam_core::utilization::{BlockUsage, Usage, Utilization};
-use ipam_core::{Borrowed, BorrowedAddress, Holding, Inventory};
+use ipam_core::{BorrowedAddress, BorrowedAddresses, Holding, Inventory};
 use ipam_operator::Operator;
-use ipam_operator::forecast::{Ahead, Forecast, PoolForecast, SHORTEST};
+use ipam_operator::forecast::{FillForecast, Forecast, MIN_HISTORY, PoolForecast};
 use ipnet::IpNet;
 use kv::Deadline;
 use serde::Serialize;
@@ -165,7 +165,7 @@ struct AddressReport {
     /// The reservations that cover it.
     reserved_by: Vec<String>,
     /// Why it is in quarantine, if it is.
-    quarantined: Option<Quarantined>,
+    quarantined: Option<QuarantineEntry>,
     /// The status.
     status: AddressStatus,
 }
@@ -266,7 +266,7 @@ struct AddressJson<'a> {
     pool: Option<&'a str>,
     reserved_by: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
-    quarantined: Option<&'a Quarantined>,
+    quarantined: Option<&'a QuarantineEntry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cooling_down_since: Option<&'a str>,
     #[serde(flatten)]
@@ -315,7 +315,7 @@ impl TableRow for BorrowedAddress {
     }
 }
 
-fn borrowed_answer(borrowed: &Borrowed) -> Result<CommandAnswer> {
+fn borrowed_answer(borrowed: &BorrowedAddresses) -> Result<CommandAnswer> {
     let answer = CommandAnswer::new(table(&borrowed.addresses), borrowed)?;
     Ok(match borrowed.without_node {
         0 => answer,
@@ -349,7 +349,7 @@ impl StoreCommand for ShowForecast {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
         // The table says if the history is too short.
-        match forecast.history_seconds < SHORTEST.as_secs() {
+        match forecast.history_seconds < MIN_HISTORY.as_secs() {
             true => Ok(answer),
             false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),
         }
@@ -377,17 +377,17 @@ impl TableRow for PoolForecast {
 }
 
 /// The growth and the time until a pool is full.
-fn forecast_words(ahead: Ahead) -> (String, String) {
+fn forecast_words(ahead: FillForecast) -> (String, String) {
     match ahead {
-        Ahead::Full => (String::new(), "full".to_owned()),
-        Ahead::Filling { days, per_day } => {
+        FillForecast::Full => (String::new(), "full".to_owned()),
+        FillForecast::Filling { days, per_day } => {
             let time = Duration::try_from_secs_f64(days * 86_400.0).ok().filter(|time| *time < MAX_FORECAST);
             let full_in = time.map_or_else(|| "over 10 years".to_owned(), |time| span(time.as_secs()));
             (format!("{per_day:.1}"), full_in)
         }
-        Ahead::Steady => (String::new(), "not filling".to_owned()),
-        Ahead::Short => (String::new(), "unknown: less than 10 minutes of history".to_owned()),
-        Ahead::Unknown => (String::new(), "unknown: the store keeps no times".to_owned()),
+        FillForecast::Steady => (String::new(), "not filling".to_owned()),
+        FillForecast::Short => (String::new(), "unknown: less than 10 minutes of history".to_owned()),
+        FillForecast::Unknown => (String::new(), "unknown: the store keeps no times".to_owned()),
     }
 }
 
@@ -544,7 +544,7 @@ mod tests {
             kind: "pod".into(),
             allocated_to: "default/web".into(),
         };
-        let borrowed = Borrowed { addresses: vec![address], without_node: 2 };
+        let borrowed = BorrowedAddresses { addresses: vec![address], without_node: 2 };
         let (mut out, mut err) = (Vec::new(), Vec::new());
         borrowed_answer(&borrowed).unwrap().print(Format::Table, &mut out, &mut err).unwrap();
         let expected = "\
@@ -573,8 +573,11 @@ mod tests {
             let (per_day, full_in) = forecast_words(ahead);
             format!("{per_day}|{full_in}")
         };
-        assert_eq!(words(Ahead::Filling { days: 3.5, per_day: 20.04 }), "20.0|3 days");
-        assert_eq!(words(Ahead::Filling { days: 4000.0, per_day: 0.01 }), "0.0|over 10 years");
-        assert_eq!((words(Ahead::Full), words(Ahead::Steady)), ("|full".to_owned(), "|not filling".to_owned()));
+        assert_eq!(words(FillForecast::Filling { days: 3.5, per_day: 20.04 }), "20.0|3 days");
+        assert_eq!(words(FillForecast::Filling { days: 4000.0, per_day: 0.01 }), "0.0|over 10 years");
+        assert_eq!(
+            (words(FillForecast::Full), words(FillForecast::Steady)),
+            ("|full".to_owned(), "|not filling".to_owned())
+        );
     }
 }

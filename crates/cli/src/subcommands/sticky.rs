@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use async_trait::async_trait;
 use clap::Args;
-use ipam_core::sticky::Until;
+use ipam_core::sticky::WaitEnd;
 use ipam_operator::{KeptAddress, Operator};
 use kv::Deadline;
 use serde::Serialize;
@@ -96,7 +96,7 @@ impl<'a> From<&'a KeptAddress> for StickyAddressRow<'a> {
             ip: kept.address,
             workload: &kept.workload,
             pinned: kept.is_pinned,
-            until: kept.until.map(Until::text),
+            until: kept.until.map(WaitEnd::text),
             handle: kept.handle.as_deref(),
             network: kept.network.as_deref(),
             interface: kept.interface.as_deref(),
@@ -112,7 +112,7 @@ impl TableRow for StickyAddressRow<'_> {
             (Column::Text("WORKLOAD"), |row| printable(row.workload)),
             (Column::Text("STATE"), |row| match &row.until {
                 None => "in use".to_owned(),
-                Some(until) if *until == Until::Forever.text() => "waits".to_owned(),
+                Some(until) if *until == WaitEnd::Forever.text() => "waits".to_owned(),
                 Some(until) => format!("waits until {until}"),
             }),
             (Column::Text("PINNED"), |row| if row.pinned { "yes" } else { "no" }.to_owned()),

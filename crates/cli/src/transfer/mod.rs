@@ -23,7 +23,7 @@ use std::time::{Instant, SystemTime};
 
 use datastore::OpenStore;
 use datastore::held::LEAST_HOLD;
-use ipam_operator::moving::{mark_key, ranges};
+use ipam_operator::moving::{import_lock_key, ranges};
 use kv::{ErrorKind, Key, Kv, Lease, LeaseId, Range, Revision, Value};
 use tokio::task::spawn_blocking;
 
@@ -89,7 +89,7 @@ impl<'l> Source<'l> {
         match self {
             Self::Store(snapshot, filter) => {
                 let kvs = snapshot.batch().await?.unwrap_or_default();
-                let mark = mark_key();
+                let mark = import_lock_key();
                 if *filter == KeyFilter::Ipam && kvs.iter().any(|kv| kv.key == mark) {
                     return Err(unfinished_target_failure(&snapshot.store().to_string()).into());
                 }

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use datastore::text_fault;
-use ipam_operator::moving::{Renaming, Tally, mark_key, nodes_of, part_of};
+use ipam_operator::moving::{DocumentCounts, Renaming, import_lock_key, nodes_of, role_of};
 use kv::{Key, Value};
 
 use super::format::{BackupHeader, BackupLine, BackupVersion, MAX_LINE_BYTES, TRAILER, VERSION_WITH_LEASES, trailer};
@@ -229,7 +229,7 @@ pub(crate) struct ImportPlan {
     /// The file.
     pub(crate) file: CheckedBackup,
     /// The numbers of documents to write, by kind.
-    pub(crate) tally: Tally,
+    pub(crate) tally: DocumentCounts,
     /// The number of keys in it that are not IPAM's and are left out.
     pub(crate) left_out: u64,
     filter: IpamFilter,
@@ -251,10 +251,11 @@ impl ImportPlan {
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         run_blocking(move || {
-            let (mut tally, mut left_out, mut nodes, mut is_marked) = (Tally::default(), 0, BTreeSet::new(), false);
+            let (mut tally, mut left_out, mut nodes, mut is_marked) =
+                (DocumentCounts::default(), 0, BTreeSet::new(), false);
             let file = CheckedBackup::read(&path, |Row { key, value, .. }| {
-                is_marked |= *key == mark_key();
-                if part_of(key).is_some() {
+                is_marked |= *key == import_lock_key();
+                if role_of(key).is_some() {
                     tally.add(key, value.as_bytes());
                     nodes.extend(nodes_of(key, value.as_bytes()));
                 } else {
@@ -315,7 +316,7 @@ impl ImportPlan {
         let mut reader = BackupReader::open(&self.file.path)?;
         while let Some(Row { key, value, .. }) = reader.next_row()? {
             let renamed = renaming.key(key.clone());
-            if renamed != key && part_of(&key).is_some() {
+            if renamed != key && role_of(&key).is_some() {
                 self.filter.moved.insert(renamed, rename_value(&renaming, &key, value)?);
             }
         }
@@ -328,7 +329,7 @@ impl IpamFilter {
     /// Adds the rows that come next, now that the file has reached this one.
     fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> Result<()> {
         let Row { key, mut value, .. } = row;
-        if part_of(&key).is_none() {
+        if role_of(&key).is_none() {
             return Ok(());
         }
         if let Some(renaming) = &self.renaming {

@@ -5,7 +5,8 @@ use datastore::{Create, Location, OpenStore, care};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use ipam_operator::moving::{
-    self, Change, Mark, Tally, compare, mark_key, must_be_empty, part_of, ranges, ranges_between,
+    self, Change, DocumentCounts, ImportLock, compare, import_lock_key, ranges, ranges_between, ranges_to_be_empty,
+    role_of,
 };
 use kv::{
     Compare, Content, ErrorKind, Key, Kv, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn, TxnResponse,
@@ -48,7 +49,7 @@ pub(crate) struct Target<'l> {
 
 /// The mark that is on the store.
 struct PlacedMark {
-    mark: Mark,
+    mark: ImportLock,
     made: Revision,
     written: Revision,
 }
@@ -72,13 +73,13 @@ impl<'l> Target<'l> {
     async fn new(at: StoreAccess<'l>, open: Option<OpenStore>) -> Result<Self> {
         let mut target = Self { at, open, mark: None };
         let Some(store) = target.open.as_ref().map(OpenStore::store) else { return Ok(target) };
-        let found = store.get(mark_key()).await.map_err(|error| at.explain(error))?;
+        let found = store.get(import_lock_key()).await.map_err(|error| at.explain(error))?;
         target.mark = found.map(|kv| decode_mark(at.location, &kv)).transpose()?;
         Ok(target)
     }
 
     /// The mark on the store.
-    pub(crate) fn mark(&self) -> Option<&Mark> {
+    pub(crate) fn mark(&self) -> Option<&ImportLock> {
         self.mark.as_ref().map(|marked| &marked.mark)
     }
 
@@ -97,7 +98,7 @@ impl<'l> Target<'l> {
             care::could_be_made(self.at.location).await.map_err(|error| self.failed(error))?;
             return Ok(at);
         };
-        for range in must_be_empty() {
+        for range in ranges_to_be_empty() {
             let request = RangeRequest::new(range).with_at(at).with_limit(1).with_content(Content::KeysOnly);
             let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
             if let Some(kv) = found.kvs.first() {
@@ -112,21 +113,21 @@ impl<'l> Target<'l> {
     }
 
     /// Marks an empty store.
-    pub(crate) async fn begin(&mut self, mark: Mark) -> Result<()> {
+    pub(crate) async fn begin(&mut self, mark: ImportLock) -> Result<()> {
         let at = self.require_empty().await?;
-        let empty = must_be_empty().into_iter().map(|range| Compare::nothing_newer(range, at));
+        let empty = ranges_to_be_empty().into_iter().map(|range| Compare::nothing_newer(range, at));
         let txn = Txn::new()
-            .with_compares([Compare::absent(mark_key())])
+            .with_compares([Compare::absent(import_lock_key())])
             .with_compares(empty)
-            .with_success([Op::put(mark_key(), mark.encode())]);
+            .with_success([Op::put(import_lock_key(), mark.encode())]);
         let made = self.txn(txn).await?.revision;
         self.mark = Some(PlacedMark { mark, made, written: made });
         Ok(())
     }
 
     /// Changes the mark.
-    pub(crate) async fn remark(&mut self, mark: Mark) -> Result<()> {
-        let txn = self.marked_txn()?.with_success([Op::put(mark_key(), mark.encode())]);
+    pub(crate) async fn remark(&mut self, mark: ImportLock) -> Result<()> {
+        let txn = self.marked_txn()?.with_success([Op::put(import_lock_key(), mark.encode())]);
         let written = self.txn(txn).await?.revision;
         if let Some(marked) = &mut self.mark {
             (marked.mark, marked.written) = (mark, written);
@@ -136,7 +137,7 @@ impl<'l> Target<'l> {
 
     /// Removes the mark: from now on the store can be used.
     pub(crate) async fn unmark(&mut self) -> Result<()> {
-        let txn = self.marked_txn()?.with_success([Op::delete(mark_key())]);
+        let txn = self.marked_txn()?.with_success([Op::delete(import_lock_key())]);
         self.txn(txn).await?;
         self.mark = None;
         Ok(())
@@ -146,7 +147,7 @@ impl<'l> Target<'l> {
     pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
-        let mark = mark_key();
+        let mark = import_lock_key();
         while !pages.is_over() {
             let page = pages.next(open, at).await.map_err(|error| self.failed(error))?;
             at = page.at;
@@ -215,10 +216,10 @@ impl<'l> Target<'l> {
         let request = RangeRequest::new(range).with_limit(most).with_content(Content::KeysOnly);
         let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
         let last = found.kvs.last().map(|kv| kv.key.clone());
-        let is_ours = |kv: &Kv| match part_of(&kv.key) {
-            Some(moving::Part::Books) => true,
+        let is_ours = |kv: &Kv| match role_of(&kv.key) {
+            Some(moving::KeyRole::Books) => true,
             // A node that another process has registered meanwhile was usually written more than once.
-            Some(moving::Part::Around) => kv.create_revision > since && kv.version == 1,
+            Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
         let ours = found.kvs.into_iter().filter(is_ours);
@@ -259,7 +260,7 @@ impl<'l> Target<'l> {
         let Some(marked) = &self.mark else {
             return Err(CommandFailure::new("internal error: the store is not marked"));
         };
-        Ok(Txn::new().with_compares([Compare::unchanged(mark_key(), marked.written)]))
+        Ok(Txn::new().with_compares([Compare::unchanged(import_lock_key(), marked.written)]))
     }
 
     /// Carries out a transaction. A guard that does not hold is an error.
@@ -281,7 +282,7 @@ impl<'l> Target<'l> {
 }
 
 fn decode_mark(location: &Location, kv: &Kv) -> Result<PlacedMark> {
-    match Mark::decode(kv.value.as_bytes()) {
+    match ImportLock::decode(kv.value.as_bytes()) {
         Some(mark) => Ok(PlacedMark { mark, made: kv.create_revision, written: kv.mod_revision }),
         None => Err(CommandFailure::new(format!("the mark on {location} cannot be read"))
             .hint("use the version of margay that began to fill the store")),
@@ -297,7 +298,7 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
         // than a guard for each key, and etcd needs no lookup of leases. The mark must not be in the range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
-        if must_be_empty().iter().any(has_both) && !span.contains(mark_key().as_bytes()) {
+        if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
             return vec![Compare::all_absent(span)];
         }
     }
@@ -324,7 +325,7 @@ pub(crate) enum FillMode {
 #[derive(Debug, Default)]
 pub(crate) struct Differences {
     /// The contents of the source; with [`FillMode::Verify`] only the number of keys.
-    pub(crate) tally: Tally,
+    pub(crate) tally: DocumentCounts,
     /// The checksums of all parts of the target after the comparison, if it wrote.
     sums: Vec<PartChecksum>,
     /// Keys that were missing in the target.
@@ -577,12 +578,12 @@ mod tests {
         for engine in ["redb", "sled"] {
             let location = stores::of_engine(engine, folder.path().join(engine)).unwrap();
             let mut target = Target::make(StoreAccess::of(&location)).await.unwrap();
-            let mark = Mark {
+            let mark = ImportLock {
                 way: moving::MoveKind::Migrate,
                 from: "a".to_owned(),
                 to: "b".to_owned(),
                 source: "id".to_owned(),
-                state: moving::State::Copying,
+                state: moving::ImportState::Copying,
                 revision: 0,
             };
             target.begin(mark).await.unwrap();

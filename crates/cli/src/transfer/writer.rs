@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ipam_operator::moving::Tally;
+use ipam_operator::moving::DocumentCounts;
 use kv::Revision;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
@@ -148,7 +148,7 @@ pub(crate) struct WrittenBackup {
     /// The number of keys.
     pub(crate) keys: u64,
     /// IPAM's documents, if only those were written.
-    pub(crate) tally: Tally,
+    pub(crate) tally: DocumentCounts,
     /// The length of the file in bytes.
     pub(crate) bytes: u64,
 }
@@ -159,7 +159,7 @@ struct BackupSink {
     writer: Option<BackupWriter>,
     filter: KeyFilter,
     keys: u64,
-    tally: Tally,
+    tally: DocumentCounts,
     progress: KeyProgress,
 }
 
@@ -168,7 +168,7 @@ impl WrittenBackup {
     pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> Result<Self> {
         let can_restart = writer.can_restart();
         let progress = KeyProgress::new("reading", None);
-        let mut sink = BackupSink { writer: Some(writer), filter, keys: 0, tally: Tally::default(), progress };
+        let mut sink = BackupSink { writer: Some(writer), filter, keys: 0, tally: DocumentCounts::default(), progress };
         let mut attempt = async || {
             let mut source = Source::store(at, filter, Revision::UNSET);
             transfer_rows(&mut source, &mut sink).await?;
@@ -204,7 +204,7 @@ impl BackupSink {
 
 impl Sink for BackupSink {
     async fn begin(&mut self, header: BackupHeader) -> Result<()> {
-        (self.keys, self.tally) = (0, Tally::default());
+        (self.keys, self.tally) = (0, DocumentCounts::default());
         self.write(move |writer| writer.begin(&header)).await
     }
 

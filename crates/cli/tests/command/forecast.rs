@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use datastore::Location;
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::{NewPool, Owner};
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Store, StoreExt};
@@ -38,7 +38,8 @@ async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     }
     let assign = async |pool: &str, handle: &str| {
         let attributes = [("node".to_owned(), "node1".to_owned())].into();
-        let request = HandleRequest::new(handle, Owner::host("node1"), Wanted::any(1, 0)).with_attributes(attributes);
+        let request =
+            HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0)).with_attributes(attributes);
         ipam.assign_to_handle(&request.with_pools(ipam_core::net::Family::V4, [pool]), soon()).await.unwrap();
     };
     for (pool, handles) in [("steady", 2), ("full", 4)] {

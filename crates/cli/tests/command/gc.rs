@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
 use serde_json::Value;
@@ -44,7 +44,7 @@ fn assign_in(lab: &Lab, container: &str, netns: Option<&str>) -> String {
         node: "node1".into(),
         boot: host::short_boot(&host::boot_id().unwrap()),
     };
-    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     request.attributes.extend(netns.map(|netns| ("margay.io/netns".to_owned(), netns.to_owned())));
     lab.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
 }
@@ -223,7 +223,7 @@ fn an_address_that_is_live_at_any_look_begins_anew() {
             node: "node1".into(),
             boot: host::short_boot(&host::boot_id().unwrap()),
         };
-        let mut request = AssignRequest::new(attachment, Wanted::these([address.parse().unwrap()]));
+        let mut request = AssignRequest::new(attachment, RequestedAddresses::these([address.parse().unwrap()]));
         request.attributes.insert("margay.io/netns".into(), GONE.into());
         ipam.assign(&request, Deadline::after(PATIENCE)).await.unwrap();
     });

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use crate::common::{Lab, PATIENCE, Run};
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::Owner;
 use kv::{Deadline, Range, Store, StoreExt};
 use serde_json::{Value, json};
@@ -205,8 +205,12 @@ fn a_watch_can_list_first_and_be_of_one_node_or_pool() {
         let mut watch =
             Watching::start(&lab, &["--list", "--node", "node2", "--pool", "a", "-o", "json", "--count", "1"]);
         let assign = |owner: &str, handle: &str| {
-            let request = HandleRequest::new(handle, Owner::host(owner), Wanted::these(["10.88.0.3".parse().unwrap()]))
-                .with_attributes([("node".to_owned(), owner.to_owned())].into());
+            let request = HandleRequest::new(
+                handle,
+                Owner::host(owner),
+                RequestedAddresses::these(["10.88.0.3".parse().unwrap()]),
+            )
+            .with_attributes([("node".to_owned(), owner.to_owned())].into());
             lab.with_ipam(async |ipam| ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap());
         };
         assign("node1", "other");
@@ -241,7 +245,7 @@ fn history_that_is_given_up_under_a_watch_is_told_and_listed_anew() {
         // In one turn, so that the watch cannot come in between.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
-                let request = HandleRequest::new(handle, Owner::host("node1"), Wanted::any(1, 0));
+                let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));
                 async move { ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap()[0].ip }
             };
             assign("gone").await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::Etcd;
 use datastore::Create;
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, Node, Owner};
 use ipam_core::{Ipam, Nodes};
@@ -58,7 +58,8 @@ fn cluster() -> (Etcd, String) {
 
 async fn assign(ipam: &Ipam, handle: &str) -> String {
     let attributes = [("node".to_owned(), "node1".to_owned())].into();
-    let request = HandleRequest::new(handle, Owner::host("node1"), Wanted::any(1, 0)).with_attributes(attributes);
+    let request =
+        HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0)).with_attributes(attributes);
     ipam.assign_to_handle(&request, soon()).await.unwrap()[0].ip.to_string()
 }
 

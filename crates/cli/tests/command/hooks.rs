@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use conformance::patient;
 use datastore::{Create, Location};
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::Owner;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Store, StoreExt};
@@ -241,7 +241,7 @@ fn the_example_keeps_a_hosts_file() {
     let id = "3f0c".repeat(16);
     let long = assign(&location, &id).unwrap();
     with_store(&location, Create::Never, async |open| {
-        let request = HandleRequest::new("tunnel", Owner::host("node1"), Wanted::any(1, 0));
+        let request = HandleRequest::new("tunnel", Owner::host("node1"), RequestedAddresses::any(1, 0));
         let ipam = Ipam::new(open.store(), Nodes::FirstSeen);
         ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap();
     });

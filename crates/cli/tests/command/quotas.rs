@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::common::Lab;
 fn pod(lab: &Lab, container: &str) -> bool {
     let (network, container, interface, node) = ("net".into(), container.into(), "eth0".into(), "node1".into());
     let attachment = Attachment { network, container, interface, node, boot: None };
-    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     request.attributes = BTreeMap::from([("namespace".to_owned(), "shop".to_owned())]);
     lab.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(Duration::from_secs(60))).await.is_ok())
 }

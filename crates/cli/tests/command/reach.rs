@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use datastore::{Create, Location};
 use host::HeldBlocks;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels};
@@ -58,7 +58,7 @@ impl Cluster {
     }
 
     /// Gives an address in an earlier boot, long ago.
-    fn assign(&self, node: &str, container: &str, wanted: Wanted) -> String {
+    fn assign(&self, node: &str, container: &str, wanted: RequestedAddresses) -> String {
         let attachment = Attachment {
             network: "net".into(),
             container: container.into(),
@@ -104,17 +104,17 @@ impl Cluster {
 #[test]
 fn a_look_reads_the_nodes_own_blocks_and_those_that_are_known_and_a_pass_finds_the_rest() {
     let cluster = Cluster::start();
-    let lent = cluster.assign("other0", "o0", Wanted::any(1, 0));
+    let lent = cluster.assign("other0", "o0", RequestedAddresses::any(1, 0));
     for number in 1..BLOCKS * 2 {
-        cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), Wanted::any(1, 0));
+        cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), RequestedAddresses::any(1, 0));
     }
-    let own = cluster.assign("mine", "own", Wanted::any(1, 0));
+    let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
     // Borrowed, and nobody has noted it: an address that the other node has released.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
     });
-    let borrowed = cluster.assign("mine", "borrowed", Wanted::these([lent.parse().unwrap()]));
+    let borrowed = cluster.assign("mine", "borrowed", RequestedAddresses::these([lent.parse().unwrap()]));
     assert_eq!(borrowed, lent);
     assert_eq!(cluster.candidates(""), [own.as_str()], "a larger cluster is not gone through at once");
     let both = |mut found: Vec<String>| {

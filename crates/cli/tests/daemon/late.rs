@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use agent::{Answer, Verb, VerbRequest};
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use kv::Deadline;
 use wire::FrameKind;
@@ -27,7 +27,7 @@ fn attachment(container: &str) -> Attachment {
 }
 
 fn request(container: &str) -> AssignRequest {
-    AssignRequest::new(attachment(container), Wanted::any(1, 0))
+    AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0))
 }
 
 /// Waits until a plugin has asked the daemon, while others have the store's lock.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use agent::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::Intents;
+use ipam_core::pending_commits::PendingCommits;
 use kv::{Op, Txn};
 
 use crate::cluster::Cluster;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use agent::{Allocator, CniError, NetworkRules, Result, Session, explain};
 use datastore::{Location, served};
-use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools};
+use ipam_core::endpoints::{EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint};
 use ipnet::IpNet;
 use kv::{Deadline, Purpose, Revision};
@@ -84,11 +84,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             namespace: workload.namespace.clone(),
             prefix: prefix.clone().ok(),
             profile: setup.conf.net.policy.kind.is_empty().then(|| setup.conf.net.name.clone()),
-            pools: if setup.is_alone() { Pools::Read } else { Pools::Skipped },
+            pools: if setup.is_alone() { PoolsToRead::Read } else { PoolsToRead::Skipped },
         };
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
-        let Before { endpoints, pools, .. } = before;
+        let EndpointContext { endpoints, pools, .. } = before;
         // calico-node leaves this file on its nodes: a network of Margay's own may run beside it.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =

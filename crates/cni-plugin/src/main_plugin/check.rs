@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent::{Allocator, CniError, Code, DaemonAllocator, Result, Session, WriteRights};
-use ipam_core::endpoints::{EndpointQuery, Pools};
+use ipam_core::endpoints::{EndpointQuery, PoolsToRead};
 use ipam_core::model::{Orchestrator, WorkloadEndpoint, keys};
 use kv::Purpose;
 
@@ -76,7 +76,7 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
         namespace: setup.workload.namespace.clone(),
         prefix: Some(setup.workload.prefix()?),
         profile: None,
-        pools: Pools::Skipped,
+        pools: PoolsToRead::Skipped,
     };
     let (pending, before) = setup.begin(&session, query)?;
     drop(pending);

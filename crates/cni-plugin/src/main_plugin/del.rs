@@ -12,7 +12,7 @@ use agent::{
     Allocator, Answer, CniError, Code, DaemonAllocator, Del, NetworkRules, Result, Session, StoreAccess, VerbFailure,
     explain, is_no_store,
 };
-use ipam_core::endpoints::{EndpointOf, EndpointOwner};
+use ipam_core::endpoints::{EndpointOwner, EndpointToDelete};
 use ipam_core::gc::Allocation;
 use ipam_core::model::{Orchestrator, WorkloadEndpoint};
 use ipam_core::timestamps::{age, parse_rfc3339};
@@ -32,7 +32,7 @@ use crate::verbs::valid_attachments;
 /// An allocator whose DEL deletes the endpoint in the same commit.
 struct EndpointAllocator<'e> {
     inner: Box<dyn Allocator>,
-    endpoint: &'e EndpointOf,
+    endpoint: &'e EndpointToDelete,
 }
 
 impl Allocator for EndpointAllocator<'_> {
@@ -67,7 +67,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
         Err(error) if error.code() == Code::TryAgain => return Err(without_store(setup, error)),
         ready => ready?,
     }
-    let endpoint = EndpointOf {
+    let endpoint = EndpointToDelete {
         namespace: setup.workload.namespace.clone(),
         name: setup.workload.endpoint(&setup.call.interface)?,
         owner: match setup.workload.orchestrator {
@@ -91,7 +91,7 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
 }
 
 /// Releases the address and deletes the endpoint: in one commit if the IPAM plugin is this program.
-fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
+fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
         Ok(plugin @ IpamPlugin::Own(_)) => {
@@ -113,7 +113,7 @@ fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointOf
     released.and(delete(session, endpoint))
 }
 
-fn delete(session: Arc<Session>, endpoint: &EndpointOf) -> Result<()> {
+fn delete(session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let deleted = session.run(session.ipam().delete_endpoint(endpoint, session.deadline()));
     close_session(session);
     match deleted {
@@ -196,12 +196,12 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
     // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
-    let holdings = session.run(ipam.holdings_within(node, &ipam.reach_of(node), deadline)).map_err(failed)?.0;
+    let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
     let in_use: BTreeSet<&str> =
         endpoints.iter().filter(|endpoint| is_valid(endpoint, valid)).map(WorkloadEndpoint::interface).collect();
     let mut first_error = Ok(());
     for endpoint in endpoints.iter().filter(|endpoint| is_stale(setup, endpoint, valid, &holdings.allocations)) {
-        let of = EndpointOf {
+        let of = EndpointToDelete {
             namespace: endpoint.namespace().to_owned(),
             name: endpoint.name().to_owned(),
             owner: EndpointOwner::Container(endpoint.container().to_owned()),

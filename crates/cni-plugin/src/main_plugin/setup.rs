@@ -10,7 +10,7 @@ use agent::{
     Allocator, CniError, Code, DaemonAllocator, DirectAllocator, NetworkRules, Result, Session, StoreAccess, explain,
 };
 use datastore::Location;
-use ipam_core::endpoints::{Before, EndpointQuery, PendingEndpoint, Pools, Ready};
+use ipam_core::endpoints::{DatastoreReadiness, EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
 use ipam_core::model::{Labels, Orchestrator, WorkloadEndpoint, split_endpoint_name, workload_endpoint_name};
 use ipnet::IpNet;
 use wiring::{Forwarding, NextHop, OldInterface, Plan};
@@ -187,7 +187,8 @@ impl<'a> MainContext<'a> {
     /// # Errors
     /// Those of [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
-        let nothing = EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: Pools::Skipped };
+        let nothing =
+            EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };
         self.begin(session, nothing).map(drop)
     }
 
@@ -195,7 +196,7 @@ impl<'a> MainContext<'a> {
     ///
     /// # Errors
     /// Calico's texts for a store that does not answer or is not ready.
-    pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, Before)> {
+    pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, EndpointContext)> {
         let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
         let (pending, before) = read.map_err(|error| {
             let error = CniError::from(explain(error, NetworkRules::Calico));
@@ -203,8 +204,10 @@ impl<'a> MainContext<'a> {
             CniError::new(error.code(), message).with_details(error.details())
         })?;
         match before.ready {
-            Some(Ready::Yes) => {}
-            Some(Ready::No) => return Err(CniError::internal("Calico is currently not ready to process requests")),
+            Some(DatastoreReadiness::Yes) => {}
+            Some(DatastoreReadiness::No) => {
+                return Err(CniError::internal("Calico is currently not ready to process requests"));
+            }
             None if self.store.location.is_shared() => return Err(no_cluster_information()),
             None => {}
         }

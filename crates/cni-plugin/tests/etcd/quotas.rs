@@ -1,6 +1,6 @@
 //! Quotas on a cluster: what they cost, and that nothing leads over them.
 
-use ipam_core::model::{QuotaKind, Subject};
+use ipam_core::model::{QuotaKind, QuotaSubject};
 
 use crate::lab::Lab;
 use crate::process::Call;
@@ -32,14 +32,14 @@ fn a_quota_costs_no_question_in_the_steady_state() {
 #[test]
 fn networks_and_nodes_have_quotas_too() {
     let lab = Lab::start();
-    limit(&lab, &Subject::new(QuotaKind::Node, "node-1"), 2);
+    limit(&lab, &QuotaSubject::new(QuotaKind::Node, "node-1"), 2);
     lab.add("c1").ok();
     assert_eq!(asks(&lab, &lab.add("c2")), (2, 0));
     let refusal = lab.add("c3").run().refusal();
     assert!(refusal.text.contains("the quota of node node-1 is used up: 2 of 2"), "{refusal:?}");
     assert_eq!(asks(&lab, &lab.del("c2")), (2, 0));
     lab.add("c3").ok();
-    limit(&lab, &Subject::new(QuotaKind::Network, "*"), 3);
+    limit(&lab, &QuotaSubject::new(QuotaKind::Network, "*"), 3);
     lab.add("c4").ok();
     let refusal = lab.add("c5").run().refusal();
     assert!(refusal.text.contains("the quota of network net1 is used up: 3 of 3"), "{refusal:?}");

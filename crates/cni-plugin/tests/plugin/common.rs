@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use agent::{Add, Allocator, Answer, Check, CheckAnswer, CniError, Del, Gc, GcSummary, Result, StoreAccess, Verb};
 use cni_plugin::{Environment, Host, Invocation, LogDestination, PluginName, ProcessOutcome, run};
-use ipam_core::assign::Assigned;
+use ipam_core::assign::AssignedAddress;
 use ipnet::IpNet;
 use serde_json::Value;
 use testkit::process::start;
@@ -15,7 +15,7 @@ use testkit::process::start;
 /// An allocator with prepared answers, which keeps the requests that it gets.
 #[derive(Default)]
 pub(crate) struct Scripted {
-    pub(crate) add: Option<Result<Vec<Assigned>>>,
+    pub(crate) add: Option<Result<Vec<AssignedAddress>>>,
     pub(crate) del: Option<Result<()>>,
     pub(crate) check: Option<Result<CheckAnswer>>,
     pub(crate) status: Option<Result<()>>,
@@ -63,9 +63,9 @@ impl Allocator for Scripted {
 }
 
 /// An address in a block and a pool of these prefix lengths.
-pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>) -> Assigned {
+pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>) -> AssignedAddress {
     let network = |length| IpNet::new(ip, length).unwrap().trunc();
-    Assigned { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
+    AssignedAddress { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
 }
 
 /// The environment of a usual call of a verb.

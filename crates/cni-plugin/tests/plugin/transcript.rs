@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use cni_plugin::ProcessOutcome;
-use ipam_core::assign::Assigned;
+use ipam_core::assign::AssignedAddress;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -134,7 +134,7 @@ fn answering(case: &Case) -> Scripted {
     Scripted { add: Some(Ok(assigned)), del: Some(Ok(())), ..Scripted::default() }
 }
 
-fn of_record(address: &str) -> Assigned {
+fn of_record(address: &str) -> AssignedAddress {
     let net: ipnet::IpNet = address.parse().unwrap();
     // A wanted address is printed as a host's; the prefix of its block does not show.
     let block = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };

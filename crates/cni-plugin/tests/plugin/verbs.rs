@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use agent::{Allocator, Answer, CheckAnswer, CniError, Code, GcSummary, Result, StoreAccess, Verb};
 use cni_plugin::PluginName;
-use ipam_core::assign::{Bridge, Gateway, Repeated};
+use ipam_core::assign::{Bridge, Gateway, RepeatPolicy};
 use ipam_core::{CheckResult, Standing};
 
 use crate::common::{Scripted, assigned, call, environment, error_of};
@@ -59,7 +59,7 @@ fn add_on_a_bridge() {
     assert_eq!(request.v4_pools, ["lab"]);
     assert_eq!(request.max_blocks, 0);
     assert_eq!(request.bridge, Some(Bridge { v4: Gateway::First, v6: Gateway::First }));
-    assert_eq!((request.define.len(), request.repeated), (0, Repeated::SameAnswer));
+    assert_eq!((request.define.len(), request.repeated), (0, RepeatPolicy::SameAnswer));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn on_calicos_networks_wanted_addresses_take_the_place_of_all() {
     let (outcome, allocator) = add(conf, "");
     assert!(outcome.stdout.contains("\"10.0.0.5/26\"") && !outcome.stdout.contains("gateway"), "{}", outcome.stdout);
     let request = &allocator.added.borrow()[0].request;
-    assert_eq!((request.bridge, request.repeated, request.max_blocks), (None, Repeated::Refused, 1));
+    assert_eq!((request.bridge, request.repeated, request.max_blocks), (None, RepeatPolicy::Refused, 1));
     let (outcome, _) = add(conf, "IP=10.0.0.7/24");
     assert!(error_of(&outcome).1.ends_with("invalid IP address: 10.0.0.7/24"));
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::thread;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::timestamps::go_string;
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ impl Collected for Lab {
             node: "node-1".into(),
             boot: Some(boot.into()),
         };
-        let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+        let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
         let at = go_string(OffsetDateTime::now_utc() - ago);
         request.attributes = BTreeMap::from([("timestamp".to_owned(), at)]);
         self.assign(&request)

@@ -1,6 +1,6 @@
 //! Quotas, as a runtime meets them on an embedded store.
 
-use ipam_core::model::{QuotaKind, Subject};
+use ipam_core::model::{QuotaKind, QuotaSubject};
 
 use crate::lab::{ENGINES, Lab};
 use crate::process::Call;
@@ -30,7 +30,7 @@ fn status_warns_before_a_quota_bites_and_never_fails_for_it() {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
         let mut conf = lab.conf_of("bridge");
         conf["cniVersion"] = "1.1.0".into();
-        limit(&lab, &Subject::new(QuotaKind::Network, "net1"), 5);
+        limit(&lab, &QuotaSubject::new(QuotaKind::Network, "net1"), 5);
         let status = || Call::new("STATUS", "", &conf).without("CNI_CONTAINERID").without("CNI_IFNAME").ok();
         for (number, warning) in ["", "", "", "nearly used up", "no address is free"].iter().enumerate() {
             lab.add(&format!("c{number}")).ok();

@@ -12,15 +12,15 @@ mod write;
 use ipam_core::Error;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{
-    ENDPOINT_FIELDS, InvalidPool, NewPool, POOL_FIELDS, PREFIX_LENGTH_ANNOTATION, Pool, SETTINGS_FIELDS, check_name,
-    check_new_pool, read_pool_spec,
+    ENDPOINT_FIELDS, InvalidPool, JsonObject, NewPool, POOL_FIELDS, PREFIX_LENGTH_ANNOTATION, Pool, SETTINGS_FIELDS,
+    check_name, check_new_pool, read_pool_spec,
 };
 pub use ipam_core::{DocumentError, DocumentKind};
 use kv::Key;
 use serde_json::Value;
 
-pub use show::{Documents, Namespaces, Shown};
-pub use write::{WriteMode, Written};
+pub use show::{Documents, Namespaces, StoredDocument};
+pub use write::{WriteMode, WriteOutcome};
 
 /// The version of the API that all documents have.
 const API_VERSION: &str = "projectcalico.org/v3";
@@ -46,8 +46,8 @@ const PROFILE_FIELDS: [&str; 11] = [
     "destination",
 ];
 
-const TOP: [&str; 5] = ["kind", "apiVersion", "metadata", "spec", "status"];
-const METADATA: [&str; 13] = [
+const TOP_LEVEL_FIELDS: [&str; 5] = ["kind", "apiVersion", "metadata", "spec", "status"];
+const METADATA_FIELDS: [&str; 13] = [
     "name",
     "generateName",
     "namespace",
@@ -62,8 +62,6 @@ const METADATA: [&str; 13] = [
     "finalizers",
     "managedFields",
 ];
-
-type Object = serde_json::Map<String, Value>;
 
 /// The key of a document.
 fn key(kind: DocumentKind, full_name: &str) -> Key {
@@ -114,7 +112,7 @@ fn split(full_name: &str) -> (&str, &str) {
 
 /// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
-    let objects = TOP.into_iter().chain(["items"]).chain(METADATA);
+    let objects = TOP_LEVEL_FIELDS.into_iter().chain(["items"]).chain(METADATA_FIELDS);
     objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(PROFILE_FIELDS)
 }
 
@@ -127,7 +125,7 @@ pub struct Manifest {
     /// The version that it was made from, if it says so.
     version: Option<String>,
     /// All of it.
-    document: Object,
+    document: JsonObject,
 }
 
 impl Manifest {
@@ -146,17 +144,17 @@ impl Manifest {
                 Some(items) if is_list(&object) => Self::read_items(&object, items),
                 Some(items) => {
                     object.insert("items".to_owned(), items);
-                    Ok(vec![Self::one(object)?])
+                    Ok(vec![Self::read_one(object)?])
                 }
                 None if is_list(&object) => Ok(Vec::new()),
-                None => Ok(vec![Self::one(object)?]),
+                None => Ok(vec![Self::read_one(object)?]),
             },
             other => Err(invalid(format!("{other} is no document: kind, metadata and spec are wanted"))),
         }
     }
 
     /// The items of a list. They take from it what they do not say themselves.
-    fn read_items(list: &Object, items: Value) -> Result<Vec<Self>, DocumentError> {
+    fn read_items(list: &JsonObject, items: Value) -> Result<Vec<Self>, DocumentError> {
         let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
         let version = text(list, "apiVersion")?.unwrap_or_default();
         let items = match items {
@@ -170,14 +168,14 @@ impl Manifest {
                     item.entry("kind").or_insert_with(|| kind.into());
                     item.entry("apiVersion").or_insert_with(|| version.into());
                 }
-                Self::one(item)
+                Self::read_one(item)
             }
             other => Err(invalid(format!("{other} is no document: kind, metadata and spec are wanted"))),
         };
         items.into_iter().map(complete).collect()
     }
 
-    fn one(document: Object) -> Result<Self, DocumentError> {
+    fn read_one(document: JsonObject) -> Result<Self, DocumentError> {
         let kind = text(&document, "kind")?.ok_or_else(|| invalid("a document needs a kind"))?;
         let kind = DocumentKind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
             let known = DocumentKind::ALL.map(DocumentKind::as_str).join(", ");
@@ -207,7 +205,7 @@ impl Manifest {
 
     /// One that says no more than of which document it is. The name is a full one.
     pub fn named(kind: DocumentKind, name: impl Into<String>) -> Self {
-        Self { kind, name: name.into(), version: None, document: Object::new() }
+        Self { kind, name: name.into(), version: None, document: JsonObject::new() }
     }
 
     /// The kind.
@@ -255,7 +253,7 @@ impl Manifest {
 
     /// The pool that the document describes, and its spec as it is stored. The stored pool has what the document does not
     /// say.
-    fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, Object), InvalidPool> {
+    fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, JsonObject), InvalidPool> {
         let metadata = self.metadata();
         let annotations = metadata.get("annotations").and_then(Value::as_object);
         let length = annotations.and_then(|all| all.get(PREFIX_LENGTH_ANNOTATION)).and_then(Value::as_str);
@@ -263,12 +261,12 @@ impl Manifest {
     }
 
     /// The spec; an empty one if there is none.
-    fn spec(&self) -> Object {
+    fn spec(&self) -> JsonObject {
         self.document.get("spec").and_then(Value::as_object).cloned().unwrap_or_default()
     }
 
     /// The metadata; empty if there is none.
-    fn metadata(&self) -> Object {
+    fn metadata(&self) -> JsonObject {
         self.document.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default()
     }
 
@@ -282,7 +280,7 @@ impl Manifest {
 }
 
 /// True for `IPPoolList` and the like, and for the `List` of other tools.
-fn is_list(object: &Object) -> bool {
+fn is_list(object: &JsonObject) -> bool {
     object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"))
 }
 
@@ -291,7 +289,7 @@ fn invalid(reason: impl Into<String>) -> DocumentError {
 }
 
 /// A text; `null` counts as absent.
-fn text<'a>(object: &'a Object, field: &str) -> Result<Option<&'a str>, DocumentError> {
+fn text<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a str>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -300,7 +298,7 @@ fn text<'a>(object: &'a Object, field: &str) -> Result<Option<&'a str>, Document
 }
 
 /// An object; `null` counts as absent.
-fn object<'a>(object: &'a Object, field: &str) -> Result<Option<&'a Object>, DocumentError> {
+fn object<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a JsonObject>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(inner)) => Ok(Some(inner)),
@@ -308,7 +306,7 @@ fn object<'a>(object: &'a Object, field: &str) -> Result<Option<&'a Object>, Doc
     }
 }
 
-fn all_texts(place: &str, object: &Object) -> Result<(), DocumentError> {
+fn all_texts(place: &str, object: &JsonObject) -> Result<(), DocumentError> {
     match object.iter().find(|(_, value)| !value.is_string()) {
         Some((name, value)) => Err(invalid(format!("{place}.{name} must be a text, and is {value}: put it in quotes"))),
         None => Ok(()),

@@ -6,7 +6,7 @@ use kv::{Deadline, Key, Range, Revision, Transaction, Value as Stored};
 use serde_json::Value;
 
 use super::write::settings_document;
-use super::{API_VERSION, DocumentError, DocumentKind, Object, SETTINGS_NAME, split};
+use super::{API_VERSION, DocumentError, DocumentKind, JsonObject, SETTINGS_NAME, split};
 use crate::Operator;
 
 /// Which namespaces are listed of a kind that has namespaces.
@@ -20,18 +20,18 @@ pub enum Namespaces {
 
 /// A document with its version in `metadata.resourceVersion`, and for a pool with the defaults where nothing is stored.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shown {
+pub struct StoredDocument {
     /// The full name.
     pub name: String,
     /// The document.
-    pub document: Object,
+    pub document: JsonObject,
 }
 
 /// All documents of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Documents {
     /// By name.
-    pub items: Vec<Shown>,
+    pub items: Vec<StoredDocument>,
     /// As of when.
     pub revision: Revision,
 }
@@ -71,7 +71,7 @@ impl Operator {
         &self,
         named: &[(DocumentKind, String)],
         deadline: Deadline,
-    ) -> Result<Vec<Result<Shown, DocumentError>>> {
+    ) -> Result<Vec<Result<StoredDocument, DocumentError>>> {
         transact!(self.ipam(), deadline, |tx| {
             tx.prefetch(named.iter().map(|(kind, name)| super::key(*kind, name)).collect(), Vec::new()).await?;
             let mut found = Vec::new();
@@ -83,7 +83,7 @@ impl Operator {
         })
     }
 
-    async fn shown(&self, tx: &mut Transaction, kind: DocumentKind, name: &str) -> Result<Option<Shown>> {
+    async fn shown(&self, tx: &mut Transaction, kind: DocumentKind, name: &str) -> Result<Option<StoredDocument>> {
         let key = super::key(kind, name);
         if kind == DocumentKind::Settings && name != SETTINGS_NAME {
             return Ok(None);
@@ -93,7 +93,7 @@ impl Operator {
         if kind == DocumentKind::Settings {
             let stored = stored.map(|value| IpamConfig::decode(&key, value.as_bytes())).transpose()?;
             let document = settings_document(&stored.unwrap_or_default(), version);
-            return Ok(Some(Shown { name: name.to_owned(), document }));
+            return Ok(Some(StoredDocument { name: name.to_owned(), document }));
         }
         stored.map(|value| shown(kind, &key, name, &value, version)).transpose().map_err(Error::from)
     }
@@ -105,11 +105,12 @@ fn shown(
     full_name: &str,
     value: &Stored,
     version: Option<Revision>,
-) -> Result<Shown, Malformed> {
-    let mut document: Object = serde_json::from_slice(value.as_bytes()).map_err(|error| Malformed::new(key, error))?;
+) -> Result<StoredDocument, Malformed> {
+    let mut document: JsonObject =
+        serde_json::from_slice(value.as_bytes()).map_err(|error| Malformed::new(key, error))?;
     document.entry("kind").or_insert_with(|| kind.as_str().into());
     document.entry("apiVersion").or_insert_with(|| API_VERSION.into());
-    let metadata = document.entry("metadata").or_insert_with(|| Value::Object(Object::new()));
+    let metadata = document.entry("metadata").or_insert_with(|| Value::Object(JsonObject::new()));
     let (namespace, name) = if kind.is_namespaced() { split(full_name) } else { ("", full_name) };
     if let Some(metadata) = metadata.as_object_mut() {
         metadata.entry("name").or_insert_with(|| name.into());
@@ -126,11 +127,11 @@ fn shown(
             fill(spec, &pool);
         }
     }
-    Ok(Shown { name: full_name.to_owned(), document })
+    Ok(StoredDocument { name: full_name.to_owned(), document })
 }
 
 /// Puts the defaults where nothing is stored.
-fn fill(spec: &mut Object, pool: &Pool) {
+fn fill(spec: &mut JsonObject, pool: &Pool) {
     let usual = NewPool::new(pool.name(), pool.cidr()).with_block_size(pool.block_size());
     let says_nothing = |value: &Value| match value {
         Value::Null => true,

@@ -12,7 +12,9 @@ use kv::{Deadline, Key, Revision, StoreExt, Transaction};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use super::{API_VERSION, DocumentError, DocumentKind, METADATA, Manifest, Object, SETTINGS_NAME, TOP};
+use super::{
+    API_VERSION, DocumentError, DocumentKind, JsonObject, METADATA_FIELDS, Manifest, SETTINGS_NAME, TOP_LEVEL_FIELDS,
+};
 use crate::Operator;
 use crate::pools::InUse;
 
@@ -40,7 +42,7 @@ impl WriteMode {
 
 /// The outcome for a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum WriteOutcome {
     /// It was not there.
     Created,
     /// It was there, and is another one now.
@@ -58,7 +60,12 @@ impl Operator {
     /// # Errors
     /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's text for a pool that must not be;
     /// those of the store; a damaged document in its place.
-    pub async fn write_document(&self, manifest: &Manifest, way: WriteMode, deadline: Deadline) -> Result<Written> {
+    pub async fn write_document(
+        &self,
+        manifest: &Manifest,
+        way: WriteMode,
+        deadline: Deadline,
+    ) -> Result<WriteOutcome> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = super::key(kind, name);
         let not_supported = || DocumentError::NotSupported(way.verb(), kind, name.to_owned());
@@ -97,11 +104,11 @@ impl Operator {
                 DocumentKind::WorkloadEndpoint | DocumentKind::Profile => return Err(not_supported().into()),
             };
             let written = match stored {
-                None => Written::Created,
-                Some(stored) if same(stored, wanted.as_bytes()) => Written::Unchanged,
-                Some(_) => Written::Changed,
+                None => WriteOutcome::Created,
+                Some(stored) if same(stored, wanted.as_bytes()) => WriteOutcome::Unchanged,
+                Some(_) => WriteOutcome::Changed,
             };
-            if written != Written::Unchanged {
+            if written != WriteOutcome::Unchanged {
                 tx.put(&key, wanted)?;
             }
             Ok(written)
@@ -132,12 +139,14 @@ impl Operator {
         key: &Key,
         manifest: &Manifest,
         stored: Option<&[u8]>,
-        spec: (Object, &[&str]),
+        spec: (JsonObject, &[&str]),
     ) -> Result<kv::Value> {
         let damaged = |error: serde_json::Error| Malformed::new(key, error);
-        let stored: Option<Object> = stored.map(serde_json::from_slice).transpose().map_err(damaged)?;
-        let document =
-            assemble(manifest, stored.as_ref(), spec, || Birth { uid: self.ipam().uid(), now: self.ipam().now() })?;
+        let stored: Option<JsonObject> = stored.map(serde_json::from_slice).transpose().map_err(damaged)?;
+        let document = assemble(manifest, stored.as_ref(), spec, || NewIdentity {
+            uid: self.ipam().uid(),
+            now: self.ipam().now(),
+        })?;
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
@@ -203,7 +212,7 @@ fn require_version(manifest: &Manifest, stored: Option<Revision>) -> Result<(), 
 
 /// True if both say the same, in whatever order.
 fn same(stored: &[u8], wanted: &[u8]) -> bool {
-    let read = |text: &[u8]| serde_json::from_slice::<Object>(text).ok();
+    let read = |text: &[u8]| serde_json::from_slice::<JsonObject>(text).ok();
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
 }
 
@@ -224,13 +233,18 @@ const NODE_FIELDS: [&str; 9] = [
 ];
 
 /// Where the identity of a new document comes from.
-struct Birth {
+struct NewIdentity {
     uid: String,
     now: OffsetDateTime,
 }
 
 /// Refuses fields of a spec that nobody knows, unless they are stored just so: then they were read from here.
-fn refuse_unknown(place: &str, written: &Object, known: &[&str], stored: Option<&Object>) -> Result<(), DocumentError> {
+fn refuse_unknown(
+    place: &str,
+    written: &JsonObject,
+    known: &[&str],
+    stored: Option<&JsonObject>,
+) -> Result<(), DocumentError> {
     let is_unknown = |(name, value): &(&String, &Value)| {
         !known.contains(&name.as_str()) && stored.and_then(|stored| stored.get(*name)) != Some(*value)
     };
@@ -244,15 +258,15 @@ fn refuse_unknown(place: &str, written: &Object, known: &[&str], stored: Option<
 /// Puts the document together: its labels, annotations and spec as they are written, all else as it was.
 fn assemble(
     manifest: &Manifest,
-    stored: Option<&Object>,
-    (mut spec, known): (Object, &[&str]),
-    birth: impl FnOnce() -> Birth,
-) -> Result<Object, DocumentError> {
+    stored: Option<&JsonObject>,
+    (mut spec, known): (JsonObject, &[&str]),
+    birth: impl FnOnce() -> NewIdentity,
+) -> Result<JsonObject, DocumentError> {
     let stored_metadata = stored.and_then(|stored| inner(stored, "metadata"));
     let stored_spec = stored.and_then(|stored| inner(stored, "spec"));
     let written = manifest.metadata();
-    refuse_unknown("", &manifest.document, &TOP, stored)?;
-    refuse_unknown("metadata", &written, &METADATA, stored_metadata)?;
+    refuse_unknown("", &manifest.document, &TOP_LEVEL_FIELDS, stored)?;
+    refuse_unknown("metadata", &written, &METADATA_FIELDS, stored_metadata)?;
     refuse_unknown("spec", &manifest.spec(), known, stored_spec)?;
 
     let mut document = stored.cloned().unwrap_or_default();
@@ -271,7 +285,7 @@ fn assemble(
     document.insert("spec".to_owned(), Value::Object(spec));
     if manifest.kind() == DocumentKind::Node {
         let status = manifest.document.get("status").filter(|status| status.is_object()).cloned();
-        let entry = document.entry("status").or_insert_with(|| Value::Object(Object::new()));
+        let entry = document.entry("status").or_insert_with(|| Value::Object(JsonObject::new()));
         if let Some(status) = status {
             *entry = status;
         }
@@ -279,8 +293,8 @@ fn assemble(
     Ok(document)
 }
 
-fn new_metadata(name: &str, written: &Object, birth: Birth) -> Object {
-    let mut metadata = Object::new();
+fn new_metadata(name: &str, written: &JsonObject, birth: NewIdentity) -> JsonObject {
+    let mut metadata = JsonObject::new();
     metadata.insert("name".to_owned(), name.into());
     metadata.insert("uid".to_owned(), birth.uid.into());
     metadata.insert("creationTimestamp".to_owned(), rfc3339(birth.now).into());
@@ -292,7 +306,7 @@ fn new_metadata(name: &str, written: &Object, birth: Birth) -> Object {
     metadata
 }
 
-fn changed_metadata(mut metadata: Object, written: &Object) -> Object {
+fn changed_metadata(mut metadata: JsonObject, written: &JsonObject) -> JsonObject {
     let mut annotations = inner(written, "annotations").cloned().unwrap_or_default();
     for (name, value) in inner(&metadata, "annotations").into_iter().flatten() {
         if name.starts_with(OWN_ANNOTATIONS) {
@@ -316,7 +330,7 @@ fn changed_metadata(mut metadata: Object, written: &Object) -> Object {
 }
 
 /// The object in a field, if there is one.
-fn inner<'a>(object: &'a Object, field: &str) -> Option<&'a Object> {
+fn inner<'a>(object: &'a JsonObject, field: &str) -> Option<&'a JsonObject> {
     object.get(field)?.as_object()
 }
 
@@ -345,13 +359,13 @@ fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, 
 }
 
 /// The settings as a document, whether they are stored or not.
-pub(super) fn settings_document(settings: &IpamConfig, version: Option<Revision>) -> Object {
-    let mut metadata = Object::new();
+pub(super) fn settings_document(settings: &IpamConfig, version: Option<Revision>) -> JsonObject {
+    let mut metadata = JsonObject::new();
     metadata.insert("name".to_owned(), SETTINGS_NAME.into());
     if let Some(version) = version {
         metadata.insert("resourceVersion".to_owned(), version.to_string().into());
     }
-    let mut document = Object::new();
+    let mut document = JsonObject::new();
     document.insert("kind".to_owned(), DocumentKind::Settings.as_str().into());
     document.insert("apiVersion".to_owned(), API_VERSION.into());
     document.insert("metadata".to_owned(), Value::Object(metadata));

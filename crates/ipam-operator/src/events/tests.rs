@@ -40,7 +40,7 @@ fn holding(entry: &Attribute) -> Block {
 }
 
 /// The happenings between two versions.
-fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<What> {
+fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEventKind> {
     of_block(cidr(), before, after).into_iter().map(|one| one.what).collect()
 }
 
@@ -50,11 +50,11 @@ fn a_new_block_is_claimed_before_it_gives_and_given_up_after_it_got_back() {
     let held = holding(&entry);
     let (owner, address) = (Owner::host("a"), ip(1));
     let reported = between(None, Some(&held));
-    let claimed = What::Claimed { owner: owner.clone(), former: None, at: Some(NOW) };
-    assert_eq!(reported, [claimed, What::Assigned { address, holder: entry.clone() }]);
+    let claimed = BlockEventKind::Claimed { owner: owner.clone(), former: None, at: Some(NOW) };
+    assert_eq!(reported, [claimed, BlockEventKind::Assigned { address, holder: entry.clone() }]);
     assert!(reported.iter().all(|what| what.recorded_at() == Some(NOW)));
     let reported = between(Some(&held), None);
-    assert_eq!(reported, [What::Released { address, holder: entry }, What::GivenUp { owner }]);
+    assert_eq!(reported, [BlockEventKind::Released { address, holder: entry }, BlockEventKind::GivenUp { owner }]);
     assert_eq!(between(Some(&held), Some(&held)), []);
 }
 
@@ -63,13 +63,16 @@ fn a_released_address_may_rest_first() {
     let entry = holder("net.c1", &[]);
     let (held, mut resting, address) = (holding(&entry), holding(&entry), ip(1));
     assert!(resting.release_by_handle("net.c1", NOW, 60).changed());
-    let rest = |holder| What::InCooldown { address, holder, since: NOW };
+    let rest = |holder| BlockEventKind::InCooldown { address, holder, since: NOW };
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
-    assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [What::CooldownOver { address }]);
+    assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [BlockEventKind::CooldownOver { address }]);
     // An assignment of an address after its cooldown writes both at once.
     let next = holding(&holder("net.c2", &[]));
-    assert_eq!(between(Some(&resting), Some(&next)), [What::Assigned { address, holder: holder("net.c2", &[]) }]);
+    assert_eq!(
+        between(Some(&resting), Some(&next)),
+        [BlockEventKind::Assigned { address, holder: holder("net.c2", &[]) }]
+    );
 }
 
 #[test]
@@ -84,13 +87,15 @@ fn who_asks_again_is_told_from_who_moves_and_from_another() {
     let address = ip(1);
     for name in [TIMESTAMP, BOOT] {
         let to = changed(name, "later");
-        assert_eq!(reported(&to), [What::Renewed { address, holder: to }]);
+        assert_eq!(reported(&to), [BlockEventKind::Renewed { address, holder: to }]);
     }
     let moved = changed("pod", "y");
-    assert_eq!(reported(&moved), [What::Moved { address, from: before.clone(), to: moved }]);
+    assert_eq!(reported(&moved), [BlockEventKind::Moved { address, from: before.clone(), to: moved }]);
     for other in [changed(INTERFACE, "eth1"), holder("net.other", &[])] {
-        let expected =
-            [What::Released { address, holder: before.clone() }, What::Assigned { address, holder: other.clone() }];
+        let expected = [
+            BlockEventKind::Released { address, holder: before.clone() },
+            BlockEventKind::Assigned { address, holder: other.clone() },
+        ];
         assert_eq!(reported(&other), expected);
     }
 }
@@ -104,24 +109,24 @@ fn the_address_of_a_workload_is_released_and_assigned_once_each() {
     let mut waiting = held.clone();
     waiting.release_by_handle("net.c1", NOW, 0);
     assert!(waits_until(waiting.attributes_of(address).unwrap()).is_some());
-    assert_eq!(between(Some(&held), Some(&waiting)), [What::Released { address, holder: first }]);
+    assert_eq!(between(Some(&held), Some(&waiting)), [BlockEventKind::Released { address, holder: first }]);
     let mut taken = waiting.clone();
     taken.keep(address, &again);
-    assert_eq!(between(Some(&waiting), Some(&taken)), [What::Assigned { address, holder: again }]);
+    assert_eq!(between(Some(&waiting), Some(&taken)), [BlockEventKind::Assigned { address, holder: again }]);
     let listed = between(None, Some(&waiting));
-    assert!(!listed.iter().any(|what| matches!(what, What::Assigned { .. })), "{listed:?}");
+    assert!(!listed.iter().any(|what| matches!(what, BlockEventKind::Assigned { .. })), "{listed:?}");
     // A pin is no move to another container.
     let mut pinned = taken.clone();
     pinned.renew(address, [(STICKY_FOR, Some("pinned"))]);
-    assert!(matches!(between(Some(&taken), Some(&pinned))[..], [What::Renewed { .. }]));
+    assert!(matches!(between(Some(&taken), Some(&pinned))[..], [BlockEventKind::Renewed { .. }]));
 }
 
 #[test]
 fn a_block_changes_hands() {
     let (a, b, nobody) = (block(Some("a")), block(Some("b")), block(None));
-    let claimed = What::Claimed { owner: Owner::host("b"), former: Some(Owner::host("a")), at: Some(NOW) };
+    let claimed = BlockEventKind::Claimed { owner: Owner::host("b"), former: Some(Owner::host("a")), at: Some(NOW) };
     assert_eq!(between(Some(&a), Some(&b)), [claimed]);
-    assert_eq!(between(Some(&a), Some(&nobody)), [What::GivenUp { owner: Owner::host("a") }]);
+    assert_eq!(between(Some(&a), Some(&nobody)), [BlockEventKind::GivenUp { owner: Owner::host("a") }]);
     assert_eq!(between(Some(&nobody), None), []);
 }
 
@@ -142,7 +147,7 @@ fn a_holder_is_read_from_its_entry() {
 }
 
 /// The happenings that a watch reports of the revision of a transaction.
-async fn reported_of(store: &Arc<dyn Store>, txn: Txn) -> Reported {
+async fn reported_of(store: &Arc<dyn Store>, txn: Txn) -> BatchEvents {
     let revision = store.txn(txn).await.unwrap().revision;
     let watch = WatchRequest::new(kv::Range::All, revision).with_prev(Prev::Return);
     of_batch(&store.watch(watch).await.unwrap().next().await.unwrap().unwrap())
@@ -155,24 +160,27 @@ async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
     let key = keys::affinity(&owner, cidr()).unwrap();
     let put = |state| kv::Op::put(key.clone(), Affinity::new(state).encode().unwrap());
     let put_block = kv::Op::put(keys::block(cidr()), block(Some("a")).encode().unwrap());
-    let affinity = |state| Happening::of(cidr(), What::Affinity { owner: owner.clone(), state });
+    let affinity = |state| BlockEvent::of(cidr(), BlockEventKind::Affinity { owner: owner.clone(), state });
     // In steps, as Calico does.
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
     assert_eq!(reported.happenings, [affinity(Some(AffinityState::Pending))]);
     let reported = reported_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
-    assert!(matches!(reported.happenings[..], [Happening { what: What::Claimed { .. }, .. }]), "{reported:?}");
+    assert!(
+        matches!(reported.happenings[..], [BlockEvent { what: BlockEventKind::Claimed { .. }, .. }]),
+        "{reported:?}"
+    );
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Confirmed)])).await;
-    assert_eq!(reported, Reported::default());
+    assert_eq!(reported, BatchEvents::default());
     let gone = [kv::Op::delete(keys::block(cidr())), kv::Op::delete(key.clone())];
     let reported = reported_of(&store, Txn::new().with_success(gone)).await;
-    assert_eq!(reported.happenings, [Happening::of(cidr(), What::GivenUp { owner: owner.clone() })]);
+    assert_eq!(reported.happenings, [BlockEvent::of(cidr(), BlockEventKind::GivenUp { owner: owner.clone() })]);
 }
 
 #[tokio::test]
 async fn what_cannot_be_read_or_is_not_known_is_said() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     let key = keys::block(cidr());
-    let damaged = Happening::of(cidr(), What::Damaged);
+    let damaged = BlockEvent::of(cidr(), BlockEventKind::Damaged);
     let reported = reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
     assert_eq!(reported.happenings, std::slice::from_ref(&damaged));
     let held = holding(&holder("h", &[]));
@@ -208,24 +216,24 @@ impl Replayed {
         this
     }
 
-    fn apply(&mut self, what: What) {
+    fn apply(&mut self, what: BlockEventKind) {
         match what {
-            What::Assigned { address, holder } => {
+            BlockEventKind::Assigned { address, holder } => {
                 self.resting.remove(&address);
                 assert_eq!(self.held.insert(address, holder), None, "{address} is given to one at a time");
             }
-            What::Renewed { address, holder: to } | What::Moved { address, to, .. } => {
+            BlockEventKind::Renewed { address, holder: to } | BlockEventKind::Moved { address, to, .. } => {
                 assert!(self.held.insert(address, to).is_some(), "{address} is held");
             }
-            What::Released { address, holder } => assert_eq!(self.held.remove(&address), Some(holder)),
-            What::InCooldown { address, holder, .. } => {
+            BlockEventKind::Released { address, holder } => assert_eq!(self.held.remove(&address), Some(holder)),
+            BlockEventKind::InCooldown { address, holder, .. } => {
                 assert_eq!(self.held.remove(&address), holder);
                 assert!(self.resting.insert(address));
             }
-            What::CooldownOver { address } => assert!(self.resting.remove(&address)),
-            What::Claimed { owner, former, .. } => assert_eq!(self.owner.replace(owner), former),
-            What::GivenUp { owner } => assert_eq!(self.owner.take(), Some(owner)),
-            What::Affinity { .. } | What::Damaged => panic!("blocks alone tell no such thing"),
+            BlockEventKind::CooldownOver { address } => assert!(self.resting.remove(&address)),
+            BlockEventKind::Claimed { owner, former, .. } => assert_eq!(self.owner.replace(owner), former),
+            BlockEventKind::GivenUp { owner } => assert_eq!(self.owner.take(), Some(owner)),
+            BlockEventKind::Affinity { .. } | BlockEventKind::Damaged => panic!("blocks alone tell no such thing"),
         }
     }
 }

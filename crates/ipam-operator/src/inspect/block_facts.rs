@@ -18,7 +18,7 @@ use super::finding::{Code, Finding, Inspection, Subject, addresses};
 
 /// The facts kept of the blocks, in the order in which they were read.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
+pub(super) struct BlockFacts {
     notes: Vec<BlockNote>,
     by_cidr: HashMap<IpNet, u32>,
     /// How many addresses are held for nodes that are gone, and one of them.
@@ -29,11 +29,11 @@ pub(super) struct Blocks {
 struct BlockNote {
     cidr: IpNet,
     /// The block's own owner; `None` for one that cannot be read.
-    about: Option<About>,
+    about: Option<BlockSummary>,
 }
 
 #[derive(Debug)]
-pub(super) struct About {
+pub(super) struct BlockSummary {
     owner: Option<Owner>,
     has_affinity: bool,
     owner_is_gone: bool,
@@ -45,7 +45,7 @@ pub(super) struct About {
 
 /// Whether a block was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum BlockPresence {
     /// There is none.
     Absent,
     /// There is something that is no block.
@@ -65,7 +65,7 @@ fn bits(block: &Block) -> Box<[u64]> {
     bits.into_boxed_slice()
 }
 
-impl About {
+impl BlockSummary {
     /// The facts about a block that was read.
     pub(super) fn of(block: &Block, owner_is_gone: bool) -> Self {
         let host_bits = block.family().bits() - block.length();
@@ -83,14 +83,14 @@ impl About {
     }
 }
 
-impl Blocks {
+impl BlockFacts {
     /// Notes an address that is held for a node that is gone.
     pub(super) fn note_gone(&mut self, node: &str, ip: IpAddr) {
         self.gone.entry(node.to_owned()).or_insert((0, ip)).0 += 1;
     }
 
     /// Notes a block, and returns its number.
-    pub(super) fn note(&mut self, cidr: IpNet, about: Option<About>) -> u32 {
+    pub(super) fn note(&mut self, cidr: IpNet, about: Option<BlockSummary>) -> u32 {
         let index = u32::try_from(self.notes.len()).unwrap_or(u32::MAX);
         self.notes.push(BlockNote { cidr, about });
         self.by_cidr.insert(cidr, index);
@@ -103,11 +103,11 @@ impl Blocks {
     }
 
     /// Whether a block was read.
-    pub(super) fn find(&self, cidr: IpNet) -> Known {
+    pub(super) fn find(&self, cidr: IpNet) -> BlockPresence {
         match self.by_cidr.get(&cidr).and_then(|index| self.notes.get(*index as usize)) {
-            None => Known::Absent,
-            Some(BlockNote { about: None, .. }) => Known::Unreadable,
-            Some(_) => Known::Readable,
+            None => BlockPresence::Absent,
+            Some(BlockNote { about: None, .. }) => BlockPresence::Unreadable,
+            Some(_) => BlockPresence::Readable,
         }
     }
 
@@ -138,25 +138,28 @@ impl Blocks {
         }
         let (code, what) = match Affinity::decode(&kv.key, kv.value.as_bytes()).map(|affinity| affinity.state()) {
             Err(error) => (Code::UnreadableAffinity, error.reason().to_owned()),
-            Ok(_) if known == Known::Absent && odd.is_some() => {
+            Ok(_) if known == BlockPresence::Absent && odd.is_some() => {
                 let pool = odd.map(|pool| format!("pool {} has blocks of /{}", pool.name(), pool.block_size()));
                 (Code::AffinityOfOtherSize, pool.unwrap_or_default())
             }
             Ok(AffinityState::Unknown) => (Code::AffinityUnknown, whose),
             Ok(AffinityState::Pending) => (Code::AffinityPending, whose),
             Ok(AffinityState::PendingDeletion) => (Code::AffinityPendingDeletion, whose),
-            Ok(AffinityState::Confirmed) if known == Known::Absent => (Code::AffinityWithoutBlock, whose),
-            Ok(AffinityState::Confirmed) if known == Known::Readable && !is_own => (Code::AffinityOfOther, whose),
+            Ok(AffinityState::Confirmed) if known == BlockPresence::Absent => (Code::AffinityWithoutBlock, whose),
+            Ok(AffinityState::Confirmed) if known == BlockPresence::Readable && !is_own => {
+                (Code::AffinityOfOther, whose)
+            }
             Ok(AffinityState::Confirmed) => return,
         };
         let finding = Finding::new(code, Subject::Affinity(owner.clone(), cidr), what);
-        findings.push(finding.mendable(known != Known::Unreadable));
+        findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
     /// Compares the blocks with each other, and with the affinities.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
-            let Some(About { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about else {
+            let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about
+            else {
                 continue;
             };
             if matches!(owner, Owner::Host(name) | Owner::Virtual(name) if !name.is_empty()) {
@@ -206,7 +209,7 @@ fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>)
 
 /// The memory of the blocks.
 #[derive(Debug, Default)]
-pub(super) struct Secondary {
+pub(super) struct SecondaryBlocks {
     /// The networks that are known not to be Calico's.
     known: BTreeSet<String>,
     notes: Vec<SecondaryNote>,
@@ -227,7 +230,7 @@ struct SecondaryNote {
     nameless: u64,
 }
 
-impl Secondary {
+impl SecondaryBlocks {
     /// Looks at a block.
     pub(super) fn add(&mut self, block: &Block, is_bridged: bool) {
         let is_nodes = matches!(block.owner(), Some(Owner::Host(name)) if !name.is_empty());

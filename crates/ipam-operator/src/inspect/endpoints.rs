@@ -18,20 +18,20 @@ use ipnet::IpNet;
 use kv::{Kv, Transaction};
 use time::{Duration, OffsetDateTime};
 
+use super::cluster_documents::ClusterDocuments;
 use super::finding::{Code, Finding, Inspection, Subject};
-use super::mend::{Mended, is_newer};
-use super::surroundings::Surroundings;
+use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
 /// An address is assigned before its endpoint is stored. A younger address may be about to get one.
-const YOUNG: Duration = Duration::MINUTE;
+const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
 /// The notes about the endpoints.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
-    notes: Vec<Note>,
+    notes: Vec<EndpointNote>,
     /// Each address of an endpoint in `notes`, and what the blocks say of it.
-    standings: BTreeMap<(IpAddr, usize), Standing>,
+    standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The containers that have an endpoint.
     containers: HashSet<String>,
     /// The pods of endpoints that tell no container, as `NAMESPACE/NAME`.
@@ -44,7 +44,7 @@ pub(super) struct Endpoints {
 
 /// An endpoint that names its container.
 #[derive(Debug)]
-struct Note {
+struct EndpointNote {
     namespace: String,
     name: String,
     container: String,
@@ -53,7 +53,7 @@ struct Note {
 
 /// The standing of an address that an endpoint lists, by the blocks; a later variant outweighs an earlier one.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum EndpointStanding {
     /// No block holds it.
     Free,
     /// It was released, and rests.
@@ -66,7 +66,7 @@ enum Standing {
 
 impl Endpoints {
     /// Takes a key; false if it is no endpoint's. All nodes were read before.
-    pub(super) fn add(&mut self, kv: &Kv, around: &Surroundings, done: &mut Inspection) -> bool {
+    pub(super) fn add(&mut self, kv: &Kv, around: &ClusterDocuments, done: &mut Inspection) -> bool {
         let Some((namespace, name)) = keys::parse_workload_endpoint(&kv.key) else {
             return kv.key.as_bytes().starts_with(keys::workload_endpoints_prefix().as_bytes());
         };
@@ -93,7 +93,7 @@ impl Endpoints {
         }
     }
 
-    fn inspect(&mut self, endpoint: &WorkloadEndpoint, around: &Surroundings) -> Option<Finding> {
+    fn inspect(&mut self, endpoint: &WorkloadEndpoint, around: &ClusterDocuments) -> Option<Finding> {
         if !is_of_plugin(endpoint) {
             return None;
         }
@@ -112,9 +112,9 @@ impl Endpoints {
         }
         if !container.is_empty() {
             let note = self.notes.len();
-            self.standings.extend(endpoint.addresses().into_iter().map(|ip| ((ip, note), Standing::Free)));
+            self.standings.extend(endpoint.addresses().into_iter().map(|ip| ((ip, note), EndpointStanding::Free)));
             let [namespace, name, container, pod] = [namespace, name, container, pod].map(str::to_owned);
-            self.notes.push(Note { namespace, name, container, pod });
+            self.notes.push(EndpointNote { namespace, name, container, pod });
         }
         None
     }
@@ -148,7 +148,7 @@ impl Endpoints {
         let pod = entry.get(NAMESPACE).zip(entry.get(POD)).map(|(namespace, pod)| format!("{namespace}/{pod}"));
         let is_workloads = entry.get(TYPE).is_none() && !is_vms(entry) && (network.is_some() || pod.is_some());
         let given = entry.get(TIMESTAMP).and_then(parse_go_string);
-        if !is_workloads || given.is_none_or(|given| now - given < YOUNG) {
+        if !is_workloads || given.is_none_or(|given| now - given < MIN_ENDPOINT_AGE) {
             return;
         }
         let container = match network {
@@ -166,19 +166,19 @@ impl Endpoints {
     }
 
     /// Says what is wrong, now that all blocks were read.
-    pub(super) fn finish(self, around: &Surroundings, findings: &mut Vec<Finding>) {
+    pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
             let is_given_out_here = || around.pools.iter().any(|pool| pool.cidr().contains(&ip));
             let what = match standing {
-                Standing::Free if is_given_out_here() => format!("{ip} is free"),
-                Standing::InCooldown if is_given_out_here() => {
+                EndpointStanding::Free if is_given_out_here() => format!("{ip} is free"),
+                EndpointStanding::InCooldown if is_given_out_here() => {
                     format!("{ip} is free: it is in cooldown since it was released")
                 }
-                Standing::Other(handle) => format!("{ip} is held under handle {handle}"),
-                Standing::Free | Standing::InCooldown | Standing::Own => continue,
+                EndpointStanding::Other(handle) => format!("{ip} is held under handle {handle}"),
+                EndpointStanding::Free | EndpointStanding::InCooldown | EndpointStanding::Own => continue,
             };
-            if let Some(Note { namespace, name, .. }) = notes.get(note) {
+            if let Some(EndpointNote { namespace, name, .. }) = notes.get(note) {
                 let subject = Subject::Endpoint(namespace.clone(), name.clone());
                 findings.push(Finding::new(Code::EndpointAddress, subject, what));
             }
@@ -188,17 +188,17 @@ impl Endpoints {
     }
 }
 
-impl Note {
+impl EndpointNote {
     /// The standing of an address that the endpoint lists, by an entry of a block.
-    fn standing(&self, entry: &Attribute) -> Standing {
+    fn standing(&self, entry: &Attribute) -> EndpointStanding {
         if entry.released_at().is_some() {
-            return Standing::InCooldown;
+            return EndpointStanding::InCooldown;
         }
         // The owner of an address without a handle is unknown, and a virtual machine's address moves from pod to pod.
-        let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return Standing::Own };
+        let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return EndpointStanding::Own };
         let network = handle.strip_suffix(&self.container).and_then(|rest| rest.strip_suffix('.'));
         let is_own = network.is_some_and(|network| !network.is_empty()) || handle == self.old_handle();
-        if is_own { Standing::Own } else { Standing::Other(handle.to_owned()) }
+        if is_own { EndpointStanding::Own } else { EndpointStanding::Other(handle.to_owned()) }
     }
 
     /// The handle that Calico gave the container in earlier years.
@@ -228,19 +228,19 @@ impl Operator {
         tx: &mut Transaction,
         (namespace, name): (&str, &str),
         at: kv::Revision,
-    ) -> Result<Mended> {
+    ) -> Result<RepairResult> {
         let key = keys::workload_endpoint(namespace, name);
-        let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+        let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };
         if is_newer(tx, &key, at) {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         let endpoint = WorkloadEndpoint::decode(&key, value.as_bytes())?;
         for node in nodes_of(&endpoint) {
             if !self.is_gone(tx, Some(Owner::Host(node))).await? {
-                return Ok(Mended::Changed);
+                return Ok(RepairResult::Changed);
             }
         }
         tx.delete(&key)?;
-        Ok(Mended::Done)
+        Ok(RepairResult::Done)
     }
 }

@@ -116,7 +116,7 @@ impl Finding {
 
 /// How much there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub struct StoreCounts {
     /// Pools that can be read.
     pub pools: usize,
     /// Reservations that can be read.
@@ -143,7 +143,7 @@ pub struct Counts {
 
 /// Calico's documents about the cluster as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterFacts {
     /// Its unique id.
     pub guid: String,
     /// Of what kind it is.
@@ -193,13 +193,13 @@ pub struct Inspection {
     /// The findings, by code and subject.
     pub findings: Vec<Finding>,
     /// How much there is.
-    pub counts: Counts,
+    pub counts: StoreCounts,
     /// The networks of the pools, by name.
     pub pools: Vec<(String, IpNet)>,
     /// The lengths of the prefixes of those pools that have some.
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// The cluster; `None` where Calico has not noted anything.
-    pub cluster: Option<Cluster>,
+    pub cluster: Option<ClusterFacts>,
     /// The addresses that are not free, block by block, if they were asked for.
     pub allocations: Vec<AllocatedAddress>,
     /// The handles that hold nothing.

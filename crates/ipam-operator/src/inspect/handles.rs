@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipam_core::Result;
+use ipam_core::assign_context::read_config;
 use ipam_core::model::{Block, Document, Handle, WINDOWS_RESERVED_HANDLE, keys};
-use ipam_core::surroundings::read_config;
-use ipam_core::workset::Workset;
+use ipam_core::write_set::WriteSet;
 use ipnet::IpNet;
 use kv::{Kv, Transaction};
 
-use super::block_facts::{Blocks, Known};
+use super::block_facts::{BlockFacts, BlockPresence};
 use super::finding::{Code, Finding, Inspection, LeakedHandle, Subject, addresses};
-use super::mend::{Mended, is_newer};
+use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
 /// The addresses in the blocks of each handle that was not met yet. There can be half a million of them, nearly all
@@ -19,13 +19,13 @@ use crate::Operator;
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     /// The block that was met first, and how many addresses it holds.
-    first: HashMap<Box<str>, Held>,
+    first: HashMap<Box<str>, HandleBlockCount>,
     /// The other blocks, of the few that have several.
-    others: HashMap<Box<str>, Vec<Held>>,
+    others: HashMap<Box<str>, Vec<HandleBlockCount>>,
 }
 
 /// A block, and how many addresses of a handle it holds.
-type Held = (u32, u32);
+type HandleBlockCount = (u32, u32);
 
 impl Handles {
     /// Notes that a block holds an address under a handle. All of a block come one after the other.
@@ -48,14 +48,14 @@ impl Handles {
     }
 
     /// Takes out what is held under a handle; nothing if nothing is, or if it was taken out already.
-    fn take(&mut self, id: &str) -> Vec<Held> {
+    fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
     /// Compares a stored handle; all blocks were read before.
-    pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &Blocks, done: &mut Inspection) {
+    pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         // The remains of an old migration behind the id are no part of it.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
@@ -74,7 +74,7 @@ impl Handles {
                 return;
             }
         };
-        let difference = Difference::between(&handle, &held, blocks);
+        let difference = HandleDifference::between(&handle, &held, blocks);
         if held.is_empty() && !difference.is_doubtful {
             done.leaked_handles.push(LeakedHandle { id: id.to_owned(), revision: kv.mod_revision });
         }
@@ -89,7 +89,7 @@ impl Handles {
     }
 
     /// Finds the handles that are not stored.
-    pub(super) fn finish(mut self, blocks: &Blocks, done: &mut Inspection) {
+    pub(super) fn finish(mut self, blocks: &BlockFacts, done: &mut Inspection) {
         for (id, first) in std::mem::take(&mut self.first) {
             let others = self.others.remove(&id).unwrap_or_default();
             let held = || std::iter::once(&first).chain(&others);
@@ -97,17 +97,17 @@ impl Handles {
             let named: Vec<IpNet> = held().map(|(block, _)| blocks.cidr(*block)).collect();
             let what = format!("{} held under it, in {}", addresses(count), join(&named));
             let finding = Finding::new(Code::HandleMissing, Subject::Handle(id.into()), what);
-            done.findings.push(finding.mendable(named.len() <= MOST_BLOCKS).with_blocks(named));
+            done.findings.push(finding.mendable(named.len() <= MAX_BLOCKS_OF_HANDLE).with_blocks(named));
         }
     }
 }
 
 /// The most blocks of a handle that one commit can check.
-pub(super) const MOST_BLOCKS: usize = 50;
+pub(super) const MAX_BLOCKS_OF_HANDLE: usize = 50;
 
 /// In what a handle differs from the blocks, a text for each block.
 #[derive(Default)]
-struct Difference {
+struct HandleDifference {
     more: Vec<String>,
     less: Vec<String>,
     no_block: Vec<String>,
@@ -115,20 +115,20 @@ struct Difference {
     is_doubtful: bool,
 }
 
-impl Difference {
-    fn between(handle: &Handle, held: &BTreeMap<IpNet, i64>, blocks: &Blocks) -> Self {
+impl HandleDifference {
+    fn between(handle: &Handle, held: &BTreeMap<IpNet, i64>, blocks: &BlockFacts) -> Self {
         let mut found = Self::default();
         let mut named = Vec::new();
         for (cidr, counted) in handle.blocks() {
             named.push(cidr);
             let holds = held.get(&cidr).copied().unwrap_or_default();
             match blocks.find(cidr) {
-                Known::Absent if counted > 0 => found.no_block.push(cidr.to_string()),
-                Known::Absent => {}
-                Known::Unreadable => found.is_doubtful = true,
-                Known::Readable if counted > holds => found.more.push(reported(cidr, counted, holds)),
-                Known::Readable if counted < holds => found.less.push(reported(cidr, counted, holds)),
-                Known::Readable => {}
+                BlockPresence::Absent if counted > 0 => found.no_block.push(cidr.to_string()),
+                BlockPresence::Absent => {}
+                BlockPresence::Unreadable => found.is_doubtful = true,
+                BlockPresence::Readable if counted > holds => found.more.push(reported(cidr, counted, holds)),
+                BlockPresence::Readable if counted < holds => found.less.push(reported(cidr, counted, holds)),
+                BlockPresence::Readable => {}
             }
         }
         for (cidr, holds) in held.iter().filter(|(cidr, _)| !named.contains(cidr)) {
@@ -137,7 +137,7 @@ impl Difference {
         if handle.odd_entries() > 0 {
             found.no_block.push("what is no network".to_owned());
         }
-        found.is_doubtful |= named.len() + held.len() > MOST_BLOCKS;
+        found.is_doubtful |= named.len() + held.len() > MAX_BLOCKS_OF_HANDLE;
         found
     }
 
@@ -162,10 +162,10 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
 
 /// Some networks or addresses as text: the first few.
 pub(super) fn join(nets: &[impl ToString]) -> String {
-    const SHOWN: usize = 3;
-    let mut text = nets.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    if nets.len() > SHOWN {
-        text.push_str(&format!(" and {} more", nets.len() - SHOWN));
+    const MAX_SHOWN_BLOCKS: usize = 3;
+    let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if nets.len() > MAX_SHOWN_BLOCKS {
+        text.push_str(&format!(" and {} more", nets.len() - MAX_SHOWN_BLOCKS));
     }
     text
 }
@@ -181,14 +181,14 @@ impl Operator {
         id: &str,
         found: &[IpNet],
         at: kv::Revision,
-    ) -> Result<Mended> {
+    ) -> Result<RepairResult> {
         let key = keys::handle(id);
         let mut needed = vec![key.clone(), keys::config()];
         needed.extend(found.iter().map(|cidr| keys::block(*cidr)));
         tx.prefetch(needed, Vec::new()).await?;
         let stored = tx.get(&key).await?;
         if is_newer(tx, &key, at) {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         let read = stored.as_ref().map(|value| Handle::decode(&key, value.as_bytes()));
         let was_unreadable = matches!(read, Some(Err(_)));
@@ -196,7 +196,7 @@ impl Operator {
         let named = handle.blocks().map(|(cidr, _)| cidr);
         let blocks: BTreeSet<IpNet> = named.chain(found.iter().copied()).collect();
         let rest = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.ipam().now(), rest);
+        let mut work = WriteSet::new(tx, self.ipam().now(), rest);
         work.read_ahead(&blocks.iter().copied().collect::<Vec<_>>()).await?;
 
         let (mut counts, mut differs) = (Vec::new(), was_unreadable || handle.odd_entries() > 0);
@@ -214,7 +214,7 @@ impl Operator {
         }
         let is_stored_for_nothing = stored.is_some() && counts.iter().all(|(_, count)| *count == 0);
         if !differs && !is_stored_for_nothing {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         handle.set_all(counts);
         if !handle.is_empty() {
@@ -222,9 +222,9 @@ impl Operator {
         } else if stored.is_some() {
             work.tx.delete(&key)?;
         } else {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         work.write().await?;
-        Ok(Mended::Done)
+        Ok(RepairResult::Done)
     }
 }

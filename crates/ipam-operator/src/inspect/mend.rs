@@ -8,29 +8,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipam_core::assign::bridge;
+use ipam_core::assign_context::{decode_all, read_config};
 use ipam_core::attachment::OWN_NODE;
-use ipam_core::covering::blocks_of;
+use ipam_core::block_lookup::group_by_block;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{
     Affinity, AffinityState, Block, Document, Handle, IpReservation, Owner, Pool, ReleaseRequest, StoredBlock,
     same_handle, without_tunnels,
 };
 use ipam_core::sticky::waits_until;
-use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::vm::is_vms;
-use ipam_core::workset::Workset;
+use ipam_core::write_set::WriteSet;
 use ipam_core::{Result, transact};
 use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Revision, Transaction};
 
+use super::cluster_documents::lacking;
 use super::finding::{Code, Finding, Subject};
-use super::surroundings::lacking;
 use crate::Operator;
 
 /// The outcome of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Mended {
+pub enum RepairResult {
     /// It is mended.
     Done,
     /// The finding is not there any more, or its document was written since: inspect again.
@@ -43,7 +43,7 @@ impl Operator {
     /// # Errors
     /// `Invalid` for a finding that cannot be mended; `Malformed` if another document stands in the way; those of the
     /// store.
-    pub async fn mend(&self, finding: &Finding, at: Revision, deadline: Deadline) -> Result<Mended> {
+    pub async fn mend(&self, finding: &Finding, at: Revision, deadline: Deadline) -> Result<RepairResult> {
         if !finding.mendable {
             let text = format!("{} {}: it cannot be mended without a person", finding.code, finding.subject);
             return Err(ipam_core::Error::Invalid(text));
@@ -66,23 +66,23 @@ impl Operator {
             Subject::Endpoint(namespace, name) => {
                 transact!(self.ipam(), deadline, |tx| self.mend_endpoint(tx, (namespace, name), at).await)
             }
-            _ => Ok(Mended::Changed),
+            _ => Ok(RepairResult::Changed),
         }
     }
 
-    async fn mend_block(&self, tx: &mut Transaction, cidr: IpNet, finding: &Finding) -> Result<Mended> {
+    async fn mend_block(&self, tx: &mut Transaction, cidr: IpNet, finding: &Finding) -> Result<RepairResult> {
         let code = finding.code;
         let known = |network: &str| finding.networks.iter().any(|name| name == network);
         let key = keys::block(cidr);
         tx.prefetch(vec![key.clone(), keys::config()], vec![pools_range().into()]).await?;
-        let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+        let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };
         let stored = StoredBlock::read(&key, value.as_bytes())?;
         let rest = read_config(tx).await?.cooldown_seconds();
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
-        let mut work = Workset::new(tx, self.ipam().now(), rest);
+        let mut work = WriteSet::new(tx, self.ipam().now(), rest);
         // As it will be written: with addresses freed whose cooldown is over.
-        let Some(block) = work.block(cidr).await?.cloned() else { return Ok(Mended::Changed) };
+        let Some(block) = work.block(cidr).await?.cloned() else { return Ok(RepairResult::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
         let (is_empty, owner) = (block.is_empty(), block.owner());
         let holds = match code {
@@ -101,7 +101,7 @@ impl Operator {
             _ => stored.flaws().can_be_tidied(),
         };
         if !holds {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         match (code, owner) {
             (Code::OwnerWithoutAffinity, Some(owner)) => {
@@ -123,7 +123,7 @@ impl Operator {
             _ => drop(work.change(cidr, Block::tidy).await?),
         }
         work.write().await?;
-        Ok(Mended::Done)
+        Ok(RepairResult::Done)
     }
 
     /// True if the owner is a node that is not registered, where others are. Guards the node's absence.
@@ -135,24 +135,30 @@ impl Operator {
     }
 
     /// Brings an affinity and its block together. The block says whose it is.
-    async fn mend_affinity(&self, tx: &mut Transaction, owner: &Owner, cidr: IpNet, at: Revision) -> Result<Mended> {
-        let Some(key) = keys::affinity(owner, cidr) else { return Ok(Mended::Changed) };
+    async fn mend_affinity(
+        &self,
+        tx: &mut Transaction,
+        owner: &Owner,
+        cidr: IpNet,
+        at: Revision,
+    ) -> Result<RepairResult> {
+        let Some(key) = keys::affinity(owner, cidr) else { return Ok(RepairResult::Changed) };
         tx.prefetch(vec![key.clone(), keys::block(cidr), keys::config()], Vec::new()).await?;
-        let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+        let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };
         if is_newer(tx, &key, at) {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         let state = Affinity::decode(&key, value.as_bytes()).map(|affinity| affinity.state());
         let rest = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.ipam().now(), rest);
+        let mut work = WriteSet::new(tx, self.ipam().now(), rest);
         let own = work.block(cidr).await?.filter(|block| block.is_owned_by(owner));
         let Some(is_empty) = own.map(Block::is_empty) else {
             work.drop_affinity(owner, cidr).await?;
             work.write().await?;
-            return Ok(Mended::Done);
+            return Ok(RepairResult::Done);
         };
         match state {
-            Ok(AffinityState::Confirmed) => return Ok(Mended::Changed),
+            Ok(AffinityState::Confirmed) => return Ok(RepairResult::Changed),
             Ok(AffinityState::PendingDeletion) if is_empty => {
                 work.change(cidr, Block::clear_owner).await?;
                 work.drop_affinity(owner, cidr).await?;
@@ -164,7 +170,7 @@ impl Operator {
             }
         }
         work.write().await?;
-        Ok(Mended::Done)
+        Ok(RepairResult::Done)
     }
 }
 
@@ -174,32 +180,32 @@ pub(super) fn is_newer(tx: &Transaction, key: &Key, at: Revision) -> bool {
 }
 
 /// Adds what a bridged network's reservation lacks.
-async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<Mended> {
+async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     let key = keys::resource(ResourceKind::IpReservation, name);
     tx.prefetch(vec![key.clone()], vec![pools_range().into()]).await?;
-    let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
+    let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };
     let mut document = IpReservation::decode(&key, value.as_bytes())?;
     let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
     let pool = pools.iter().find(|pool| bridge::reservation_name(pool.name()) == name);
     let missing = pool.map(|pool| lacking(pool, &document)).unwrap_or_default();
     if missing.is_empty() {
-        return Ok(Mended::Changed);
+        return Ok(RepairResult::Changed);
     }
     let stored = document.texts();
     let entries = stored.iter().filter_map(|text| ipam_core::reservations::parse_entry(text));
     let networks: Vec<IpNet> = entries.chain(missing).collect();
     document.set_networks(&networks);
     tx.put(&key, document.encode()?)?;
-    Ok(Mended::Done)
+    Ok(RepairResult::Done)
 }
 
 /// Takes the use for tunnels from a pool for certain namespaces.
-async fn mend_pool(tx: &mut Transaction, name: &str) -> Result<Mended> {
+async fn mend_pool(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     let key = keys::resource(ResourceKind::IpPool, name);
-    let Some(value) = tx.get(&key).await? else { return Ok(Mended::Changed) };
-    let Some(pool) = without_tunnels(&Pool::decode(&key, value.as_bytes())?) else { return Ok(Mended::Changed) };
+    let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };
+    let Some(pool) = without_tunnels(&Pool::decode(&key, value.as_bytes())?) else { return Ok(RepairResult::Changed) };
     tx.put(&key, pool.encode()?)?;
-    Ok(Mended::Done)
+    Ok(RepairResult::Done)
 }
 
 pub(super) fn pools_range() -> Range {
@@ -207,11 +213,11 @@ pub(super) fn pools_range() -> Range {
 }
 
 /// How many addresses go in one commit: each can have a handle of its own, which is a guard.
-const MOST_ADDRESSES: usize = 60;
+const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
 /// The outcome for addresses that nobody uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reclaimed {
+pub struct ReclaimResult {
     /// They are free, in cooldown, or wait for the workload that keeps them.
     pub released: Vec<IpAddr>,
     /// They were assigned or released since, and were left alone.
@@ -234,16 +240,16 @@ impl Operator {
     ///
     /// # Errors
     /// Damaged blocks and handles; those of the store, when some addresses may be released already.
-    pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<Reclaimed> {
+    pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReclaimResult> {
         let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
             tx.prefetch(Vec::new(), vec![pools_range.clone().into()]).await?;
             let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range).await?);
-            blocks_of(tx, &pools, requests).await
+            group_by_block(tx, &pools, requests).await
         })?;
-        let mut done = Reclaimed::default();
+        let mut done = ReclaimResult::default();
         for (cidr, requests) in grouped {
-            for some in requests.chunks(MOST_ADDRESSES) {
+            for some in requests.chunks(MAX_ADDRESSES_PER_COMMIT) {
                 let reclaimed = transact!(self.ipam(), deadline, |tx| self.reclaim_from(tx, cidr, some).await)?;
                 done.released.extend(reclaimed.released);
                 done.changed.extend(reclaimed.changed);
@@ -252,11 +258,16 @@ impl Operator {
         Ok(done)
     }
 
-    async fn reclaim_from(&self, tx: &mut Transaction, cidr: IpNet, requests: &[ReleaseRequest]) -> Result<Reclaimed> {
+    async fn reclaim_from(
+        &self,
+        tx: &mut Transaction,
+        cidr: IpNet,
+        requests: &[ReleaseRequest],
+    ) -> Result<ReclaimResult> {
         tx.prefetch(vec![keys::config(), keys::block(cidr)], Vec::new()).await?;
         let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.ipam().now();
-        let mut work = Workset::new(tx, now, cooldown);
+        let mut work = WriteSet::new(tx, now, cooldown);
         let mut spared = BTreeSet::new();
         for node in secondary_nodes(work.block(cidr).await?, requests) {
             if !self.is_gone(work.tx, Some(Owner::Host(node.clone()))).await? {
@@ -267,8 +278,10 @@ impl Operator {
         let (held, changed): (Vec<_>, Vec<_>) = requests.iter().cloned().partition(|request| {
             block.is_some_and(|block| is_as_said(block, request) && !is_spared(block, request, &spared))
         });
-        let mut done =
-            Reclaimed { changed: changed.iter().map(|request| request.address).collect(), ..Reclaimed::default() };
+        let mut done = ReclaimResult {
+            changed: changed.iter().map(|request| request.address).collect(),
+            ..ReclaimResult::default()
+        };
         if held.is_empty() {
             return Ok(done);
         }

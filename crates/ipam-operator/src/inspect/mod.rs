@@ -9,40 +9,41 @@
 //! one that is allocated.
 
 mod block_facts;
+mod cluster_documents;
 mod endpoints;
 mod finding;
 mod handles;
 mod mend;
-mod surroundings;
 mod workloads;
 
 use std::net::IpAddr;
 
 use ipam_core::Result;
 use ipam_core::model::keys::{self, ResourceKind};
-use ipam_core::model::{Attribute, Block, Flaws, Owner, StoredBlock};
+use ipam_core::model::{Attribute, Block, BlockFlaws, Owner, StoredBlock};
 use ipam_core::sticky::waits_until;
-use ipam_core::usage::{Reading, reread};
+use ipam_core::usage::{SnapshotReader, reread};
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Kv, Range, Revision};
 use time::{Duration, OffsetDateTime};
 
 use crate::Operator;
 
-use block_facts::{About, Blocks, Secondary};
+use block_facts::{BlockFacts, BlockSummary, SecondaryBlocks};
+use cluster_documents::ClusterDocuments;
 use endpoints::Endpoints;
 use finding::addresses;
 pub use finding::{
-    AllocatedAddress, Cluster, Code, Counts, Finding, Inspection, LeakedHandle, Severity, Subject, UnknownCode,
+    AllocatedAddress, ClusterFacts, Code, Finding, Inspection, LeakedHandle, Severity, StoreCounts, Subject,
+    UnknownCode,
 };
 use handles::Handles;
-pub use mend::{HandleRevision, Mended, Reclaimed};
-use surroundings::Surroundings;
+pub use mend::{HandleRevision, ReclaimResult, RepairResult};
 use workloads::Workloads;
 
 /// Whether an inspection tells every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum AddressReporting {
     /// It tells findings and numbers only.
     Findings,
     /// It tells the addresses, too, which takes far more memory.
@@ -54,11 +55,11 @@ pub enum Keep {
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
-    keep: Keep,
-    around: Surroundings,
-    blocks: Blocks,
+    keep: AddressReporting,
+    around: ClusterDocuments,
+    blocks: BlockFacts,
     handles: Handles,
-    secondary: Secondary,
+    secondary: SecondaryBlocks,
     endpoints: Endpoints,
     workloads: Workloads,
     done: Inspection,
@@ -66,14 +67,14 @@ pub struct Inspector {
 
 impl Inspector {
     /// An inspection at this time.
-    pub fn new(now: OffsetDateTime, keep: Keep) -> Self {
+    pub fn new(now: OffsetDateTime, keep: AddressReporting) -> Self {
         Self {
             now,
             keep,
-            around: Surroundings::default(),
-            blocks: Blocks::default(),
+            around: ClusterDocuments::default(),
+            blocks: BlockFacts::default(),
             handles: Handles::default(),
-            secondary: Secondary::default(),
+            secondary: SecondaryBlocks::default(),
             endpoints: Endpoints::default(),
             workloads: Workloads::default(),
             done: Inspection::default(),
@@ -137,18 +138,18 @@ impl Operator {
     ///
     /// # Errors
     /// Those of the store; `Timeout` after the deadline.
-    pub async fn inspect(&self, keep: Keep, deadline: Deadline) -> Result<Inspection> {
+    pub async fn inspect(&self, keep: AddressReporting, deadline: Deadline) -> Result<Inspection> {
         Ok(reread(|| self.read_for_inspection(keep, deadline)).await?)
     }
 
     /// An inspection for somebody who reads the store in a way of their own.
-    pub fn inspector(&self, keep: Keep) -> Inspector {
+    pub fn inspector(&self, keep: AddressReporting) -> Inspector {
         Inspector::new(self.ipam().now(), keep)
     }
 
-    async fn read_for_inspection(&self, keep: Keep, deadline: Deadline) -> kv::Result<Inspection> {
+    async fn read_for_inspection(&self, keep: AddressReporting, deadline: Deadline) -> kv::Result<Inspection> {
         let mut inspector = self.inspector(keep);
-        let mut reading = Reading::new(deadline);
+        let mut reading = SnapshotReader::new(deadline);
         for range in Inspector::ranges() {
             self.ipam().each(range, Content::Full, &mut reading, |kv| inspector.add(kv)).await?;
         }
@@ -157,7 +158,7 @@ impl Operator {
 }
 
 /// How far another machine's clock may be ahead of ours, where released addresses have no cooldown.
-const AHEAD: Duration = Duration::MINUTE;
+const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {
     /// Looks at a block.
@@ -187,7 +188,7 @@ impl Inspector {
         let owner_is_gone = owner.as_ref().and_then(Owner::node).is_some_and(|node| self.around.is_gone(node));
         self.find_place(cidr, block.length(), is_sound && block.is_empty());
         self.find_owner(block, owner.as_ref(), owner_is_gone, is_sound);
-        let about = About::of(block, owner_is_gone);
+        let about = BlockSummary::of(block, owner_is_gone);
         let index = self.blocks.note(cidr, Some(about));
         self.inspect_addresses(block, index);
         if self.done.cluster.is_some() {
@@ -230,9 +231,9 @@ impl Inspector {
 
     /// Looks at every address that is not free.
     fn inspect_addresses(&mut self, block: &Block, index: u32) {
-        let mut seen = Seen::default();
+        let mut seen = AddressFaults::default();
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
-        let ahead = if rest.is_zero() { AHEAD } else { rest };
+        let ahead = if rest.is_zero() { MAX_CLOCK_LEAD } else { rest };
         for (ip, entry) in block.allocated() {
             self.endpoints.see(block.unit_of(ip), entry);
             let cooling = entry.released_at();
@@ -246,12 +247,12 @@ impl Inspector {
                 }
                 None => self.inspect_held(block, index, ip, entry, &mut seen),
             };
-            if self.keep == Keep::Addresses {
+            if self.keep == AddressReporting::Addresses {
                 let allocated = allocated(block, ip, entry, borrowed, node_gone);
                 self.done.allocations.push(allocated);
             }
         }
-        seen.tell(block.cidr(), &mut self.done.findings);
+        seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
     /// Looks at an address that somebody holds; says whether it is borrowed, and whether its node is gone.
@@ -261,7 +262,7 @@ impl Inspector {
         index: u32,
         ip: IpAddr,
         entry: &Attribute,
-        seen: &mut Seen,
+        seen: &mut AddressFaults,
     ) -> (bool, bool) {
         self.done.counts.held += 1;
         self.workloads.note(ip, entry, index);
@@ -290,12 +291,12 @@ impl Inspector {
 
 /// Some addresses of a block: how many, and the first.
 #[derive(Default)]
-struct Several {
+struct AddressSample {
     count: u64,
     first: Option<IpAddr>,
 }
 
-impl Several {
+impl AddressSample {
     fn note(&mut self, ip: IpAddr) {
         self.count += 1;
         self.first.get_or_insert(ip);
@@ -304,14 +305,14 @@ impl Several {
 
 /// The findings that concern several addresses of a block.
 #[derive(Default)]
-struct Seen {
-    future: Several,
-    without_handle: Several,
-    reserved: Several,
+struct AddressFaults {
+    future: AddressSample,
+    without_handle: AddressSample,
+    reserved: AddressSample,
 }
 
-impl Seen {
-    fn tell(self, cidr: IpNet, findings: &mut Vec<Finding>) {
+impl AddressFaults {
+    fn add_findings(self, cidr: IpNet, findings: &mut Vec<Finding>) {
         let kinds = [
             (Code::ReleasedInFuture, self.future, "in cooldown since a time to come", true),
             (Code::NoHandle, self.without_handle, "held without a handle", false),
@@ -339,7 +340,7 @@ fn allocated(block: &Block, ip: IpAddr, entry: &Attribute, borrowed: bool, node_
     }
 }
 
-fn tell_flaws(block: &Block, flaws: &Flaws, findings: &mut Vec<Finding>) {
+fn tell_flaws(block: &Block, flaws: &BlockFlaws, findings: &mut Vec<Finding>) {
     let cidr = block.cidr();
     let is_sound = flaws.dangling.is_empty();
     let lists = [

@@ -5,20 +5,20 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use ipam_core::Result;
+use ipam_core::assign_context::{decode_all, read_config};
 use ipam_core::attachment::{INTERFACE, NETWORK};
-use ipam_core::covering::blocks_of;
+use ipam_core::block_lookup::group_by_block;
 use ipam_core::model::{Attribute, Block, Document, Pool, ReleaseRequest, StickyAddress, StickyRecord, keys};
 use ipam_core::sticky::{STICKY, is_pinned};
-use ipam_core::surroundings::{decode_all, read_config};
 use ipam_core::workloads::write_record;
-use ipam_core::workset::{Found, Workset};
+use ipam_core::write_set::{BlockSlot, WriteSet};
 use ipnet::IpNet;
 use kv::{Kv, Revision, Transaction};
 
-use super::block_facts::Blocks;
+use super::block_facts::BlockFacts;
 use super::finding::{Code, Finding, Inspection, Subject};
-use super::handles::{MOST_BLOCKS, join};
-use super::mend::{Mended, is_newer, pools_range};
+use super::handles::{MAX_BLOCKS_OF_HANDLE, join};
+use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
 /// The addresses that the blocks keep for each workload whose record was not read yet, each with its block.
@@ -36,7 +36,7 @@ impl Workloads {
     }
 
     /// Compares a stored record; all blocks were read before.
-    pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &Blocks, done: &mut Inspection) {
+    pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
             Ok(record) => record,
@@ -60,7 +60,7 @@ impl Workloads {
     }
 
     /// Finds the records that are not stored.
-    pub(super) fn finish(&mut self, blocks: &Blocks, done: &mut Inspection) {
+    pub(super) fn finish(&mut self, blocks: &BlockFacts, done: &mut Inspection) {
         for (name, kept) in std::mem::take(&mut self.kept) {
             let missing: Vec<IpAddr> = kept.iter().map(|(ip, _)| *ip).collect();
             done.findings.push(finding(Code::KeptUnrecorded, &name, lacks(&missing), &kept, blocks));
@@ -68,10 +68,10 @@ impl Workloads {
     }
 }
 
-fn finding(code: Code, name: &str, what: String, kept: &[(IpAddr, u32)], blocks: &Blocks) -> Finding {
+fn finding(code: Code, name: &str, what: String, kept: &[(IpAddr, u32)], blocks: &BlockFacts) -> Finding {
     let named: BTreeSet<IpNet> = kept.iter().map(|(_, block)| blocks.cidr(*block)).collect();
     let finding = Finding::new(code, Subject::Workload(name.to_owned()), what);
-    finding.mendable(named.len() <= MOST_BLOCKS).with_blocks(named.into_iter().collect())
+    finding.mendable(named.len() <= MAX_BLOCKS_OF_HANDLE).with_blocks(named.into_iter().collect())
 }
 
 fn lacks(missing: &[IpAddr]) -> String {
@@ -89,31 +89,31 @@ impl Operator {
         name: &str,
         found: &[IpNet],
         at: Revision,
-    ) -> Result<Mended> {
+    ) -> Result<RepairResult> {
         let key = keys::sticky(name);
         let blocks = found.iter().map(|cidr| keys::block(*cidr));
         let needed = blocks.chain([key.clone(), keys::config()]).collect();
         tx.prefetch(needed, vec![pools_range().into()]).await?;
         let stored = tx.get(&key).await?;
         if is_newer(tx, &key, at) {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         let read = stored.map(|value| StickyRecord::decode(&key, value.as_bytes()));
         let was_unreadable = matches!(read, Some(Err(_)));
         let before = read.and_then(std::result::Result::ok).unwrap_or_default();
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let recorded: Vec<_> = before.addresses.iter().map(|one| ReleaseRequest::new(one.address)).collect();
-        let of_recorded = blocks_of(tx, &pools, &recorded).await?.into_keys();
+        let of_recorded = group_by_block(tx, &pools, &recorded).await?.into_keys();
         let all: BTreeSet<IpNet> = found.iter().copied().chain(of_recorded).collect();
 
         let cooldown = read_config(tx).await?.cooldown_seconds();
-        let mut work = Workset::new(tx, self.ipam().now(), cooldown);
+        let mut work = WriteSet::new(tx, self.ipam().now(), cooldown);
         let (mut kept, mut damaged) = (Vec::new(), Vec::new());
         for cidr in all {
             match work.find(cidr).await? {
-                Found::Absent => {}
-                Found::Damaged => damaged.push(cidr),
-                Found::There(block) => {
+                BlockSlot::Absent => {}
+                BlockSlot::Damaged => damaged.push(cidr),
+                BlockSlot::There(block) => {
                     let of_block = kept_for(block, name);
                     if !of_block.is_empty() {
                         work.tx.get(&keys::block(cidr)).await?;
@@ -124,10 +124,10 @@ impl Operator {
         }
         let after = brought_together(&before, kept, &damaged);
         if after == before && !was_unreadable {
-            return Ok(Mended::Changed);
+            return Ok(RepairResult::Changed);
         }
         write_record(work.tx, name, &after)?;
-        Ok(Mended::Done)
+        Ok(RepairResult::Done)
     }
 }
 

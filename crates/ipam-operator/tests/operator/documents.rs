@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipam_core::model::{NewPool, Owner};
 use ipam_core::{Error, Result};
-use ipam_operator::documents::{DocumentKind, Manifest, Namespaces, WriteMode, Written};
-use ipam_operator::{InUse, Which};
+use ipam_operator::documents::{DocumentKind, Manifest, Namespaces, WriteMode, WriteOutcome};
+use ipam_operator::{InUse, PoolChoice};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
@@ -37,7 +37,7 @@ async fn of_pools_that_overlap_one_is_made() {
         let mut made = 0;
         for task in tasks {
             match task.await.unwrap() {
-                Ok(written) => made += usize::from(written == Written::Created),
+                Ok(written) => made += usize::from(written == WriteOutcome::Created),
                 Err(error) => assert!(error.to_string().contains("CIDR overlaps with IPPool"), "{error}"),
             }
         }
@@ -60,8 +60,8 @@ async fn applied_by_several_at_once_all_come_through() {
     let mut created = 0;
     for task in tasks {
         match task.await.unwrap() {
-            (_, Ok(Written::Created)) => created += 1,
-            (WriteMode::Apply, Ok(written)) => assert_eq!(written, Written::Unchanged),
+            (_, Ok(WriteOutcome::Created)) => created += 1,
+            (WriteMode::Apply, Ok(written)) => assert_eq!(written, WriteOutcome::Unchanged),
             (way, Err(Error::Document(error))) => {
                 assert_eq!(
                     (way, error.to_string()),
@@ -114,7 +114,7 @@ async fn no_assignment_notices_a_split() {
     let assigning = assign(&world, 60);
     for (name, number) in [("main", 2), ("split-main-0", 4), ("split-main-1", 32)] {
         tokio::task::yield_now().await;
-        world.operator().split_pool(Which::Name(name), number, soon()).await.unwrap();
+        world.operator().split_pool(PoolChoice::Name(name), number, soon()).await.unwrap();
     }
     for said in assigning.await.unwrap() {
         said.unwrap();

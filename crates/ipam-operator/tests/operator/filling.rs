@@ -1,28 +1,28 @@
 //! A store that is being filled refuses, also who has begun before.
 
 use ipam_core::Error;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{ReleaseRequest, keys};
-use ipam_operator::moving::{Mark, MoveKind, State, mark_key};
+use ipam_operator::moving::{ImportLock, ImportState, MoveKind, import_lock_key};
 use kv::{Range, StoreExt, TransactOptions};
 
 use crate::Operated;
 use crate::world::{World, attachment, ip, soon};
 
-fn mark() -> Mark {
-    Mark {
+fn mark() -> ImportLock {
+    ImportLock {
         way: MoveKind::Migrate,
         from: "sled:///a".into(),
         to: "redb:///b".into(),
         source: "id".into(),
-        state: State::Copying,
+        state: ImportState::Copying,
         revision: 0,
     }
 }
 
 fn is_refused<T>(done: Result<T, Error>) {
     match done.map(drop) {
-        Err(Error::Filling(filling)) => {
+        Err(Error::ImportLocked(filling)) => {
             assert!(filling.to_string().ends_with("margay migrate sled:///a redb:///b"), "{filling}");
         }
         other => panic!("{other:?}"),
@@ -35,13 +35,13 @@ async fn nothing_is_given_and_nothing_taken_back() {
     world.add_pool("main", "10.0.0.0/28").await;
     world.add_pool("other", "10.1.0.0/28").await;
     let held = world.one("a", "c1").await.unwrap();
-    world.store.put(mark_key(), mark().encode()).await.unwrap();
+    world.store.put(import_lock_key(), mark().encode()).await.unwrap();
     let before = world.store.list(Range::All).await.unwrap();
     let (one, other) = (attachment("a", "c1"), attachment("a", "c2"));
     let ipam = &world.ipam;
     is_refused(world.one("a", "c2").await);
     // The other errors become the mark's, too: the pool may not be there yet.
-    let outside = AssignRequest::new(other, Wanted::these(vec![ip("192.0.2.1")]));
+    let outside = AssignRequest::new(other, RequestedAddresses::these(vec![ip("192.0.2.1")]));
     is_refused(ipam.assign(&outside, soon()).await);
     is_refused(ipam.would_assign(&outside, soon()).await);
     is_refused(ipam.release_attachment(&one, &[], soon()).await);
@@ -54,7 +54,7 @@ async fn nothing_is_given_and_nothing_taken_back() {
     // A person may look.
     assert_eq!(ipam.addresses_of_handle(&one.handle(), soon()).await.unwrap(), [held]);
     assert_eq!(ipam.inventory(soon()).await.unwrap().pools.len(), 2);
-    world.store.delete(Range::Key(mark_key())).await.unwrap();
+    world.store.delete(Range::Key(import_lock_key())).await.unwrap();
     assert_eq!(ipam.release_attachment(&one, &[], soon()).await.unwrap(), [held]);
 }
 
@@ -62,13 +62,13 @@ async fn nothing_is_given_and_nothing_taken_back() {
 async fn who_has_begun_before_the_mark_does_not_commit_after_it() {
     let world = World::new().await;
     let key = keys::handle("h");
-    let options = TransactOptions::new(soon()).with_beside([mark_key()]);
+    let options = TransactOptions::new(soon()).with_beside([import_lock_key()]);
     let mut attempts = kv::Attempts::new(world.store.clone(), options);
     let mut early = attempts.begin().await.unwrap();
     early.get(&key).await.unwrap();
-    assert!(early.get(&mark_key()).await.unwrap().is_none());
+    assert!(early.get(&import_lock_key()).await.unwrap().is_none());
     early.put(&key, "{}").unwrap();
-    world.store.put(mark_key(), mark().encode()).await.unwrap();
+    world.store.put(import_lock_key(), mark().encode()).await.unwrap();
     assert!(attempts.end(early, Ok::<_, kv::Error>(())).await.unwrap().is_none(), "it was committed");
     assert!(world.store.get(key).await.unwrap().is_none());
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use ipam_core::Error;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{Attribute, Block, Document, NewPool, Owner, Pool, keys};
 use ipam_operator::events::of_listed;
 use ipam_operator::history::HistoryOf;
-use ipam_operator::inspect::{Code, Finding, Keep};
+use ipam_operator::inspect::{AddressReporting, Code, Finding};
 use ipnet::IpNet;
 use kv::{Range, StoreExt};
 
@@ -21,7 +21,7 @@ async fn world() -> World {
 }
 
 async fn assign(world: &World, container: &str) -> IpNet {
-    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(0, 1));
+    let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(0, 1));
     request.v6_pools = vec!["p".to_owned()];
     let assigned = world.assign(&request).await.unwrap();
     IpNet::new(assigned[0].ip, 64).unwrap()
@@ -68,7 +68,7 @@ async fn names_with_dots_are_told_apart() {
 async fn no_address_inside_a_held_prefix_is_pinned() {
     let world = World::new().await;
     world.add(NewPool::new("pods", "2001:db8::/48".parse().unwrap()).with_prefix_length(64)).await;
-    let mut request = AssignRequest::new(attachment("a", "c1"), Wanted::any(0, 1));
+    let mut request = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(0, 1));
     request.v6_pools = vec!["pods".into()];
     let held = world.assign(&request).await.unwrap()[0].ip;
     let plain = NewPool::new("pods", "2001:db8::/48".parse().unwrap());
@@ -141,5 +141,5 @@ async fn a_check_finds_what_two_blocks_have_assigned() {
 }
 
 async fn inspect(world: &World) -> Vec<Finding> {
-    world.operator().inspect(Keep::Findings, soon()).await.unwrap().findings
+    world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap().findings
 }

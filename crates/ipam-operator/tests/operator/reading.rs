@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ipam_core::Error;
-use ipam_operator::inspect::Keep;
+use ipam_operator::inspect::AddressReporting;
 use kv::{Deadline, ErrorKind};
 
 use crate::Operated;
@@ -13,6 +13,6 @@ use crate::world::World;
 async fn an_inspection_ends_at_its_deadline() {
     let world = World::new().await;
     world.add_pool("p", "10.0.0.0/26").await;
-    let error = world.operator().inspect(Keep::Findings, Deadline::after(Duration::ZERO)).await.err();
+    let error = world.operator().inspect(AddressReporting::Findings, Deadline::after(Duration::ZERO)).await.err();
     assert!(matches!(&error, Some(Error::Store(error)) if *error.kind() == ErrorKind::Timeout), "{error:?}");
 }

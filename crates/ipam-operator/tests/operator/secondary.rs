@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Assigned, Bridge, Gateway, Wanted};
+use ipam_core::assign::{AssignRequest, AssignedAddress, Bridge, Gateway, RequestedAddresses};
 use ipam_core::model::{AssignmentMode, IpamConfig, NewPool, Owner, ReleaseRequest, keys};
 use ipam_core::{BridgeError, Error};
-use ipam_operator::inspect::{Code, Keep, Mended};
+use ipam_operator::inspect::{AddressReporting, Code, RepairResult};
 use kv::StoreExt;
 
 use crate::Operated;
@@ -18,7 +18,7 @@ const BLOCKS: [&str; 4] = ["10.9.0.0/30", "10.9.0.4/30", "10.9.0.8/30", "10.9.0.
 fn secondary(node: &str, container: &str) -> AssignRequest {
     let mut attachment = attachment(node, container);
     attachment.network = "macvlan".into();
-    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     let of_pod = [("pod", "web"), ("namespace", "shop"), ("timestamp", "2027-01-15 08:00:00 +0000 UTC")];
     request.attributes = of_pod.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     request.v4_pools = vec!["lan".into()];
@@ -28,7 +28,7 @@ fn secondary(node: &str, container: &str) -> AssignRequest {
 
 /// A pod of Calico's that names the same pool.
 fn calicos(node: &str, container: &str) -> AssignRequest {
-    let mut request = AssignRequest::new(attachment(node, container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lan".into()];
     request
 }
@@ -80,7 +80,7 @@ async fn routed(world: &World) -> Vec<String> {
     keys.filter(|key| key.starts_with("/calico/ipam/v2/host/") && key.contains("/10.9.0.")).collect()
 }
 
-async fn names_of(world: &World, given: &Assigned) -> [String; 6] {
+async fn names_of(world: &World, given: &AssignedAddress) -> [String; 6] {
     let entry = world.ipam.attributes_of(given.ip, soon()).await.unwrap();
     let names = ["node", "pod", "namespace", "margay.io/node", "margay.io/pod", "margay.io/namespace"];
     names.map(|name| entry.get(name).unwrap_or_default().to_owned())
@@ -98,7 +98,7 @@ async fn calicos_routing_sees_no_block_of_a_secondary_network() {
     let around = blocks.filter(|cidr| cidr.contains(&pod)).collect::<Vec<_>>();
     assert!(world.block(&around[0].to_string()).await.unwrap().is_owned_by(&Owner::host("a")));
     world.check().await;
-    assert_eq!(world.operator().inspect(Keep::Findings, soon()).await.unwrap().findings, []);
+    assert_eq!(world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap().findings, []);
     assert_eq!(world.ipam.borrowed(soon()).await.unwrap().addresses, [], "a node's blocks have two owners");
     // The same from the node's other side: DEL, and a node that goes.
     let released = world.ipam.release_attachment(&secondary("a", "c1").attachment, &[], soon()).await.unwrap();
@@ -174,14 +174,14 @@ async fn a_block_with_pods_of_calicos_stays_and_another_one_is_claimed() {
     let shared = world.block(&first[0].block.to_string()).await.unwrap();
     let free = shared.free_addresses().find(|ip| !ends.contains(ip));
     let mut specific = secondary("a", "c3");
-    specific.wanted = Wanted::these([free.unwrap()]);
+    specific.wanted = RequestedAddresses::these([free.unwrap()]);
     let refused = world.assign(&specific).await.unwrap_err();
     assert!(matches!(refused, Error::Bridge(BridgeError::CalicosBlock { .. })), "{refused}");
 
-    let found = world.operator().inspect(Keep::Findings, soon()).await.unwrap();
+    let found = world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap();
     let reported: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
     assert_eq!(reported, [(Code::CalicosNames, true), (Code::MixedBlock, false)], "{:#?}", found.findings);
-    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Done);
+    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Done);
     assert_eq!(names_of(&world, &first[0]).await, ["", "", "", "a", "web", "shop"]);
     assert_eq!(names_of(&world, &pod[0]).await, ["a", "", "", "", "", ""]);
     // Nothing is borrowed from it, also when all else is full.
@@ -212,7 +212,7 @@ async fn a_pool_that_is_calicos_too_is_refused_with_the_commands_that_help() {
         }
     }
     let mut specific = secondary("a", "c1");
-    specific.wanted = Wanted::these([ip("10.0.0.9")]);
+    specific.wanted = RequestedAddresses::these([ip("10.0.0.9")]);
     specific.v4_pools = Vec::new();
     let refused = world.assign(&specific).await.unwrap_err();
     assert!(matches!(refused, Error::Bridge(BridgeError::CalicosPool { .. })), "{refused}");
@@ -264,16 +264,16 @@ async fn check_finds_what_calico_acts_on_and_repair_moves_it() {
     let old = world.assign(&secondary("b", "c1")).await.unwrap();
     age(&world).await;
     enter_calico(&world).await;
-    let unknown = world.operator().inspect(Keep::Findings, soon()).await.unwrap();
+    let unknown = world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap();
     let reported: Vec<_> = unknown.findings.iter().map(|one| (one.code, one.mendable)).collect();
     assert_eq!(reported, [(Code::SecondaryOfNode, false)], "nobody knows yet that macvlan is not Calico's");
     world.assign(&secondary("a", "c2")).await.unwrap();
-    let found = world.operator().inspect(Keep::Findings, soon()).await.unwrap();
+    let found = world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap();
     let reported: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();
     assert_eq!(reported, [(Code::CalicosNames, true), (Code::SecondaryOfNode, true)], "{:#?}", found.findings);
-    assert_eq!(world.operator().mend(&found.findings[1], found.revision, soon()).await.unwrap(), Mended::Done);
-    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Changed);
-    assert_eq!(world.operator().inspect(Keep::Findings, soon()).await.unwrap().findings, []);
+    assert_eq!(world.operator().mend(&found.findings[1], found.revision, soon()).await.unwrap(), RepairResult::Done);
+    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Changed);
+    assert_eq!(world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap().findings, []);
     assert_eq!(owner_of(&world, old[0].ip).await, "virtual:secondary@b");
     assert_eq!(names_of(&world, &old[0]).await, ["", "", "", "b", "web", "shop"]);
     assert!(routed(&world).await.is_empty());
@@ -291,15 +291,15 @@ async fn what_is_done_for_a_node_is_done_for_its_secondary_networks() {
     assert!(
         world
             .operator()
-            .inspect(Keep::Findings, soon())
+            .inspect(AddressReporting::Findings, soon())
             .await
             .unwrap()
             .findings
             .iter()
             .any(|one| one.code == Code::OwnerGone)
     );
-    let estates = world.ipam.estates(|known, name| !known.registered.contains(name), soon()).await.unwrap();
-    let estate = &estates.estates["a"];
+    let estates = world.ipam.departed_nodes(|known, name| !known.registered.contains(name), soon()).await.unwrap();
+    let estate = &estates.departed["a"];
     assert_eq!(estate.blocks().collect::<Vec<_>>(), [block]);
     let over = world.ipam.hand_over("a", "b", &[block], soon()).await.unwrap();
     assert_eq!((over.blocks, over.addresses), (vec![block], vec![given[0].ip]));

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{IpamConfig, ReleaseRequest};
-use ipam_core::sticky::{Sticky, Until};
+use ipam_core::sticky::{Sticky, WaitEnd};
 use ipam_operator::KeptAddress;
 
 use crate::Operated;
@@ -17,7 +17,7 @@ const WEB: &str = "shop/web";
 async fn assign(world: &World, network: &str, interface: &str, container: &str) -> IpAddr {
     let mut at = attachment("a", container);
     (at.network, at.interface) = (network.into(), interface.into());
-    let mut request = AssignRequest::new(at, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(at, RequestedAddresses::any(1, 0));
     request.v4_pools = vec![network.into()];
     request.sticky = Some(Sticky { name: WEB.into(), wait: Some(Duration::from_secs(60)) });
     world.assign(&request).await.unwrap()[0].ip
@@ -40,7 +40,7 @@ async fn pin(world: &World, address: &str, network: Option<&str>) -> ipam_core::
     world.operator().pin(ip(address), WEB, network, soon()).await
 }
 
-async fn kept(world: &World) -> Vec<(String, bool, Option<Until>)> {
+async fn kept(world: &World) -> Vec<(String, bool, Option<WaitEnd>)> {
     let kept = world.operator().kept_addresses(soon()).await.unwrap();
     kept.into_iter().map(|one| (one.address.to_string(), one.is_pinned, one.until)).collect()
 }
@@ -53,7 +53,7 @@ async fn a_pin_outlives_every_use() {
         assert_eq!(assign(&world, "net", "eth0", container).await, ip("10.0.0.9"));
         assert_eq!(kept(&world).await, [("10.0.0.9".to_owned(), true, None)]);
         release(&world, "net", "eth0", container).await;
-        assert_eq!(kept(&world).await, [("10.0.0.9".to_owned(), true, Some(Until::Forever))]);
+        assert_eq!(kept(&world).await, [("10.0.0.9".to_owned(), true, Some(WaitEnd::Forever))]);
         world.pass(100_000);
     }
 }
@@ -112,7 +112,7 @@ async fn a_report_of_addresses_in_no_use_ends_no_wait() {
     assert_eq!(used, ip("10.0.0.9"));
     let reclaimed = world.operator().reclaim(&[ReleaseRequest::new(used)], soon()).await.unwrap();
     assert_eq!(reclaimed.released, [used]);
-    let waits = [("10.0.0.9".to_owned(), true, Some(Until::Forever))];
+    let waits = [("10.0.0.9".to_owned(), true, Some(WaitEnd::Forever))];
     assert_eq!(kept(&world).await, waits);
     let again = world.operator().reclaim(&[ReleaseRequest::new(used)], soon()).await.unwrap();
     assert_eq!((again.released, again.changed), (vec![], vec![used]));

@@ -1,8 +1,8 @@
 //! Addresses of virtual machines.
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::ReleaseRequest;
-use ipam_core::vm::{Fate, Role, VmAnswer, VmPod};
+use ipam_core::vm::{PodRole, VmAnswer, VmFate, VmPod};
 
 use crate::Operated;
 use crate::world::{World, attachment, soon};
@@ -16,11 +16,11 @@ async fn the_addresses_of_a_machine_are_not_reclaimed() {
         handle: "net.vmi.shop.cart".into(),
         namespace: "shop".into(),
         name: "source".into(),
-        role: Role::Source,
-        fate: Fate::Stays,
+        role: PodRole::Source,
+        fate: VmFate::Stays,
         attributes: [("vmi-name".to_owned(), "cart".to_owned())].into(),
     };
-    let request = AssignRequest::new(attachment("a", "source"), Wanted::any(1, 1));
+    let request = AssignRequest::new(attachment("a", "source"), RequestedAddresses::any(1, 1));
     let VmAnswer::First(held) = world.ipam.assign_to_vm(&request, &pod, soon()).await.unwrap() else {
         panic!("the machine has addresses already");
     };

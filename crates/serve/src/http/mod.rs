@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use datastore::held::Held;
-use ipam_core::gc::Reach;
+use ipam_core::gc::ReadScope;
 use ipam_operator::Operator;
 use kv::Store;
 
@@ -66,7 +66,7 @@ impl Default for ClientLimits {
 }
 
 /// The reach of `/metrics` into a cluster's store.
-pub type NodeReach = Arc<dyn Fn() -> Reach + Send + Sync>;
+pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 
 /// A store to show, and the clients that may see it.
 pub struct PageContext {

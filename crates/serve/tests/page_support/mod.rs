@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use conformance::patient;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Attribute, Block, Document, IpReservation, Labels, NewPool, Node, Owner};
@@ -61,7 +61,7 @@ pub(crate) async fn add(
     node: &str,
     container: &str,
     pod: &str,
-    wanted: Wanted,
+    wanted: RequestedAddresses,
     pools: &[&str],
 ) -> Vec<String> {
     let attachment = Attachment {
@@ -123,14 +123,21 @@ pub(crate) async fn three_pools() -> Ipam {
             Some((pod, namespace)) => format!("{pod}{number} in {namespace}"),
             None => format!("{pod}{number}"),
         };
-        add(&ipam, &node, &container(number), &pod, Wanted::any(1, 0), &["default"]).await;
+        add(&ipam, &node, &container(number), &pod, RequestedAddresses::any(1, 0), &["default"]).await;
     }
     for number in 200..250 {
         let node = format!("worker-{}", number % 3 + 1);
-        add(&ipam, &node, &container(number), &format!("edge-{number}"), Wanted::any(1, 1), &["edge", "fabric-v6"])
-            .await;
+        add(
+            &ipam,
+            &node,
+            &container(number),
+            &format!("edge-{number}"),
+            RequestedAddresses::any(1, 1),
+            &["edge", "fabric-v6"],
+        )
+        .await;
     }
-    add(&ipam, "worker-1", &container(999), SCRIPT, Wanted::any(1, 0), &["default"]).await;
+    add(&ipam, "worker-1", &container(999), SCRIPT, RequestedAddresses::any(1, 0), &["default"]).await;
     for number in 0..20 {
         ipam.release_by_handle(&format!("k8s-pod-network.{}", container(number)), soon()).await.unwrap();
     }

@@ -16,18 +16,18 @@ use smol_str::{SmolStr, format_smolstr};
 use time::{Duration, OffsetDateTime};
 
 use super::attribute::Attribute;
-use super::codec::{Document, Field, Kept, Malformed, Net, document, from_json, to_json_of};
+use super::codec::{Document, Field, Malformed, Net, UnknownFields, document, from_json, to_json_of};
 use super::keys;
 use super::owner::Owner;
 use super::prefixes::{is_of_prefixes, length_in_block};
 use crate::net::{Count, Family, nth, number};
 use crate::reservations::Reservations;
-use crate::timestamps::{Stamp, age, unix_nanos};
+use crate::timestamps::{StoredTime, age, unix_nanos};
 
 pub use owners::{ExpectedOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate};
-pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, Released};
+pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, ReleaseResult};
 pub use sticky::{StickyAddress, StickyRecord};
-pub use stored::{Flaws, StoredBlock};
+pub use stored::{BlockFlaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
 /// used. Compared without regard to case.
@@ -52,7 +52,7 @@ document! {
     pub struct Block {
         cidr: Net = "cidr",
         affinity: Field<String> = "affinity",
-        affinity_claim_time: Field<Stamp> = "affinity_claim_time",
+        affinity_claim_time: Field<StoredTime> = "affinity_claim_time",
         allocations: Vec<Option<usize>> = "allocations",
         unallocated: Vec<usize> = "unallocated",
         attributes: Field<Vec<Attribute>> = "attributes",
@@ -137,7 +137,7 @@ impl Block {
             sequence_number: Field::Is(unix_nanos(now)),
             sequence_numbers: Field::Is(BTreeMap::new()),
             deleted: Field::Is(false),
-            extra: Kept::default(),
+            extra: UnknownFields::default(),
         };
         if let Some(reserved) = reserved {
             block.keep_for_host(reserved)?;
@@ -201,7 +201,7 @@ impl Block {
     /// Makes the block an owner's, as of now.
     pub fn set_owner(&mut self, owner: &Owner, now: OffsetDateTime) {
         self.affinity = Field::Is(owner.to_string());
-        self.affinity_claim_time = Field::Is(Stamp::new(now));
+        self.affinity_claim_time = Field::Is(StoredTime::new(now));
     }
 
     /// Takes the block from its owner. The holders of its addresses keep them.
@@ -223,7 +223,7 @@ impl Block {
 
     /// When the block was claimed, as it is recorded; `None` if it is not.
     pub fn claimed_at(&self) -> Option<OffsetDateTime> {
-        self.affinity_claim_time.get().map(Stamp::at)
+        self.affinity_claim_time.get().map(StoredTime::at)
     }
 
     /// How long ago the block was claimed. A time in the future counts as now, up to a day: beyond that the clock was
@@ -494,8 +494,8 @@ impl Block {
 }
 
 /// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
-const BYTES: usize = 1024;
-const BYTES_OF_ENTRY: usize = 320;
+const BASE_BYTES: usize = 1024;
+const ENTRY_BYTES: usize = 320;
 
 impl Block {
     /// The entries that allocations point at.
@@ -603,7 +603,7 @@ impl Document for Block {
     }
 
     fn encode(&self) -> Result<Value, Malformed> {
-        to_json_of(self, BYTES + self.attributes().len() * BYTES_OF_ENTRY)
+        to_json_of(self, BASE_BYTES + self.attributes().len() * ENTRY_BYTES)
     }
 }
 

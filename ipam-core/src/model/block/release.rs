@@ -44,7 +44,7 @@ impl ReleaseRequest {
 
 /// The outcome of a release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Released {
+pub struct ReleaseResult {
     /// The addresses that were held and are not any more, in ascending order.
     pub released: Vec<IpAddr>,
     /// The addresses that had no holder: free, in cooldown, or not of this block.
@@ -53,7 +53,7 @@ pub struct Released {
     pub by_handle: BTreeMap<String, usize>,
 }
 
-impl Released {
+impl ReleaseResult {
     /// True if the block has changed, so that it must be written.
     pub fn changed(&self) -> bool {
         !self.released.is_empty()
@@ -112,14 +112,14 @@ impl Block {
         now: OffsetDateTime,
         cooldown_seconds: i64,
         test: impl Fn(IpAddr, &Attribute) -> bool,
-    ) -> Released {
+    ) -> ReleaseResult {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         let addresses: Vec<IpAddr> = held.filter(|(ip, entry)| test(*ip, entry)).map(|(ip, _)| ip).collect();
         self.release_held(addresses, |_| true, now, cooldown_seconds)
     }
 
     /// Releases all addresses held under a handle; otherwise as [`Self::release_where`].
-    pub fn release_by_handle(&mut self, handle: &str, now: OffsetDateTime, cooldown_seconds: i64) -> Released {
+    pub fn release_by_handle(&mut self, handle: &str, now: OffsetDateTime, cooldown_seconds: i64) -> ReleaseResult {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
@@ -135,7 +135,7 @@ impl Block {
         requests: &[ReleaseRequest],
         now: OffsetDateTime,
         cooldown_seconds: i64,
-    ) -> Result<Released, ReleaseConflict> {
+    ) -> Result<ReleaseResult, ReleaseConflict> {
         let (mut held, mut unallocated) = (BTreeSet::new(), BTreeSet::new());
         for request in requests {
             let address = request.address;
@@ -182,9 +182,9 @@ impl Block {
         may_wait: impl Fn(&IpAddr) -> bool,
         now: OffsetDateTime,
         cooldown_seconds: i64,
-    ) -> Released {
+    ) -> ReleaseResult {
         if released.is_empty() {
-            return Released::default();
+            return ReleaseResult::default();
         }
         let waiting = |ip: &IpAddr| Some((*ip, sticky::waiting(self.attributes_of(*ip)?, now, cooldown_seconds)?));
         let kept: Vec<(IpAddr, Attribute)> = released.iter().filter(|ip| may_wait(ip)).filter_map(waiting).collect();
@@ -210,6 +210,6 @@ impl Block {
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);
         }
-        Released { released, unallocated: Vec::new(), by_handle }
+        ReleaseResult { released, unallocated: Vec::new(), by_handle }
     }
 }

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use super::{Attribute, Block};
 use crate::model::codec::{Document, Malformed, from_json, to_json};
 use crate::net::Family;
-use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, Until, end_of_wait, is_pinned, overdue, waits_until};
+use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, WaitEnd, end_of_wait, is_pinned, overdue, waits_until};
 use crate::timestamps::rfc3339;
 
 /// The document under the key of a workload's name: its addresses, so that one read finds them. The state of an address
@@ -107,7 +107,7 @@ impl Block {
 
     /// True if an address waits for its workload for a time: it becomes assignable without a write.
     pub(super) fn may_become_overdue(&self) -> bool {
-        self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(Until::At(_))))
+        self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
 
     /// True if no address of the block has a holder, although some may wait for their workloads.
@@ -166,7 +166,7 @@ mod tests {
                 (Some("web-0"), Some("net"), Some("eth0"))
             );
             let until = NOW + Duration::seconds(30.max(cooldown));
-            assert_eq!(waits_until(entry), Some(Until::At(until)));
+            assert_eq!(waits_until(entry), Some(WaitEnd::At(until)));
             assert_ne!(block.sequence_number_of(ip), number);
             assert!(!block.is_empty());
             assert!(!block.free_addresses().any(|free| free == ip));
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(block.release_by_handle("net.c1", NOW, 0).released, [kept, other]);
         assert_eq!(block.lookup(other), AddressState::Free);
         let entry = block.attributes_of(kept).unwrap();
-        assert_eq!((waits_until(entry), entry.get(STICKY_UNTIL)), (Some(Until::Forever), Some("forever")));
+        assert_eq!((waits_until(entry), entry.get(STICKY_UNTIL)), (Some(WaitEnd::Forever), Some("forever")));
         assert_eq!(block.overdue(NOW + Duration::days(40_000)).count(), 0);
     }
 
@@ -201,7 +201,7 @@ mod tests {
         let none = Reservations::default();
         let ip = block.assign_auto(1, &holder("net.c1", "web-0", "pinned"), &none)[0];
         block.release_by_handle("net.c1", NOW, 0);
-        assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(Until::Forever));
+        assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(WaitEnd::Forever));
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
@@ -215,7 +215,7 @@ mod tests {
         block.release_by_handle("net.c3", NOW + Duration::days(3650), 0);
         assert_eq!(block.apply_cooldown(NOW, 0).moved, 1);
         let end = NOW + Duration::seconds(30);
-        assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(Until::At(end)));
+        assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(WaitEnd::At(end)));
         // Clocks differ by a few seconds: that is left alone.
         assert_eq!(block.apply_cooldown(NOW - Duration::seconds(5), 0).moved, 0);
         assert_eq!(block.apply_cooldown(end, 0).moved, 0);

@@ -12,7 +12,7 @@ pub struct StoredBlock(Block);
 
 /// The faults inside a block. Ordinals are ascending, those of the queue in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Flaws {
+pub struct BlockFlaws {
     /// Ordinals whose allocation points at an entry that is not there.
     pub dangling: Vec<usize>,
     /// How many entries no allocation points at.
@@ -29,7 +29,7 @@ pub struct Flaws {
     pub numbers: Vec<String>,
 }
 
-impl Flaws {
+impl BlockFlaws {
     /// True if [`Block::tidy`] has something to do.
     pub fn can_be_tidied(&self) -> bool {
         let Self { dangling: _, unused, twice, lost, taken, outside, numbers } = self;
@@ -55,8 +55,8 @@ impl StoredBlock {
     }
 
     /// The faults inside.
-    pub fn flaws(&self) -> Flaws {
-        let mut flaws = Flaws::default();
+    pub fn flaws(&self) -> BlockFlaws {
+        let mut flaws = BlockFlaws::default();
         self.find_in_allocations(&mut flaws);
         self.find_in_queue(&mut flaws);
         let numbers = self.0.sequence_numbers.get().into_iter().flatten().map(|(name, _)| name);
@@ -65,7 +65,7 @@ impl StoredBlock {
         flaws
     }
 
-    fn find_in_allocations(&self, flaws: &mut Flaws) {
+    fn find_in_allocations(&self, flaws: &mut BlockFlaws) {
         let mut used = vec![false; self.0.attributes().len()];
         for (ordinal, index) in self.0.allocations.iter().enumerate() {
             let Some(index) = index else { continue };
@@ -77,7 +77,7 @@ impl StoredBlock {
         flaws.unused = used.iter().filter(|used| !**used).count();
     }
 
-    fn find_in_queue(&self, flaws: &mut Flaws) {
+    fn find_in_queue(&self, flaws: &mut BlockFlaws) {
         let mut queued = vec![false; self.0.allocations.len()];
         for &ordinal in &self.0.unallocated {
             match (self.0.allocations.get(ordinal), queued.get_mut(ordinal)) {
@@ -124,7 +124,7 @@ mod tests {
     fn every_flaw_is_told_once() {
         let value = r#"{"cidr":"10.0.0.0/30","allocations":[0,null,9,null],"unallocated":[1,1,0,77],
             "attributes":[{"handle_id":"a"},{"handle_id":"b"}],"sequenceNumberForAllocation":{"0":1,"1":2,"x":3,"00":4}}"#;
-        let expected = Flaws {
+        let expected = BlockFlaws {
             dangling: vec![2],
             unused: 1,
             twice: vec![1],
@@ -146,7 +146,7 @@ mod tests {
         let mut block = Block::decode(&key, value.as_bytes()).unwrap();
         block.tidy();
         let again = StoredBlock::read(&key, block.encode().unwrap().as_bytes()).unwrap();
-        assert_eq!(again.flaws(), Flaws::default());
+        assert_eq!(again.flaws(), BlockFlaws::default());
         assert_eq!(block.ips_by_handle("b").len(), 1);
         assert_eq!(block.sequence_number_of("10.0.0.0".parse().unwrap()), 1);
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipam_core::assign::{AssignRequest, Wanted};
-use ipam_core::gc::{Freed, Hold, Holdings, batches, with_endpoints};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
+use ipam_core::gc::{FreeResult, Hold, Holdings, batches, with_endpoints};
 use ipam_core::model::{NewPool, keys};
 use kv::{Range, StoreExt};
 use serde_json::json;
@@ -39,8 +39,8 @@ fn named(holds: &[Hold]) -> BTreeSet<&str> {
     holds.iter().filter_map(|hold| hold.endpoint.as_ref()).map(|endpoint| endpoint.name.as_str()).collect()
 }
 
-async fn free(world: &World, holds: &[Hold]) -> Freed {
-    let mut all = Freed::default();
+async fn free(world: &World, holds: &[Hold]) -> FreeResult {
+    let mut all = FreeResult::default();
     for batch in batches(holds) {
         let freed = world.ipam.free(&batch, soon()).await.unwrap();
         all.released.extend(freed.released);
@@ -78,7 +78,7 @@ async fn an_endpoint_stays_while_its_container_may_live() {
     for (container, interface) in
         [("alone", "eth0"), ("other", "net1"), ("several", "eth0"), ("several", "net1"), ("live", "eth0")]
     {
-        let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+        let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
         request.attachment.interface = interface.into();
         given.push(world.assign(&request).await.unwrap()[0].ip);
     }
@@ -100,7 +100,7 @@ async fn an_endpoint_stays_while_its_container_may_live() {
     assert_eq!(named(&holds_of_some), ["a-cni-alone-eth0", "a-cni-live-eth0"].into());
 
     // Asked for again since, in a later boot: address and endpoint stay. And the endpoint of a pod's newer sandbox stays.
-    let mut again = AssignRequest::new(attachment("a", "alone"), Wanted::any(1, 0));
+    let mut again = AssignRequest::new(attachment("a", "alone"), RequestedAddresses::any(1, 0));
     again.attachment.boot = Some("boot0002".into());
     assert_eq!(world.assign(&again).await.unwrap()[0].ip, given[0]);
     let newer = json!({"spec": {"orchestrator": "cni", "node": "a", "containerID": "newer", "endpoint": "eth0"}});

@@ -1,7 +1,7 @@
 //! Assignments that find no room, and free what is left over from earlier boots.
 
 use ipam_core::Error;
-use ipam_core::assign::Assigned;
+use ipam_core::assign::AssignedAddress;
 use ipam_core::model::IpamConfig;
 
 use super::*;
@@ -14,15 +14,15 @@ async fn an_assignment_without_room_frees_leftovers_in_its_own_commit() {
         old.push(give(&world, &format!("old{number}"), "boot0001", number).await);
     }
     let machine = Machine::with(&old[..2]);
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(machine.clone());
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
     let before = revision(&world).await;
     let new = request("new", THIS_BOOT, 100);
-    with_live.ipam.would_assign(&new, soon()).await.unwrap();
+    with_liveness.ipam.would_assign(&new, soon()).await.unwrap();
     let refused = world.ipam.would_assign(&new, soon()).await.unwrap_err();
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
     assert_eq!((revision(&world).await, machine.asked.load(SeqCst)), (before, 0), "a question changes nothing");
-    let given = give(&with_live, "new", THIS_BOOT, 100).await;
+    let given = give(&with_liveness, "new", THIS_BOOT, 100).await;
     assert_eq!(revision(&world).await, before.next(), "one commit");
     assert_eq!(machine.asked.load(SeqCst), 1);
     assert!(old[2..].contains(&given));
@@ -30,7 +30,7 @@ async fn an_assignment_without_room_frees_leftovers_in_its_own_commit() {
     assert_eq!(left, [old[0], old[1], given].into(), "what is live stays");
     world.check().await;
     // Now there is room, and nobody is asked.
-    give(&with_live, "another", THIS_BOOT, 100).await;
+    give(&with_liveness, "another", THIS_BOOT, 100).await;
     assert_eq!(machine.asked.load(SeqCst), 1);
 }
 
@@ -42,23 +42,23 @@ async fn without_leftovers_or_sight_an_assignment_without_room_fails_and_writes_
         given.push(give(&world, &format!("c{number}"), THIS_BOOT, 0).await);
     }
     let machine = Machine::with(&[]);
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(machine.clone());
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
     let before = revision(&world).await;
-    let refused = with_live.assign(&request("new", THIS_BOOT, 50)).await.unwrap_err();
+    let refused = with_liveness.assign(&request("new", THIS_BOOT, 50)).await.unwrap_err();
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
     assert_eq!(machine.asked.load(SeqCst), 0, "nobody is left over, so nobody is asked");
 
     // In the next boot all of them are left over, but nothing can be seen, or all are live.
     for machine in [Machine::blind(), Machine::with(&given)] {
-        with_live.ipam = world.ipam.clone().with_live(machine.clone());
-        let refused = with_live.assign(&request("new", "boot0003", 50)).await.unwrap_err();
+        with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
+        let refused = with_liveness.assign(&request("new", "boot0003", 50)).await.unwrap_err();
         assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
         assert_eq!(machine.asked.load(SeqCst), 1);
     }
     let mut nobody_knows = request("new", THIS_BOOT, 50);
     nobody_knows.attachment.boot = None;
-    assert!(with_live.assign(&nobody_knows).await.is_err());
+    assert!(with_liveness.assign(&nobody_knows).await.is_err());
     assert_eq!(revision(&world).await, before);
     world.check().await;
 }
@@ -71,15 +71,15 @@ async fn whole_attachments_go_and_the_oldest_first() {
     // The youngest are made first.
     for number in (0..32).rev() {
         let mut both = request(&format!("c{number}"), "boot0001", number);
-        both.wanted = Wanted::any(1, 1);
+        both.wanted = RequestedAddresses::any(1, 1);
         world.assign(&both).await.unwrap();
     }
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&[]));
     let before = revision(&world).await;
     let mut both = request("new", THIS_BOOT, 100);
-    both.wanted = Wanted::any(1, 1);
-    let assigned: Vec<Assigned> = with_live.assign(&both).await.unwrap();
+    both.wanted = RequestedAddresses::any(1, 1);
+    let assigned: Vec<AssignedAddress> = with_liveness.assign(&both).await.unwrap();
     assert_eq!((assigned.len(), revision(&world).await), (2, before.next()));
     let left = held(&world).await;
     let containers: BTreeSet<&str> = left.values().map(String::as_str).collect();
@@ -98,14 +98,14 @@ async fn an_attachment_that_is_live_in_the_other_family_stays() {
     let mut live = Vec::new();
     for number in 0..4 {
         let mut both = request(&format!("c{number}"), "boot0001", number);
-        both.wanted = Wanted::any(1, 1);
+        both.wanted = RequestedAddresses::any(1, 1);
         live.push(world.assign(&both).await.unwrap()[1].ip);
     }
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&live));
-    assert!(with_live.assign(&request("new", THIS_BOOT, 100)).await.is_err());
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&live[1..]));
-    give(&with_live, "new", THIS_BOOT, 100).await;
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&live));
+    assert!(with_liveness.assign(&request("new", THIS_BOOT, 100)).await.is_err());
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&live[1..]));
+    give(&with_liveness, "new", THIS_BOOT, 100).await;
     assert_eq!(held(&world).await.len(), 7);
     world.check().await;
 }
@@ -118,11 +118,11 @@ async fn who_asks_never_frees_what_it_has_itself() {
     let own = give(&world, "own", "boot0001", -10).await;
     let others = [give(&world, "b", "boot0001", 0).await, give(&world, "c", "boot0001", 1).await];
     give(&world, "d", "boot0001", 2).await;
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&[]));
     let mut two = request("own", THIS_BOOT, 100);
-    two.wanted = Wanted::any(2, 0);
-    let assigned = with_live.assign(&two).await.unwrap();
+    two.wanted = RequestedAddresses::any(2, 0);
+    let assigned = with_liveness.assign(&two).await.unwrap();
     assert_eq!(assigned[0].ip, own);
     assert!(others.contains(&assigned[1].ip), "{assigned:?}");
     assert_eq!(held(&world).await.len(), 2);
@@ -138,12 +138,12 @@ async fn where_addresses_rest_leftovers_begin_to_rest_and_serve_later() {
     let key = keys::config();
     let config = IpamConfig::decode(&key, br#"{"auto_allocate_blocks":true,"ipCooldownSeconds":60}"#).unwrap();
     world.configure(config).await;
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
-    assert!(with_live.assign(&request("new", THIS_BOOT, 100)).await.is_err());
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&[]));
+    assert!(with_liveness.assign(&request("new", THIS_BOOT, 100)).await.is_err());
     world.check().await;
     world.pass(100);
-    give(&with_live, "new", THIS_BOOT, 200).await;
+    give(&with_liveness, "new", THIS_BOOT, 200).await;
     world.check().await;
 }
 
@@ -153,11 +153,11 @@ async fn several_at_once_on_a_full_pool_get_an_address_each() {
     for number in 0..8 {
         give(&world, &format!("old{number}"), "boot0001", number).await;
     }
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&[]));
     let tasks: Vec<_> = (0..8)
         .map(|number| {
-            let world = with_live.clone();
+            let world = with_liveness.clone();
             tokio::spawn(async move { give(&world, &format!("new{number}"), THIS_BOOT, 100).await })
         })
         .collect();
@@ -174,15 +174,15 @@ async fn several_at_once_on_a_full_pool_get_an_address_each() {
 async fn a_leftovers_address_is_not_given_to_another_container_that_wants_it() {
     let world = one_machine().await;
     let old = give(&world, "old", "boot0001", 0).await;
-    let mut with_live = world.clone();
-    with_live.ipam = world.ipam.clone().with_live(Machine::with(&[]));
+    let mut with_liveness = world.clone();
+    with_liveness.ipam = world.ipam.clone().with_liveness(Machine::with(&[]));
     let mut wanting = request("new", THIS_BOOT, 100);
-    wanting.wanted = Wanted::these([old]);
-    assert!(matches!(with_live.assign(&wanting).await, Err(Error::AlreadyAssigned(_))));
+    wanting.wanted = RequestedAddresses::these([old]);
+    assert!(matches!(with_liveness.assign(&wanting).await, Err(Error::AlreadyAssigned(_))));
     // The container itself, started again with its fixed address.
     let mut again = request("old", THIS_BOOT, 100);
-    again.wanted = Wanted::these([old]);
-    assert_eq!(with_live.assign(&again).await.unwrap()[0].ip, old);
+    again.wanted = RequestedAddresses::these([old]);
+    assert_eq!(with_liveness.assign(&again).await.unwrap()[0].ip, old);
     let allocations = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_eq!(allocations[0].boot.as_deref(), Some(THIS_BOOT));
     world.check().await;

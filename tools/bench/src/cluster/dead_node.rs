@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ipam_core::gc::{self, Evidence, Reach};
+use ipam_core::gc::{self, Evidence, ReadScope};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Block, Document, Owner};
 use kv::{Range, RangeRequest, Store, StoreExt};
@@ -71,7 +71,7 @@ async fn measure(programs: &Programs, folder: &Path) -> Outcome<Findings> {
         let name = format!("node-{number}");
         let mut stale = Vec::new();
         let judged = scan.time(&host, async {
-            let (holdings, _) = host.ipam.holdings_within(&name, &Reach::default(), soon()).await?;
+            let (holdings, _) = host.ipam.holdings_within(&name, &ReadScope::default(), soon()).await?;
             stale = host.ipam.judge(&holdings, &rebooted()).earlier;
             Ok(())
         });

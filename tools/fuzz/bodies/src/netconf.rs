@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use agent::{Allocator, Answer, CheckAnswer, GcSummary, StoreAccess, Verb};
 use cni_plugin::{Environment, Host, Invocation, LogDestination, PluginName, run};
-use ipam_core::assign::{Assigned, Wanted};
+use ipam_core::assign::{AssignedAddress, RequestedAddresses};
 use ipam_core::{CheckResult, Standing};
 use ipnet::IpNet;
 use serde_json::Value;
@@ -75,7 +75,7 @@ impl Allocator for Pretend {
     }
 }
 
-fn assigned(wanted: &Wanted) -> Vec<Assigned> {
+fn assigned(wanted: &RequestedAddresses) -> Vec<AssignedAddress> {
     let chosen = |count: usize, address: &str| (0..count).map(|_| address.parse().unwrap()).collect::<Vec<IpAddr>>();
     let mut addresses = wanted.these.clone();
     addresses.extend(chosen(wanted.any_v4, "10.0.0.9"));
@@ -83,7 +83,7 @@ fn assigned(wanted: &Wanted) -> Vec<Assigned> {
     let one = |ip: IpAddr| {
         let (block, pool) = if ip.is_ipv4() { (26, 16) } else { (122, 64) };
         let network = |length| IpNet::new(ip, length).unwrap().trunc();
-        Assigned { ip, prefix_length: None, block: network(block), pool: network(pool), gateway: None }
+        AssignedAddress { ip, prefix_length: None, block: network(block), pool: network(pool), gateway: None }
     };
     addresses.into_iter().map(one).collect()
 }

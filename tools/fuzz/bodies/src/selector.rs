@@ -1,7 +1,7 @@
 //! Selectors: what is shown reads back, and selects the same.
 
 use ipam_core::model::Labels;
-use ipam_core::selector::{MAX_LENGTH, Selector};
+use ipam_core::selector::{MAX_SELECTOR_BYTES, Selector};
 
 /// Takes an input for the target `selector`: the text, and after a line feed, which no selector has, labels `key=value`.
 pub fn selector(data: &[u8]) {
@@ -16,14 +16,14 @@ pub fn selector(data: &[u8]) {
         Ok(selector) => selector,
         Err(error) => {
             let error: ipam_core::selector::SelectorError = error;
-            assert!(error.position() <= text.len().min(MAX_LENGTH), "{error}");
+            assert!(error.position() <= text.len().min(MAX_SELECTOR_BYTES), "{error}");
             assert!(!error.to_string().is_empty());
             return;
         }
     };
     let shown = selector.to_string();
     // White space that is left out in a long text may have no room in the shown one.
-    if shown.len() <= MAX_LENGTH {
+    if shown.len() <= MAX_SELECTOR_BYTES {
         assert_eq!(shown.parse(), Ok(selector.clone()), "{text} is shown as {shown}");
     }
     let matches = selector.matches(&labels);

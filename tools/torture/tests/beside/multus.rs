@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use backend_etcd::{EtcdStore, Options};
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Bridge, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::{AssignmentMode, NewPool, Owner, keys};
 use kv::{Store, StoreExt};
@@ -108,7 +108,7 @@ struct Worker {
 impl Worker {
     fn request(&self, attachment: Attachment, pool: &str) -> AssignRequest {
         let pod = attachment.container.clone();
-        let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+        let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
         request.v4_pools = vec![pool.to_owned()];
         request.attributes =
             [("pod", pod), ("namespace", "default".to_owned())].map(|(name, value)| (name.to_owned(), value)).into();

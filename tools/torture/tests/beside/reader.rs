@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use backend_etcd::{EtcdStore, Options};
 use etcd_client::{Client, EventType, GetOptions, WatchOptions};
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::NewPool;
 use kv::{Store, StoreExt};
 
@@ -118,7 +118,7 @@ async fn stored(store: &Arc<dyn Store>) -> (i64, State) {
 async fn churn(store: Arc<dyn Store>, rounds: usize) {
     let ipam = allocator(store);
     for round in 0..rounds {
-        let request = AssignRequest::new(attachment("a", &format!("c{round}")), Wanted::any(1, 1));
+        let request = AssignRequest::new(attachment("a", &format!("c{round}")), RequestedAddresses::any(1, 1));
         ipam.assign(&request, soon()).await.unwrap();
         if round % 3 == 2 {
             del(&ipam, "a", &format!("c{}", round - 1)).await.unwrap();

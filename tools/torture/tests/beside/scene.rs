@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use ipam_core::affinity::ReleaseIf;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, NewPool, Node};
@@ -66,7 +66,7 @@ pub(crate) fn attachment(host: &str, container: &str) -> Attachment {
 
 /// The outcome of our side: the addresses, or the refusal.
 pub(crate) async fn add(ipam: &Ipam, host: &str, container: &str) -> ipam_core::Result<IpAddr> {
-    let request = AssignRequest::new(attachment(host, container), Wanted::any(1, 0));
+    let request = AssignRequest::new(attachment(host, container), RequestedAddresses::any(1, 0));
     Ok(ipam.assign(&request, soon()).await?[0].ip)
 }
 

@@ -18,7 +18,8 @@ use clap::{Args, ValueEnum};
 use datastore::Location;
 use ipam_core::Error;
 use ipam_operator::inspect::{
-    AllocatedAddress, Code, Counts, Finding, Inspection, Inspector, Keep, Mended, Severity, Subject,
+    AddressReporting, AllocatedAddress, Code, Finding, Inspection, Inspector, RepairResult, Severity, StoreCounts,
+    Subject,
 };
 use kv::Deadline;
 use serde::Serialize;
@@ -118,7 +119,7 @@ impl StoreCommand for Check {
 
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let wants_addresses = self.show_all_ips || self.show_problem_ips || self.report.is_some();
-        let keep = if wants_addresses { Keep::Addresses } else { Keep::Findings };
+        let keep = if wants_addresses { AddressReporting::Addresses } else { AddressReporting::Findings };
         let mut inspected = inspect(at, keep).await?;
         let mut repairs = Vec::new();
         if let Some(codes) = &self.repair {
@@ -177,11 +178,11 @@ pub(super) struct StoreInspection {
 }
 
 /// Reads and inspects a store.
-pub(super) async fn inspect(at: StoreAccess<'_>, keep: Keep) -> Result<StoreInspection> {
+pub(super) async fn inspect(at: StoreAccess<'_>, keep: AddressReporting) -> Result<StoreInspection> {
     retry_at_one_revision(at, async || inspect_once(at, keep).await).await
 }
 
-async fn inspect_once(at: StoreAccess<'_>, keep: Keep) -> Result<StoreInspection, TransferStop> {
+async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<StoreInspection, TransferStop> {
     let mut snapshot = Snapshot::of(at, Inspector::ranges());
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
@@ -281,7 +282,7 @@ async fn apply_repairs(
     at: StoreAccess<'_>,
     mut inspected: StoreInspection,
     codes: &[Code],
-    keep: Keep,
+    keep: AddressReporting,
 ) -> Result<(Vec<Repair>, StoreInspection)> {
     let mut repairs: Vec<Repair> = Vec::new();
     for _ in 0..MAX_REPAIR_ROUNDS {
@@ -324,8 +325,8 @@ async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]
         let mut done = Vec::new();
         for finding in findings {
             done.push(match operator.mend(finding, inspection.revision, Deadline::after(REPAIR_TIMEOUT)).await {
-                Ok(Mended::Done) => Repair::new(finding, RepairOutcome::Mended, None),
-                Ok(Mended::Changed) => Repair::new(finding, RepairOutcome::Changed, None),
+                Ok(RepairResult::Done) => Repair::new(finding, RepairOutcome::Mended, None),
+                Ok(RepairResult::Changed) => Repair::new(finding, RepairOutcome::Changed, None),
                 Err(Error::Store(error)) => return Err(at.explain(error)),
                 Err(error) => Repair::new(finding, RepairOutcome::Failed, Some(&error)),
             });
@@ -343,7 +344,7 @@ struct CheckJson<'a> {
     store: String,
     revision: i64,
     problems: usize,
-    counts: Counts,
+    counts: StoreCounts,
     findings: Vec<FindingJson<'a>>,
     repairs: &'a [Repair],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -413,8 +414,8 @@ fn render_answer(
 }
 
 fn write_sections(text: &mut String, inspection: &Inspection) {
-    let Counts { reservations, nodes, blocks, affinities, handles, endpoints, .. } = inspection.counts;
-    let Counts { held, cooling, borrowed, of_gone_nodes, .. } = inspection.counts;
+    let StoreCounts { reservations, nodes, blocks, affinities, handles, endpoints, .. } = inspection.counts;
+    let StoreCounts { held, cooling, borrowed, of_gone_nodes, .. } = inspection.counts;
     _ = writeln!(text, "Found {} IP pools:", inspection.pools.len());
     for (name, cidr) in &inspection.pools {
         _ = writeln!(text, "  {cidr} ({})", printable(name));

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use datastore::text_fault;
 use ipam_core::attachment::{namespace_of, node_of, pod_of};
-use ipam_operator::inspect::{AllocatedAddress, Cluster, Inspection};
+use ipam_operator::inspect::{AllocatedAddress, ClusterFacts, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::StoreInspection;
@@ -122,7 +122,7 @@ pub(crate) fn guid(inspected: &StoreInspection) -> &str {
 
 /// The revision of Calico's ClusterInformation; empty where there is none.
 pub(crate) fn revision(inspection: &Inspection) -> String {
-    inspection.cluster.as_ref().map(|Cluster { revision, .. }| revision.to_string()).unwrap_or_default()
+    inspection.cluster.as_ref().map(|ClusterFacts { revision, .. }| revision.to_string()).unwrap_or_default()
 }
 
 impl ReportedAddress {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use datastore::text_fault;
 use ipam_core::Error;
 use ipam_operator::Operator;
-use ipam_operator::documents::{DocumentError, DocumentKind, Manifest, WriteMode, Written};
+use ipam_operator::documents::{DocumentError, DocumentKind, Manifest, WriteMode, WriteOutcome};
 use kv::Deadline;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ impl OpenStoreCommand for WriteDocuments {
         for manifest in &self.manifests {
             match operator.write_document(manifest, self.mode, deadline).await {
                 Ok(written) => {
-                    first_node |= written == Written::Created && manifest.kind() == DocumentKind::Node;
+                    first_node |= written == WriteOutcome::Created && manifest.kind() == DocumentKind::Node;
                     report.add_done(manifest);
                 }
                 Err(Error::Document(DocumentError::Exists(..))) if self.skips_existing => report.add_done(manifest),

@@ -1,7 +1,7 @@
 //! `get`: documents as calicoctl shows them, with its columns in tables.
 
 use ipam_operator::Operator;
-use ipam_operator::documents::{DocumentKind, Shown};
+use ipam_operator::documents::{DocumentKind, StoredDocument};
 use kv::Deadline;
 use serde_json::{Map, Value, json};
 
@@ -64,7 +64,9 @@ pub(super) async fn get_named(
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for ((kind, _), shown) in names.iter().zip(found) {
         match shown {
-            Ok(Shown { document, .. }) => tables.push(DocumentTable { kind: *kind, rows: vec![form.of(document)] }),
+            Ok(StoredDocument { document, .. }) => {
+                tables.push(DocumentTable { kind: *kind, rows: vec![form.of(document)] })
+            }
             Err(error) => missing.push(printable(&error.to_string())),
         }
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use datastore::OpenStore;
-use ipam_operator::moving::{Mark, MoveKind, State, Tally};
+use ipam_operator::moving::{DocumentCounts, ImportLock, ImportState, MoveKind};
 use kv::Revision;
 use serde::Serialize;
 
@@ -63,7 +63,7 @@ struct MigrationJson {
     gone: u64,
     kept: u64,
     #[serde(flatten)]
-    tally: Tally,
+    tally: DocumentCounts,
 }
 
 #[derive(Serialize)]
@@ -122,9 +122,9 @@ impl MigrationStores<'_> {
     async fn copy(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
         self.require_fillable(target).await?;
         match target.mark() {
-            None => target.begin(self.mark(State::Copying, 0)).await?,
-            Some(mark) if mark.state == State::Copied => {
-                target.remark(self.mark(State::Copying, mark.revision)).await?;
+            None => target.begin(self.mark(ImportState::Copying, 0)).await?,
+            Some(mark) if mark.state == ImportState::Copied => {
+                target.remark(self.mark(ImportState::Copying, mark.revision)).await?;
             }
             Some(_) => {}
         }
@@ -143,7 +143,7 @@ impl MigrationStores<'_> {
                     .into());
                 }
             }
-            target.remark(self.mark(State::Copied, revision.get())).await?;
+            target.remark(self.mark(ImportState::Copied, revision.get())).await?;
             Ok(self.copied(revision, &written)?)
         })
         .await
@@ -181,7 +181,7 @@ impl MigrationStores<'_> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
         self.require_same(mark)?;
-        if mark.state != State::Copied {
+        if mark.state != ImportState::Copied {
             return Err(CommandFailure::new(format!("not all of {from} is in {to} yet"))
                 .hint(format!("go on with: {}", mark.command())));
         }
@@ -254,8 +254,9 @@ impl MigrationStores<'_> {
     }
 
     /// Refuses a target that another migration or an import has begun to fill.
-    fn require_same(&self, mark: &Mark) -> Result<()> {
-        let same = mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != State::Removing;
+    fn require_same(&self, mark: &ImportLock) -> Result<()> {
+        let same =
+            mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != ImportState::Removing;
         if same {
             return Ok(());
         }
@@ -281,9 +282,9 @@ impl MigrationStores<'_> {
         Ok((source.revision(), found))
     }
 
-    fn mark(&self, state: State, revision: i64) -> Mark {
+    fn mark(&self, state: ImportState, revision: i64) -> ImportLock {
         let (from, to) = (self.from.to_string(), self.to.to_string());
-        Mark { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
+        ImportLock { way: MoveKind::Migrate, from, to, source: self.source.id.clone(), state, revision }
     }
 
     fn json(&self, revision: Revision, walked: &Differences, dry_run: bool, finished: bool) -> MigrationJson {
@@ -337,7 +338,7 @@ async fn remove_from(
         return CommandAnswer::new(text, &RemovedJson { store, dry_run, removed: 0 });
     }
     let from = mark.from.clone();
-    target.remark(Mark { state: State::Removing, ..mark }).await?;
+    target.remark(ImportLock { state: ImportState::Removing, ..mark }).await?;
     let removed = target.remove_written_keys().await?;
     target.unmark().await?;
     CommandAnswer::new(

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
 use indicatif::HumanBytes;
-use ipam_operator::moving::{Mark, MoveKind, State, Tally};
+use ipam_operator::moving::{DocumentCounts, ImportLock, ImportState, MoveKind};
 use serde::Serialize;
 
 use self::migrate::{Migrate, remove};
@@ -63,7 +63,7 @@ struct ExportJson {
     revision: i64,
     bytes: u64,
     #[serde(flatten)]
-    tally: Tally,
+    tally: DocumentCounts,
 }
 
 #[async_trait(?Send)]
@@ -148,7 +148,7 @@ struct ImportJson {
     /// Keys of the file that are not IPAM's.
     left_out: u64,
     #[serde(flatten)]
-    tally: Tally,
+    tally: DocumentCounts,
 }
 
 #[async_trait(?Send)]
@@ -192,12 +192,12 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
             if let Some(found) = imported_already(plan, target).await? {
                 return Ok(found);
             }
-            let mark = Mark {
+            let mark = ImportLock {
                 way: MoveKind::Import,
                 from: plan.file.path(),
                 to: at.to_string(),
                 source: plan.source(),
-                state: State::Copying,
+                state: ImportState::Copying,
                 revision: plan.file.header.revision,
             };
             target.begin(mark).await?;
@@ -234,8 +234,8 @@ async fn compare_or_fill(plan: &ImportPlan, target: &mut Target<'_>, work: FillM
 }
 
 /// Refuses a store that another import or a migration has begun to fill.
-fn require_same(at: StoreAccess<'_>, mark: &Mark, plan: &ImportPlan) -> Result<()> {
-    if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == State::Copying {
+fn require_same(at: StoreAccess<'_>, mark: &ImportLock, plan: &ImportPlan) -> Result<()> {
+    if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == ImportState::Copying {
         return Ok(());
     }
     Err(CommandFailure::new(format!("{at} is being filled from {} already", mark.from))

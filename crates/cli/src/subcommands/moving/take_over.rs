@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use clap::Args;
 use datastore::text_fault;
-use ipam_core::assign::{AssignRequest, Bridge, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, RequestedAddresses};
 use ipam_core::attachment::{Attachment, NAMESPACE, POD, TIMESTAMP};
 use ipam_core::timestamps::go_string;
 use ipam_core::{Error, Standing};
@@ -234,7 +234,7 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
             .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
             .and_then(|id| host::short_boot(&id)),
     };
-    let mut request = AssignRequest::new(attachment, Wanted::these(lease.addresses.clone()));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::these(lease.addresses.clone()));
     request.bridge = Some(Bridge::default());
     let given_at = lease.given_at.unwrap_or_else(SystemTime::now);
     request.attributes.insert(TIMESTAMP.to_owned(), go_string(given_at.into()));

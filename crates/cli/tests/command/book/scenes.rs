@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use datastore::{Create, Location};
-use ipam_core::assign::{AssignRequest, Bridge, Gateway, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
@@ -179,7 +179,7 @@ fn container(name: &str) -> Container {
         node: "vm".into(),
         boot: host::boot_id().and_then(|id| host::short_boot(&id)),
     };
-    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     request.attributes.insert("timestamp".into(), "2026-11-22 11:30:34.795291957 +0000 UTC".into());
     Container { request }
 }
@@ -219,12 +219,12 @@ impl Container {
 
     /// An address of each family.
     fn of_both_families(mut self) -> Self {
-        self.request.wanted = Wanted::any(1, 1);
+        self.request.wanted = RequestedAddresses::any(1, 1);
         self
     }
 
     fn with(mut self, address: &str) -> Self {
-        self.request.wanted = Wanted::these(vec![address.parse::<IpAddr>().unwrap()]);
+        self.request.wanted = RequestedAddresses::these(vec![address.parse::<IpAddr>().unwrap()]);
         self
     }
 

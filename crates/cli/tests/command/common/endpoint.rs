@@ -1,7 +1,7 @@
 //! Endpoints of workloads, stored as the main plugin stores them.
 
 use ipam_core::Ipam;
-use ipam_core::endpoints::{EndpointQuery, Pools};
+use ipam_core::endpoints::{EndpointQuery, PoolsToRead};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, workload_endpoint_name};
 use kv::Deadline;
 use serde_json::Value;
@@ -36,7 +36,7 @@ impl Endpoint<'_> {
             namespace: self.namespace().to_owned(),
             prefix: None,
             profile: Some("net".to_owned()),
-            pools: Pools::Skipped,
+            pools: PoolsToRead::Skipped,
         };
         let orchestrator = if self.pod.is_some() { Orchestrator::K8s } else { Orchestrator::Cni };
         let facts = EndpointFacts {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use datastore::{Create, Location};
 use ipam_core::Ipam;
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use testkit::lab::ENGINES;
 
@@ -126,7 +126,7 @@ impl Lab {
             node: "node1".into(),
             boot: Some("0badcafe".into()),
         };
-        self.lab.assign(&AssignRequest::new(attachment, Wanted::any(1, 0))).to_string()
+        self.lab.assign(&AssignRequest::new(attachment, RequestedAddresses::any(1, 0))).to_string()
     }
 
     /// Opens the store, which must be there, and closes it again.

@@ -74,7 +74,7 @@ fn an_address_that_an_interface_here_has_is_this_machines() {
     let at = &lab.location;
     // The loopback address is on every machine.
     pool(&lab, "127.0.0.0/24");
-    let wanted = ipam_core::assign::Wanted::these(["127.0.0.1".parse().unwrap()]);
+    let wanted = ipam_core::assign::RequestedAddresses::these(["127.0.0.1".parse().unwrap()]);
     let request = ipam_core::assign::AssignRequest::new(attachment("dead", "c1"), wanted);
     on(at, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await.unwrap());
     on(at, async |ipam| ipam.store().put("/margay/v1/node", "node1").await.unwrap());

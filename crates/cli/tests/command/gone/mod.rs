@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::common::{Done, Lab, PATIENCE, margay};
 use crate::support::Etcd;
 use datastore::{Create, Location};
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::timestamps::go_string;
 use ipam_core::{Ipam, Nodes};
@@ -75,7 +75,7 @@ fn attachment(node: &str, container: &str) -> Attachment {
 
 /// Gives a container an address as the plugin does, dated so many seconds ago.
 fn give_dated(location: &Location, attachment: Attachment, seconds_ago: i64) -> String {
-    let mut request = AssignRequest::new(attachment, Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     let at = OffsetDateTime::now_utc() - time::Duration::seconds(seconds_ago);
     request.attributes.insert("timestamp".into(), go_string(at));
     on(location, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
@@ -100,8 +100,9 @@ fn revision(location: &Location) -> Revision {
 /// All addresses that are recorded for a node.
 fn held(location: &Location, node: &str) -> BTreeSet<String> {
     let estates =
-        on(location, async |ipam| ipam.estates(|_, name| name == node, Deadline::after(PATIENCE)).await).unwrap();
-    let holds = estates.estates.get(node).into_iter().flat_map(|estate| &estate.holds);
+        on(location, async |ipam| ipam.departed_nodes(|_, name| name == node, Deadline::after(PATIENCE)).await)
+            .unwrap();
+    let holds = estates.departed.get(node).into_iter().flat_map(|estate| &estate.holds);
     holds.map(|hold| hold.address.to_string()).collect()
 }
 

@@ -37,12 +37,12 @@ fn a_clusters_node_with_all_that_calico_has_given_it() {
     let cluster = Cluster::of_calicos();
     let at = &cluster.location;
     let tunnel = on(at, async |ipam| {
-        use ipam_core::assign::{HandleRequest, Wanted};
+        use ipam_core::assign::{HandleRequest, RequestedAddresses};
         let attributes = [("node", "node3"), ("type", "vxlanTunnelAddress")];
         let attributes = attributes.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let owner = ipam_core::model::Owner::host("node3");
-        let request =
-            HandleRequest::new("vxlan-tunnel-addr-node3", owner, Wanted::any(1, 0)).with_attributes(attributes);
+        let request = HandleRequest::new("vxlan-tunnel-addr-node3", owner, RequestedAddresses::any(1, 0))
+            .with_attributes(attributes);
         let request = request.with_usage(ipam_core::model::PoolUse::Tunnel);
         ipam.assign_to_handle(&request, kv::Deadline::after(crate::gone::PATIENCE)).await.unwrap()[0].ip.to_string()
     });

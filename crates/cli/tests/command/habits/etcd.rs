@@ -90,7 +90,8 @@ fn a_cluster_is_set_up_used_and_taken_down() {
             datastore::open(&location, &datastore::Create::Never.with_wait(crate::common::PATIENCE)).await.unwrap();
         let ipam = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered);
         let owner = ipam_core::model::Owner::host("node1");
-        let request = ipam_core::assign::HandleRequest::new("h", owner, ipam_core::assign::Wanted::any(1, 0));
+        let request =
+            ipam_core::assign::HandleRequest::new("h", owner, ipam_core::assign::RequestedAddresses::any(1, 0));
         ipam.assign_to_handle(&request, soon()).await.unwrap();
         open.close().await.unwrap();
     });

@@ -1,6 +1,6 @@
 //! `ipam configure`, `ipam show --show-configuration` and `--show-borrowed`.
 
-use ipam_core::assign::{HandleRequest, Wanted};
+use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::Owner;
 use kv::Deadline;
 use serde_json::json;
@@ -95,8 +95,8 @@ fn what_is_borrowed_is_shown() {
         let give = |node: &str, handle: &str| {
             let attributes = [("node", node), ("pod", "web"), ("namespace", "default")];
             let attributes = attributes.map(|(name, value)| (name.to_owned(), value.to_owned()));
-            let request =
-                HandleRequest::new(handle, Owner::host(node), Wanted::any(1, 0)).with_attributes(attributes.into());
+            let request = HandleRequest::new(handle, Owner::host(node), RequestedAddresses::any(1, 0))
+                .with_attributes(attributes.into());
             lab.with_ipam(async |ipam| ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap())[0].ip
         };
         give("a", "h1");

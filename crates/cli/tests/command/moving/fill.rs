@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use datastore::{Create, Location};
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::Attachment;
 use ipam_core::{Error, Ipam, Nodes};
-use ipam_operator::moving::part_of;
+use ipam_operator::moving::role_of;
 use kv::{Deadline, Key};
 use tempfile::TempDir;
 
@@ -68,7 +68,7 @@ pub(crate) fn ours(location: &Location, containers: usize) {
 
 /// Gives a container an address in the pool of [`ours`], as the plugin does.
 pub(crate) fn assign(location: &Location, container: &str) -> Result<String, Error> {
-    let mut request = AssignRequest::new(attachment(container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lab".into()];
     let given = on(location, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await)?;
     Ok(given[0].ip.to_string())
@@ -96,7 +96,7 @@ fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
 
 /// The keys of a store that move.
 pub(crate) fn moved(location: &Location) -> Content {
-    content(location).into_iter().filter(|(key, _)| part_of(&Key::from(key.as_slice())).is_some()).collect()
+    content(location).into_iter().filter(|(key, _)| role_of(&Key::from(key.as_slice())).is_some()).collect()
 }
 
 /// The command on a store.

@@ -10,8 +10,8 @@ use agent::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use datastore::Create;
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::attachment::Attachment;
-use ipam_core::intents::Pending;
 use ipam_core::model::{Owner, keys};
+use ipam_core::pending_commits::PendingCommit;
 use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Op, StoreExt};
 use serde_json::Value;
@@ -105,7 +105,7 @@ impl<'a> Host<'a> {
     }
 
     /// The pending commits of a container.
-    pub(super) fn noted(&self, container: &str) -> Vec<Pending> {
+    pub(super) fn noted(&self, container: &str) -> Vec<PendingCommit> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));
         let attachment = Attachment { network, container, interface: text("eth0"), node: text(NODE), boot: None };
@@ -164,7 +164,7 @@ impl<'a> Host<'a> {
 }
 
 /// The bytes that only this pending commit writes: the block with the new address in it.
-pub(super) fn mark_of(note: &Pending) -> Vec<u8> {
+pub(super) fn mark_of(note: &PendingCommit) -> Vec<u8> {
     let block = note.txn.success.iter().find_map(|op| match op {
         Op::Put { key, value, .. } => keys::parse_block(key).map(|_| value.as_bytes().to_vec()),
         _ => None,

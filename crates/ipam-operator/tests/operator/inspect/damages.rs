@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipam_core::Nodes;
-use ipam_core::assign::{AssignRequest, Gateway, Wanted};
+use ipam_core::assign::{AssignRequest, Gateway, RequestedAddresses};
 use ipam_core::model::IpamConfig;
-use ipam_operator::inspect::{Code, Finding, Inspection, Keep, Mended};
+use ipam_operator::inspect::{AddressReporting, Code, Finding, Inspection, RepairResult};
 use kv::StoreExt;
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ pub(crate) async fn world_of(content: &Content) -> World {
 }
 
 pub(crate) async fn inspect(world: &World) -> Inspection {
-    world.operator().inspect(Keep::Findings, soon()).await.unwrap()
+    world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap()
 }
 
 fn codes(inspection: &Inspection) -> Vec<&str> {
@@ -50,15 +50,15 @@ pub(crate) async fn whole() -> Content {
     world.add_pool("range", "10.9.0.0/29").await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     world.reserve(&["10.0.0.200/32"]).await;
-    let mut both = AssignRequest::new(attachment("a", "c0"), Wanted::any(1, 1));
+    let mut both = AssignRequest::new(attachment("a", "c0"), RequestedAddresses::any(1, 1));
     both.v4_pools = vec!["main".into()];
     world.assign(&both).await.unwrap();
     for (node, container) in [("a", "c1"), ("b", "c2"), ("a", "c3")] {
-        let mut request = AssignRequest::new(attachment(node, container), Wanted::any(1, 0));
+        let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0));
         request.v4_pools = vec!["main".into()];
         world.assign(&request).await.unwrap();
     }
-    let mut bridged = AssignRequest::new(attachment("c", "c4"), Wanted::any(1, 0));
+    let mut bridged = AssignRequest::new(attachment("c", "c4"), RequestedAddresses::any(1, 0));
     bridged.v4_pools = vec!["range".into()];
     bridged.bridge = Some(ipam_core::assign::Bridge { v4: Gateway::First, v6: Gateway::First });
     world.assign(&bridged).await.unwrap();
@@ -386,7 +386,7 @@ pub(crate) async fn mend_all(world: &World) -> Inspection {
     let mut inspection = inspect(world).await;
     for _ in 0..4 {
         for finding in inspection.findings.iter().filter(|finding| finding.mendable) {
-            let _: Mended = world.operator().mend(finding, inspection.revision, soon()).await.unwrap();
+            let _: RepairResult = world.operator().mend(finding, inspection.revision, soon()).await.unwrap();
         }
         inspection = inspect(world).await;
     }

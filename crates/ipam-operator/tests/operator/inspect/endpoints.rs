@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use ipam_core::assign::{AssignRequest, HandleRequest, Wanted};
+use ipam_core::assign::{AssignRequest, HandleRequest, RequestedAddresses};
 use ipam_core::model::{IpamConfig, Labels, Node, Owner};
 use ipam_core::timestamps::go_string;
-use ipam_operator::inspect::{Finding, Mended};
+use ipam_operator::inspect::{Finding, RepairResult};
 use kv::{Range, StoreExt};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -59,7 +59,7 @@ async fn an_address_belongs_to_the_container_that_its_endpoint_names() {
     // The address of a network that the container is in as its second one.
     let mut other = attachment("a", "c1");
     other.network = "other.net".into();
-    let third = world.assign(&AssignRequest::new(other, Wanted::any(1, 0))).await.unwrap()[0].ip;
+    let third = world.assign(&AssignRequest::new(other, RequestedAddresses::any(1, 0))).await.unwrap()[0].ip;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{third}/32")]})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
 
@@ -95,7 +95,7 @@ async fn what_ipam_does_not_give_out_is_no_business_of_its() {
     let owner = || Owner::host("a");
     let mut given = Vec::new();
     for handle in ["shop.web", "net.vmi.shop.cart"] {
-        let request = HandleRequest::new(handle, owner(), Wanted::any(1, 0));
+        let request = HandleRequest::new(handle, owner(), RequestedAddresses::any(1, 0));
         given.push(world.ipam.assign_to_handle(&request, soon()).await.unwrap()[0].ip.to_string());
     }
     for (pod, ip) in [("web", &given[0]), ("virt--launcher--cart", &given[1])] {
@@ -118,7 +118,7 @@ async fn what_ipam_does_not_give_out_is_no_business_of_its() {
 /// An address that is held with these attributes.
 async fn hold(world: &World, handle: &str, attributes: &[(&str, String)]) -> String {
     let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
-    let request = HandleRequest::new(handle, Owner::host("a"), Wanted::any(1, 0));
+    let request = HandleRequest::new(handle, Owner::host("a"), RequestedAddresses::any(1, 0));
     let request = request.with_attributes(attributes.collect::<BTreeMap<_, _>>());
     world.ipam.assign_to_handle(&request, soon()).await.unwrap()[0].ip.to_string()
 }
@@ -197,15 +197,15 @@ async fn endpoints_of_a_node_that_is_gone_are_deleted_and_no_others() {
 
     // The node comes back, or the endpoint is written anew: it stays.
     world.add_node("dead", &[]).await;
-    assert_eq!(mend(finding).await, Mended::Changed);
+    assert_eq!(mend(finding).await, RepairResult::Changed);
     remove(&world, &format!("{NODES}/dead")).await;
     put(&world, "dead-cni-c3-eth0", json!({"containerID": "c3b"})).await;
-    assert_eq!(mend(finding).await, Mended::Changed);
+    assert_eq!(mend(finding).await, RepairResult::Changed);
     let found = inspect(&world).await;
-    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Done);
+    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Done);
     assert_eq!(reported(&world).await, Vec::<String>::new());
     assert_eq!(inspect(&world).await.counts.endpoints, 4);
-    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), Mended::Changed);
+    assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Changed);
 
     // Where no node is registered nobody can tell.
     for node in ["a", "b", "c"] {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, Wanted};
+use ipam_core::assign::{AssignRequest, Bridge, Gateway, PoolDefinition, RequestedAddresses};
 use ipam_core::model::{IpamConfig, NewPool, ReleaseRequest};
-use ipam_operator::inspect::{Code, HandleRevision, Keep, Severity};
+use ipam_operator::inspect::{AddressReporting, Code, HandleRevision, Severity};
 use serde_json::Value;
 
 use super::damages::{Content, content, inspect, mend_all, world_of};
@@ -19,8 +19,10 @@ async fn what_we_write_is_in_order() {
     // Until nodes borrow from each other, and nothing is left.
     for number in 0..64 {
         let node = ["a", "b", "c"][number % 3];
-        let mut request =
-            AssignRequest::new(attachment(node, &format!("c{number}")), Wanted::any(1, usize::from(number < 9)));
+        let mut request = AssignRequest::new(
+            attachment(node, &format!("c{number}")),
+            RequestedAddresses::any(1, usize::from(number < 9)),
+        );
         request.v4_pools = vec!["main".into()];
         let _full = world.assign(&request).await;
     }
@@ -32,7 +34,7 @@ async fn what_we_write_is_in_order() {
         world.release(["a", "b", "c"][number % 3], &format!("c{number}")).await;
         assert_eq!(inspect(&world).await.findings, [], "after the release of c{number}");
     }
-    let mut defined = AssignRequest::new(attachment("a", "d0"), Wanted::any(1, 0));
+    let mut defined = AssignRequest::new(attachment("a", "d0"), RequestedAddresses::any(1, 0));
     defined.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
     let ranges = vec![(ip("10.9.0.10"), ip("10.9.0.12"))];
     defined.define = vec![PoolDefinition {
@@ -87,7 +89,7 @@ async fn a_repair_leaves_alone_what_has_changed() {
     kv::StoreExt::put(&world.store, handle, sound.as_str()).await.unwrap();
     let before = world.dump().await;
     let mended = world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap();
-    assert_eq!(mended, ipam_operator::inspect::Mended::Changed);
+    assert_eq!(mended, ipam_operator::inspect::RepairResult::Changed);
     assert_eq!(world.dump().await, before);
     // A finding that cannot be mended is not tried.
     let finding = ipam_operator::inspect::Finding::new(
@@ -106,7 +108,7 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
     for number in 0..70 {
         world.one("a", &format!("c{number}")).await.unwrap();
     }
-    for one in world.operator().inspect(Keep::Addresses, soon()).await.unwrap().allocations {
+    for one in world.operator().inspect(AddressReporting::Addresses, soon()).await.unwrap().allocations {
         let request = ReleaseRequest::new(one.ip).with_handle(one.handle.unwrap());
         requests.push(request.with_sequence_number(one.sequence_number));
     }
@@ -115,7 +117,7 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
     let anew = requests[3].clone();
     let container = anew.handle.clone().unwrap().replace("net.", "");
     world.release("a", &container).await;
-    let mut again = AssignRequest::new(attachment("a", &container), Wanted::these([anew.address]));
+    let mut again = AssignRequest::new(attachment("a", &container), RequestedAddresses::these([anew.address]));
     again.v4_pools = vec!["main".into()];
     world.assign(&again).await.unwrap();
     let done = world.operator().reclaim(&requests, soon()).await.unwrap();
@@ -129,7 +131,7 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
 async fn addresses_of_secondary_networks_are_kept_while_their_node_is_registered() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
-    let mut bridged = AssignRequest::new(attachment("a", "c1"), Wanted::any(1, 0));
+    let mut bridged = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
     bridged.bridge = Some(Bridge::default());
     let live = world.assign(&bridged).await.unwrap()[0].ip;
     let leaked = world.one("a", "c2").await.unwrap();
@@ -188,7 +190,7 @@ async fn containers_come_and_go_during_repairs() {
         let found = inspect(&world).await;
         for finding in found.findings.iter().filter(|one| one.mendable) {
             let done = world.operator().mend(finding, found.revision, soon()).await.unwrap();
-            mended += usize::from(done == ipam_operator::inspect::Mended::Done);
+            mended += usize::from(done == ipam_operator::inspect::RepairResult::Done);
         }
     }
     for task in tasks {

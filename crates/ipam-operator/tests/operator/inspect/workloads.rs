@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipam_core::assign::{AssignRequest, Wanted};
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{Document, StickyRecord, keys};
 use ipam_core::sticky::Sticky;
-use ipam_operator::inspect::{Code, Mended};
+use ipam_operator::inspect::{Code, RepairResult};
 use kv::{Range, StoreExt};
 
 use super::damages::{inspect, mend_all};
@@ -19,7 +19,7 @@ const WAIT: u64 = 60;
 
 /// An address for a container of a workload.
 async fn sticky(world: &World, container: &str, name: &str) -> IpAddr {
-    let mut request = AssignRequest::new(attachment("a", container), Wanted::any(1, 0));
+    let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.sticky = Some(Sticky { name: name.to_owned(), wait: Some(Duration::from_secs(WAIT)) });
     world.assign(&request).await.unwrap()[0].ip
 }
@@ -89,5 +89,5 @@ async fn a_record_that_is_in_order_by_now_is_left_alone() {
     world.operator().unpin(own, soon()).await.unwrap();
     let before = world.dump().await;
     let mended = world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap();
-    assert_eq!((mended, world.dump().await), (Mended::Changed, before));
+    assert_eq!((mended, world.dump().await), (RepairResult::Changed, before));
 }

@@ -10,7 +10,7 @@ use ipam_core::attachment::TIMESTAMP;
 use ipam_core::census::{AddressUse, BlockCensus};
 use ipam_core::model::{AddressState, Attribute, Block, Document, Owner, keys};
 use ipam_core::pools::block_of;
-use ipam_core::quarantine::{Quarantined, quarantine_of};
+use ipam_core::quarantine::{QuarantineEntry, quarantine_of};
 use ipam_core::reservations::Reservations;
 use ipam_core::timestamps::{parse_go_string, rfc3339};
 use ipam_operator::events::AddressHolder;
@@ -108,7 +108,7 @@ struct AddressDetails {
     reserved: bool,
     /// Why it is in quarantine, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    quarantined: Option<Quarantined>,
+    quarantined: Option<QuarantineEntry>,
     pool: Option<String>,
     /// The block, if it is there.
     block: Option<String>,

@@ -17,7 +17,7 @@ use hyper::{Request, Response};
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::events::{EventRow, Happening, What, of_batch, of_listed};
+use ipam_operator::events::{BlockEvent, BlockEventKind, EventRow, of_batch, of_listed};
 use ipam_operator::history::{HistoryOf, time_after, time_of};
 use kv::{
     Batch, Content, ErrorKind, Operation, Pages, Prev, Range, RangeRequest, Revision, Store, StoreExt, WatchRequest,
@@ -196,7 +196,7 @@ fn revision_events(batch: &Batch) -> Option<Bytes> {
     if reported.happenings.is_empty() && reported.unreported.is_empty() && !concerns {
         return None;
     }
-    let row = |one: &Happening| EventRow::happened(batch.revision, time_of(batch.time, &one.what), one);
+    let row = |one: &BlockEvent| EventRow::happened(batch.revision, time_of(batch.time, &one.what), one);
     let document = RevisionEvents {
         revision: batch.revision.get(),
         time: batch.time.map(|time| rfc3339(time.into())),
@@ -254,10 +254,10 @@ impl HistorySubject {
         }
     }
 
-    fn concerns(&self, happening: &Happening) -> bool {
+    fn concerns(&self, happening: &BlockEvent) -> bool {
         match (self, &happening.what) {
             (Self::Known(subject), _) => subject.concerns(happening),
-            (Self::Pod(pod), What::Moved { from, to, .. }) => pod.has(from) || pod.has(to),
+            (Self::Pod(pod), BlockEventKind::Moved { from, to, .. }) => pod.has(from) || pod.has(to),
             (Self::Pod(pod), what) => what.holder().is_some_and(|entry| pod.has(entry)),
         }
     }

@@ -7,7 +7,7 @@ use ipam_core::census::{AddressUse, PoolCensus};
 use ipam_core::net::Count;
 use ipam_core::quarantine::{QuarantineRow, quarantine_rows};
 use ipam_operator::QuotaRow;
-use ipam_operator::inspect::{Code, Counts, Finding, Keep, Severity, Subject};
+use ipam_operator::inspect::{AddressReporting, Code, Finding, Severity, StoreCounts, Subject};
 use kv::Deadline;
 use serde::Serialize;
 
@@ -131,7 +131,7 @@ struct ProblemReport<'a> {
     revision: i64,
     problems: usize,
     total: usize,
-    counts: Counts,
+    counts: StoreCounts,
     findings: Vec<ProblemRow<'a>>,
 }
 
@@ -175,7 +175,7 @@ pub(super) async fn problems(page: &PageContext) -> Result<HttpResponse, HttpErr
 }
 
 async fn inspect_store(page: &PageContext) -> Result<String, HttpError> {
-    let mut inspection = page.operator.inspect(Keep::Findings, Deadline::after(READ_TIMEOUT)).await?;
+    let mut inspection = page.operator.inspect(AddressReporting::Findings, Deadline::after(READ_TIMEOUT)).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
     // Problems come before information.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());

@@ -5,7 +5,7 @@ use kv::{ErrorKind, Key, Range, Transaction, TxnRange, Value};
 use time::OffsetDateTime;
 
 use crate::error::Result;
-use crate::ipam::{Host, Ipam};
+use crate::ipam::{Claimant, Ipam};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
 use crate::quarantine::in_force;
@@ -22,7 +22,7 @@ const MAX_KEYS_DELETED: usize = 40;
 /// is guarded by itself. Where there are more than 64 pools or reservations, which is more than a commit can check,
 /// only the pool that is used is guarded.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct AssignContext {
     /// The settings.
     pub(crate) config: IpamConfig,
     /// All reserved addresses.
@@ -36,14 +36,14 @@ pub(crate) struct Surroundings {
     /// All pools, by name.
     pub(crate) pools: Vec<Pool>,
     /// The node, or the virtual owner.
-    pub(crate) host: Host,
+    pub(crate) host: Claimant,
     /// Whether Calico reads this store, too: its ClusterInformation is there. Calico makes the document before anything
     /// else, and never deletes it. It is not guarded: an assignment that does not see it yet keeps blocks as they were
     /// before Calico came, and those move later.
     pub(crate) beside_calico: bool,
 }
 
-impl Surroundings {
+impl AssignContext {
     /// Reads everything in one round trip, along with other keys, and the keys of ranges, that will be needed.
     pub(crate) async fn read(
         ipam: &Ipam,
@@ -67,7 +67,7 @@ impl Surroundings {
         let pools = decode_all(&list_guarded_if_short(tx, &pools).await?);
         let documents: Vec<IpReservation> = decode_all(&list_guarded_if_short(tx, &reservations).await?);
         let documents: Vec<_> = documents.into_iter().map(|document| in_force(document, ipam.now())).collect();
-        let reservations = set_of(&documents);
+        let reservations = reservations_of(&documents);
         Ok(Self {
             config,
             reservations,
@@ -108,11 +108,11 @@ impl Surroundings {
     }
 
     fn count_reservations(&mut self) {
-        self.reservations = set_of(self.reservation_documents.iter().chain(&self.kept_off));
+        self.reservations = reservations_of(self.reservation_documents.iter().chain(&self.kept_off));
     }
 }
 
-fn set_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -> Reservations {
+fn reservations_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -> Reservations {
     let (reservations, skipped) = Reservations::from_documents(documents);
     for entry in skipped {
         tracing::warn!(reservation = %entry.reservation, entry = %entry.entry, "passing over an entry that is no network");
@@ -126,7 +126,7 @@ pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block:
 }
 
 /// True if the pool is enabled for nodes with other labels only. False for a selector that cannot be read.
-pub(crate) fn passes_over(pool: &Pool, node: &Labels) -> bool {
+pub(crate) fn excludes_node(pool: &Pool, node: &Labels) -> bool {
     pool.is_enabled() && pool.selects_node(node) == Ok(false)
 }
 

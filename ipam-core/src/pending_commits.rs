@@ -32,17 +32,17 @@ use crate::attachment::Attachment;
 use crate::error::Result;
 
 /// The longest pause before a pending commit is sent once more.
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const MAX_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The id of a recorded pending commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct IntentId(pub String);
+pub struct PendingCommitId(pub String);
 
 /// A pending commit, of which the outcome is not known.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pending {
+pub struct PendingCommit {
     /// Its id.
-    pub id: IntentId,
+    pub id: PendingCommitId,
     /// The transaction.
     pub txn: Txn,
 }
@@ -50,46 +50,46 @@ pub struct Pending {
 /// Where pending commits are recorded. They must outlive the process, but not the machine, and are needed between two
 /// round trips: calls should take no longer than a few writes to memory, unless an earlier process left one.
 #[async_trait]
-pub trait Intents: Send + Sync + fmt::Debug {
+pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records the transaction that is about to be sent for an attachment, which finds it from then on. Nothing is sent
     /// if this fails.
     ///
     /// # Errors
     /// The reason for which it cannot be recorded.
-    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<IntentId>;
+    fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId>;
 
     /// Removes a pending commit: its outcome is known. One that stays by mistake costs its finder a round trip.
-    fn forget(&self, id: &IntentId);
+    fn forget(&self, id: &PendingCommitId);
 
     /// The pending commits for an attachment on this store. Those of others, and those that cannot be read, are not an
     /// error. If there are some, the store may be queried for its identity.
     ///
     /// # Errors
     /// A failure to find out whether this store has pending commits: an error of the store is passed on as it is.
-    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<Pending>>;
+    async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 
 /// Makes sure that no pending commit for this attachment can happen on this store from now on.
 pub(crate) async fn settle_all(
-    intents: &dyn Intents,
+    pending_commits: &dyn PendingCommits,
     store: &Arc<dyn Store>,
     attachment: &Attachment,
     deadline: Deadline,
 ) -> Result<()> {
-    for Pending { id, txn } in intents.pending(attachment).await.map_err(unreadable)? {
+    for PendingCommit { id, txn } in pending_commits.pending(attachment).await.map_err(unreadable)? {
         settle(store, &id, &txn, deadline).await?;
-        intents.forget(&id);
+        pending_commits.forget(&id);
     }
     Ok(())
 }
 
-async fn settle(store: &Arc<dyn Store>, id: &IntentId, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
+async fn settle(store: &Arc<dyn Store>, id: &PendingCommitId, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     tracing::info!(?id, "an earlier assignment broke off; sending it again");
     let answer = send_again(store, txn, deadline).await?;
     if answer.is_some_and(|answer| cannot_come_again(txn, &answer)) {
         return Ok(());
     }
-    bury(store, txn, deadline).await
+    invalidate(store, txn, deadline).await
 }
 
 /// Sends a transaction until it is answered; `None` if it can never be carried out.
@@ -109,7 +109,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
             return Err(error);
         }
         tokio::time::sleep(pause.min(deadline.remaining_for_work())).await;
-        pause = LONGEST_PAUSE.min(pause * 2);
+        pause = MAX_RETRY_PAUSE.min(pause * 2);
     }
 }
 
@@ -138,7 +138,7 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
 }
 
 /// Makes sure that a transaction can never go through, whatever becomes absent again.
-async fn bury(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
+async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
     let read = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
     let Some(found) = send_again(store, &read, deadline).await? else { return Ok(()) };
@@ -171,70 +171,73 @@ fn unreadable(error: io::Error) -> kv::Error {
 }
 
 /// A store for assignments to an attachment: it records each transaction that writes, before it is sent, until it is done with.
-pub(crate) struct Noting {
+pub(crate) struct RecordingStore {
     inner: Arc<dyn Store>,
-    intents: Arc<dyn Intents>,
+    pending_commits: Arc<dyn PendingCommits>,
     attachment: Attachment,
     /// The transaction that is recorded now.
-    noted: Mutex<Option<Noted>>,
+    recorded: Mutex<Option<RecordedCommit>>,
 }
 
-impl fmt::Debug for Noting {
+impl fmt::Debug for RecordingStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Noting").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("RecordingStore").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
 #[derive(Clone, Debug)]
-struct Noted {
-    id: IntentId,
+struct RecordedCommit {
+    id: PendingCommitId,
     txn: Txn,
     /// True once a sending of it has failed with an unknown outcome.
     in_doubt: bool,
 }
 
-impl Noting {
-    pub(crate) fn new(inner: Arc<dyn Store>, intents: Arc<dyn Intents>, attachment: Attachment) -> Self {
-        Self { inner, intents, attachment, noted: Mutex::default() }
+impl RecordingStore {
+    pub(crate) fn new(inner: Arc<dyn Store>, pending_commits: Arc<dyn PendingCommits>, attachment: Attachment) -> Self {
+        Self { inner, pending_commits, attachment, recorded: Mutex::default() }
     }
 
     /// Records a transaction, unless it is the recorded one that is sent again. The reads of its failure branch are no
     /// part of it: they are added only when it is sent again.
-    fn note(&self, txn: &Txn) -> kv::Result<()> {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.as_ref().is_some_and(|noted| noted.txn.compares == txn.compares && noted.txn.success == txn.success) {
+    fn record(&self, txn: &Txn) -> kv::Result<()> {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        if recorded
+            .as_ref()
+            .is_some_and(|recorded| recorded.txn.compares == txn.compares && recorded.txn.success == txn.success)
+        {
             return Ok(());
         }
         let txn = Txn::new().with_compares(txn.compares.clone()).with_success(txn.success.clone());
-        let id = self.intents.record(&self.attachment, &txn).map_err(|error| {
+        let id = self.pending_commits.record(&self.attachment, &txn).map_err(|error| {
             kv::Error::new(ErrorKind::Io, Operation::Txn, "intents")
                 .with_outcome(Outcome::NotApplied)
                 .with_detail("cannot note what is about to be done, so nothing was done")
                 .with_source(error)
         })?;
-        *noted = Some(Noted { id, txn, in_doubt: false });
+        *recorded = Some(RecordedCommit { id, txn, in_doubt: false });
         Ok(())
     }
 
     /// Removes the record if its transaction is done with.
-    fn judge(&self, answer: &kv::Result<TxnResponse>) {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(current) = noted.as_mut() else { return };
+    fn forget_if_final(&self, answer: &kv::Result<TxnResponse>) {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(current) = recorded.as_mut() else { return };
         match answer {
             Err(error) if !error.is_final() => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
             // The first transaction may still be on its way: the next call settles it.
-            Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *noted = None,
+            Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *recorded = None,
             Ok(_) | Err(_) => {
-                self.intents.forget(&current.id);
-                *noted = None;
+                self.pending_commits.forget(&current.id);
+                *recorded = None;
             }
         }
     }
 }
 
 #[async_trait]
-impl Store for Noting {
+impl Store for RecordingStore {
     async fn range(&self, request: RangeRequest) -> kv::Result<RangeResponse> {
         self.inner.range(request).await
     }
@@ -243,9 +246,9 @@ impl Store for Noting {
         if txn.is_read_only() {
             return self.inner.txn(txn).await;
         }
-        self.note(&txn)?;
+        self.record(&txn)?;
         let answer = self.inner.txn(txn).await;
-        self.judge(&answer);
+        self.forget_if_final(&answer);
         answer
     }
 

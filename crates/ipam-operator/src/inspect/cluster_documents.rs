@@ -13,11 +13,11 @@ use ipam_core::selector::Selector;
 use ipnet::IpNet;
 use kv::Kv;
 
-use super::finding::{Cluster, Code, Finding, Inspection, Subject};
+use super::finding::{ClusterFacts, Code, Finding, Inspection, Subject};
 
 /// The documents that were read before the blocks.
 #[derive(Debug, Default)]
-pub(super) struct Surroundings {
+pub(super) struct ClusterDocuments {
     /// The settings, once they were read.
     config: Option<IpamConfig>,
     /// The pools that can be read, by name.
@@ -28,7 +28,7 @@ pub(super) struct Surroundings {
     pub(super) nodes: BTreeSet<String>,
 }
 
-impl Surroundings {
+impl ClusterDocuments {
     /// Takes a key; false if it is none of these.
     pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
         if kv.key == keys::config() {
@@ -182,11 +182,11 @@ fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }
 
-fn cluster(kv: &Kv) -> Cluster {
+fn cluster(kv: &Kv) -> ClusterFacts {
     let document: serde_json::Value = serde_json::from_slice(kv.value.as_bytes()).unwrap_or_default();
     let spec = &document["spec"];
     let text = |field: &str| spec[field].as_str().unwrap_or_default().to_owned();
-    Cluster {
+    ClusterFacts {
         guid: text("clusterGUID"),
         kind: text("clusterType"),
         locked: spec["datastoreReady"] == false,

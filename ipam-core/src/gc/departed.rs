@@ -14,20 +14,20 @@ use kv::{Content, Deadline, Key, Range, Transaction};
 
 use super::hold::{Hold, NodeEndpoint};
 use crate::affinity::drop_legacy_in;
-use crate::boxed;
+use crate::assign_context::read_config;
+use crate::boxed_future;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, Nodes, transact};
 use crate::model::keys::{self, ResourceKind};
 use crate::model::{Block, Document, Owner, WINDOWS_RESERVED_HANDLE, is_node_handle, renamed_node_handle};
 use crate::sticky::waits_until;
-use crate::surroundings::read_config;
-use crate::usage::{Reading, reread};
+use crate::usage::{SnapshotReader, reread};
 use crate::vm::is_vms;
-use crate::workset::{Found, Workset};
+use crate::write_set::{BlockSlot, WriteSet};
 
 /// Which nodes a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownNodes {
     /// Those that are registered.
     pub registered: BTreeSet<String>,
     /// The one name under which a store has every node: only on an embedded store in which none is registered.
@@ -36,7 +36,7 @@ pub struct Known {
 
 /// A node's addresses in a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct BlockPart {
     /// The block is the node's.
     pub is_own: bool,
     /// The node has an affinity to it, or to what was a block of its own once.
@@ -51,11 +51,11 @@ pub struct Part {
 
 /// All that a node has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Estate {
+pub struct DepartedNode {
     /// Its name.
     pub node: String,
     /// The blocks that are its own, that it has an affinity to, or that have addresses of it.
-    pub parts: BTreeMap<IpNet, Part>,
+    pub parts: BTreeMap<IpNet, BlockPart>,
     /// The addresses that are recorded for it, by any writer, tunnels among them; by block.
     pub holds: Vec<Hold>,
     /// How many addresses are recorded for it and for a second owner, who may be alive, or are a virtual machine's, which may
@@ -69,41 +69,41 @@ pub struct Estate {
     pub endpoints: Vec<NodeEndpoint>,
 }
 
-impl Estate {
+impl DepartedNode {
     /// The blocks that are its own, or that it has an affinity to.
     pub fn blocks(&self) -> impl Iterator<Item = IpNet> {
         self.parts.iter().filter(|(_, part)| part.is_own || part.has_affinity).map(|(cidr, _)| *cidr)
     }
 
-    fn part(&mut self, cidr: IpNet) -> &mut Part {
+    fn part(&mut self, cidr: IpNet) -> &mut BlockPart {
         self.parts.entry(cidr).or_default()
     }
 }
 
 /// The estates of nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Estates {
+pub struct DepartedNodes {
     /// Which nodes the store knows.
-    pub known: Known,
+    pub known: KnownNodes,
     /// All nodes that have addresses or blocks, or are registered, whether they were looked at or not; and those that were looked
     /// at and have endpoints.
     pub nodes: BTreeSet<String>,
     /// The estates of the scanned nodes, by name; nodes that have nothing are not here.
-    pub estates: BTreeMap<String, Estate>,
+    pub departed: BTreeMap<String, DepartedNode>,
 }
 
-impl Estates {
-    fn estate(&mut self, node: &str) -> &mut Estate {
-        let new = || Estate { node: node.to_owned(), ..Estate::default() };
-        self.estates.entry(node.to_owned()).or_insert_with(new)
+impl DepartedNodes {
+    fn departed_node(&mut self, node: &str) -> &mut DepartedNode {
+        let new = || DepartedNode { node: node.to_owned(), ..DepartedNode::default() };
+        self.departed.entry(node.to_owned()).or_insert_with(new)
     }
 
-    fn add_affinity(&mut self, key: &Key, wanted: &dyn Fn(&Known, &str) -> bool) {
+    fn add_affinity(&mut self, key: &Key, wanted: &dyn Fn(&KnownNodes, &str) -> bool) {
         match keys::parse_affinity(key) {
             Some((owner, cidr)) => {
                 let Some(node) = owner.node().map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
-                    self.estate(&node).part(cidr).has_affinity = true;
+                    self.departed_node(&node).part(cidr).has_affinity = true;
                 }
                 self.nodes.insert(node);
             }
@@ -111,14 +111,14 @@ impl Estates {
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
-                    self.estate(&node);
+                    self.departed_node(&node);
                 }
                 self.nodes.insert(node);
             }
         }
     }
 
-    fn add_block(&mut self, block: &Block, bytes: usize, wanted: &dyn Fn(&Known, &str) -> bool) {
+    fn add_block(&mut self, block: &Block, bytes: usize, wanted: &dyn Fn(&KnownNodes, &str) -> bool) {
         let cidr = block.cidr();
         let owner = match block.owner() {
             Some(owner) => owner.node().filter(|name| !name.is_empty()).map(str::to_owned),
@@ -137,27 +137,27 @@ impl Estates {
             concerned.insert(node.to_owned());
             named += usize::from(owner.as_deref().is_some_and(|owner| owner != node));
             if wanted(&self.known, node) {
-                let estate = self.estate(node);
-                estate.part(cidr).addresses += 1;
+                let departed_node = self.departed_node(node);
+                departed_node.part(cidr).addresses += 1;
                 if second.is_empty() && !is_vms(entry) {
-                    estate.holds.push(Hold::of(block, address, entry));
+                    departed_node.holds.push(Hold::of(block, address, entry));
                 } else {
-                    estate.shared += 1;
+                    departed_node.shared += 1;
                 }
             }
         }
         for node in &concerned {
             if wanted(&self.known, node) {
                 let tunnels = named_handles_in(block, node).into_iter().collect();
-                let part = self.estate(node).part(cidr);
+                let part = self.departed_node(node).part(cidr);
                 (part.bytes, part.tunnels) = (bytes, tunnels);
             }
         }
         if let Some(owner) = owner.filter(|owner| wanted(&self.known, owner)) {
-            let estate = self.estate(&owner);
-            estate.part(cidr).is_own = true;
-            estate.nameless += nameless;
-            estate.of_others += named;
+            let departed_node = self.departed_node(&owner);
+            departed_node.part(cidr).is_own = true;
+            departed_node.nameless += nameless;
+            departed_node.of_others += named;
         }
         self.nodes.extend(concerned);
     }
@@ -168,36 +168,36 @@ impl Ipam {
     ///
     /// # Errors
     /// Those of the store. Damaged blocks are passed over, and the log says so.
-    pub async fn estates(
+    pub async fn departed_nodes(
         &self,
-        wanted: impl Fn(&Known, &str) -> bool + Send + Sync,
+        wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
         deadline: Deadline,
-    ) -> Result<Estates> {
-        let mut found = reread(|| self.read_estates(&wanted, deadline)).await?;
+    ) -> Result<DepartedNodes> {
+        let mut found = reread(|| self.read_departed_nodes(&wanted, deadline)).await?;
         self.read_endpoints(&mut found, &wanted, deadline).await?;
         Ok(found)
     }
 
     async fn read_endpoints(
         &self,
-        found: &mut Estates,
-        wanted: &(impl Fn(&Known, &str) -> bool + Send + Sync),
+        found: &mut DepartedNodes,
+        wanted: &(impl Fn(&KnownNodes, &str) -> bool + Send + Sync),
         deadline: Deadline,
     ) -> Result<()> {
         let known = &found.known;
         for endpoint in self.node_endpoints(|node| wanted(known, node), deadline).await? {
             found.nodes.insert(endpoint.node.clone());
-            found.estate(&endpoint.node).endpoints.push(endpoint);
+            found.departed_node(&endpoint.node).endpoints.push(endpoint);
         }
         Ok(())
     }
 
-    async fn read_estates(
+    async fn read_departed_nodes(
         &self,
-        wanted: &(impl Fn(&Known, &str) -> bool + Send + Sync),
+        wanted: &(impl Fn(&KnownNodes, &str) -> bool + Send + Sync),
         deadline: Deadline,
-    ) -> kv::Result<Estates> {
-        let (mut found, mut reading) = (Estates::default(), Reading::new(deadline));
+    ) -> kv::Result<DepartedNodes> {
+        let (mut found, mut reading) = (DepartedNodes::default(), SnapshotReader::new(deadline));
         let nodes = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         self.each(nodes, Content::KeysOnly, &mut reading, |kv| {
             found.known.registered.extend(keys::parse_resource(ResourceKind::Node, &kv.key).map(str::to_owned));
@@ -232,13 +232,13 @@ impl Ipam {
 }
 
 /// How many keys the blocks of a commit have; it has a few of its own besides.
-const MOST_KEYS: usize = 96;
+const MAX_KEYS_PER_COMMIT: usize = 96;
 /// How many bytes the blocks of a commit have, unless one alone has more.
-const MOST_BYTES: usize = 1_000_000;
+const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
 /// The blocks and addresses that a commit has handed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HandedOver {
+pub struct HandOverResult {
     /// The blocks that are its own now.
     pub blocks: Vec<IpNet>,
     /// The addresses that are recorded for it now.
@@ -262,14 +262,14 @@ fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
     its.map(|(address, _)| address).collect()
 }
 
-impl Estate {
+impl DepartedNode {
     /// Its blocks as one commit each can hand them over; a single empty one if it has no blocks.
     pub fn shares(&self) -> Vec<Vec<IpNet>> {
         let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         for (cidr, part) in &self.parts {
             // The block and two affinities; each tunnel has two handles.
             let more = 3 + 2 * part.tunnels.len();
-            if !share.is_empty() && (keys + more > MOST_KEYS || bytes + part.bytes > MOST_BYTES) {
+            if !share.is_empty() && (keys + more > MAX_KEYS_PER_COMMIT || bytes + part.bytes > MAX_BYTES_PER_COMMIT) {
                 shares.push(std::mem::take(&mut share));
                 (keys, bytes) = (0, 0);
             }
@@ -284,14 +284,20 @@ impl Estate {
 }
 
 impl Ipam {
-    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`Estate::shares`], in one commit. Blocks
+    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`DepartedNode::shares`], in one commit. Blocks
     /// that are the other node's already stay as they are, so it can be repeated.
     ///
     /// # Errors
     /// `Invalid` if `from` is registered, or `to` cannot be the name of another node; `UnknownNode` if nodes are registered
     /// and `to` is not; damaged handles; those of the store.
-    #[boxed]
-    pub async fn hand_over(&self, from: &str, to: &str, blocks: &[IpNet], deadline: Deadline) -> Result<HandedOver> {
+    #[boxed_future]
+    pub async fn hand_over(
+        &self,
+        from: &str,
+        to: &str,
+        blocks: &[IpNet],
+        deadline: Deadline,
+    ) -> Result<HandOverResult> {
         if to.is_empty() || to.contains('/') || to == from {
             return Err(Error::Invalid(format!("{to:?} cannot be the name of another node")));
         }
@@ -310,8 +316,8 @@ impl Ipam {
             self.require_known(tx, to).await?;
             self.pin_instead(tx, from, to).await?;
             let cooldown = read_config(tx).await?.cooldown_seconds();
-            let mut work = Workset::new(tx, self.now(), cooldown);
-            let mut done = HandedOver::default();
+            let mut work = WriteSet::new(tx, self.now(), cooldown);
+            let mut done = HandOverResult::default();
             for cidr in blocks {
                 hand_over_block(&mut work, (from, to), *cidr, &mut done).await?;
             }
@@ -343,15 +349,15 @@ impl Ipam {
 }
 
 async fn hand_over_block(
-    work: &mut Workset<'_>,
+    work: &mut WriteSet<'_>,
     (old, new): (&str, &str),
     cidr: IpNet,
-    done: &mut HandedOver,
+    done: &mut HandOverResult,
 ) -> Result<()> {
     let (heir, addresses, named) = match work.find(cidr).await? {
-        Found::Damaged => return Ok(()),
-        Found::Absent => (None, Vec::new(), BTreeSet::new()),
-        Found::There(block) => {
+        BlockSlot::Damaged => return Ok(()),
+        BlockSlot::Absent => (None, Vec::new(), BTreeSet::new()),
+        BlockSlot::There(block) => {
             let heir = block.owner().and_then(|owner| owner.renamed(old, new));
             (heir, recorded_for(block, old), named_handles_in(block, old))
         }
@@ -383,22 +389,25 @@ async fn hand_over_block(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gc::Part;
+    use crate::gc::BlockPart;
 
-    fn estate(parts: usize, bytes: usize, tunnels: usize) -> Estate {
+    fn departed_node(parts: usize, bytes: usize, tunnels: usize) -> DepartedNode {
         let cidr = |number: usize| format!("10.0.{number}.0/24").parse().unwrap();
         let tunnels = vec![String::new(); tunnels];
-        let part = Part { is_own: true, bytes, tunnels, ..Part::default() };
-        Estate { parts: (0..parts).map(|number| (cidr(number), part.clone())).collect(), ..Estate::default() }
+        let part = BlockPart { is_own: true, bytes, tunnels, ..BlockPart::default() };
+        DepartedNode {
+            parts: (0..parts).map(|number| (cidr(number), part.clone())).collect(),
+            ..DepartedNode::default()
+        }
     }
 
     #[test]
     fn shares_fit_into_commits_and_leave_nothing_out() {
-        let sizes = |estate: &Estate| estate.shares().iter().map(Vec::len).collect::<Vec<_>>();
-        assert_eq!(sizes(&estate(0, 0, 0)), [0]);
-        assert_eq!(sizes(&estate(70, 1, 0)), [32, 32, 6], "by keys");
-        assert_eq!(sizes(&estate(5, 400_000, 0)), [2, 2, 1], "by bytes");
-        assert_eq!(sizes(&estate(2, 2_000_000, 0)), [1, 1], "one that is longer than a commit should be");
-        assert_eq!(sizes(&estate(10, 1, 5)), [7, 3], "by handles");
+        let sizes = |departed_node: &DepartedNode| departed_node.shares().iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(sizes(&departed_node(0, 0, 0)), [0]);
+        assert_eq!(sizes(&departed_node(70, 1, 0)), [32, 32, 6], "by keys");
+        assert_eq!(sizes(&departed_node(5, 400_000, 0)), [2, 2, 1], "by bytes");
+        assert_eq!(sizes(&departed_node(2, 2_000_000, 0)), [1, 1], "one that is longer than a commit should be");
+        assert_eq!(sizes(&departed_node(10, 1, 5)), [7, 3], "by handles");
     }
 }

@@ -13,23 +13,23 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The key of the mark.
-const MARK: &str = "/margay/v1/migration";
+const LOCK_KEY: &str = "/margay/v1/migration";
 
 /// The key of the mark.
-pub fn mark_key() -> Key {
-    MARK.into()
+pub fn import_lock_key() -> Key {
+    LOCK_KEY.into()
 }
 
 /// The outcome of a verb, unless the store is being filled. A refusal of the store stays one.
 ///
 /// # Errors
-/// `Filling`; those of the verb; those of the store.
-pub async fn unless_marked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
+/// `ImportLocked`; those of the verb; those of the store.
+pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
     if let Err(Error::Store(_)) = done {
         return done;
     }
-    match tx.get(&mark_key()).await? {
-        Some(value) => Err(Error::Filling(Filling::new(value.as_bytes()))),
+    match tx.get(&import_lock_key()).await? {
+        Some(value) => Err(Error::ImportLocked(ImportLocked::new(value.as_bytes()))),
         None => done,
     }
 }
@@ -47,7 +47,7 @@ pub enum MoveKind {
 /// How far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum ImportState {
     /// Something may still be missing.
     Copying,
     /// All of one revision is there, and was compared.
@@ -56,9 +56,9 @@ pub enum State {
     Removing,
 }
 
-/// The mark: that a store is being filled, from where, and how to end it. JSON under [`mark_key`].
+/// The mark: that a store is being filled, from where, and how to end it. JSON under [`import_lock_key`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct ImportLock {
     /// The kind of its source.
     pub way: MoveKind,
     /// The source, as one writes it on a command line: a URL or a file.
@@ -68,12 +68,12 @@ pub struct Mark {
     /// The identity of this source: the id of a store, or the checksum of a file and the changes to it.
     pub source: String,
     /// How far it has come.
-    pub state: State,
+    pub state: ImportState,
     /// The revision of the source that was copied last; 0 before that.
     pub revision: i64,
 }
 
-impl Mark {
+impl ImportLock {
     /// As it is stored.
     pub fn encode(&self) -> Value {
         Value::new(serde_json::to_vec(self).unwrap_or_default())
@@ -88,32 +88,32 @@ impl Mark {
     pub fn command(&self) -> String {
         let Self { from, to, .. } = self;
         match (self.way, self.state) {
-            (MoveKind::Import, State::Removing) => format!("margay import {from} --abort --store {to}"),
+            (MoveKind::Import, ImportState::Removing) => format!("margay import {from} --abort --store {to}"),
             (MoveKind::Import, _) => format!("margay import {from} --store {to}"),
-            (MoveKind::Migrate, State::Copying) => format!("margay migrate {from} {to}"),
-            (MoveKind::Migrate, State::Copied) => format!("margay migrate {from} {to} --finish"),
-            (MoveKind::Migrate, State::Removing) => format!("margay migrate {from} {to} --abort"),
+            (MoveKind::Migrate, ImportState::Copying) => format!("margay migrate {from} {to}"),
+            (MoveKind::Migrate, ImportState::Copied) => format!("margay migrate {from} {to} --finish"),
+            (MoveKind::Migrate, ImportState::Removing) => format!("margay migrate {from} {to} --abort"),
         }
     }
 }
 
 /// A store refuses, because it is being filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filling {
-    mark: Option<Mark>,
+pub struct ImportLocked {
+    mark: Option<ImportLock>,
 }
 
-impl Filling {
+impl ImportLocked {
     /// With this under the mark's key.
     pub fn new(value: &[u8]) -> Self {
-        Self { mark: Mark::decode(value) }
+        Self { mark: ImportLock::decode(value) }
     }
 }
 
-impl fmt::Display for Filling {
+impl fmt::Display for ImportLocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.mark {
-            Some(Mark { way: MoveKind::Import, .. }) => "an import",
+            Some(ImportLock { way: MoveKind::Import, .. }) => "an import",
             _ => "a migration",
         };
         write!(f, "this store is the target of {what} that is not finished; ")?;
@@ -130,20 +130,20 @@ mod tests {
 
     #[test]
     fn it_says_how_to_go_on() {
-        let mut mark = Mark {
+        let mut mark = ImportLock {
             way: MoveKind::Migrate,
             from: "sled:///a".into(),
             to: "redb:///b".into(),
             source: "id".into(),
-            state: State::Copied,
+            state: ImportState::Copied,
             revision: 7,
         };
-        assert_eq!(Mark::decode(mark.encode().as_bytes()), Some(mark.clone()));
-        let said = Filling::new(mark.encode().as_bytes()).to_string();
+        assert_eq!(ImportLock::decode(mark.encode().as_bytes()), Some(mark.clone()));
+        let said = ImportLocked::new(mark.encode().as_bytes()).to_string();
         assert!(said.contains("a migration that is not finished"), "{said}");
         assert!(said.ends_with("margay migrate sled:///a redb:///b --finish"), "{said}");
         mark.way = MoveKind::Import;
-        assert!(Filling::new(mark.encode().as_bytes()).to_string().contains("margay import sled:///a"));
-        assert!(Filling::new(b"?").to_string().contains("with the version of margay that began it"));
+        assert!(ImportLocked::new(mark.encode().as_bytes()).to_string().contains("margay import sled:///a"));
+        assert!(ImportLocked::new(b"?").to_string().contains("with the version of margay that began it"));
     }
 }

@@ -32,15 +32,15 @@ use crate::model::{
 };
 use crate::net::{Family, overlap};
 
-use quotas::Limits;
+use quotas::QuotaLimits;
 pub(crate) use quotas::{each_of, likely_counters};
 
 /// How many blocks are read in one round trip.
-pub const BLOCKS_AT_ONCE: usize = 16;
+pub const BLOCKS_PER_READ: usize = 16;
 
 /// The blocks, handles and affinities that a transaction works on.
 #[derive(Debug)]
-pub struct Workset<'t> {
+pub struct WriteSet<'t> {
     /// The transaction, for everything else.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
@@ -61,14 +61,14 @@ pub struct Workset<'t> {
     /// The handles whose addresses were assigned or released, by id, each with the blocks.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
     /// The quotas, and what is changed for those that have one.
-    limits: Limits,
+    limits: QuotaLimits,
     /// The block that was read ahead last, alone, and the ranges around it.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
 /// The result of a search at the place of a block.
 #[derive(Debug)]
-pub enum Found<'w> {
+pub enum BlockSlot<'w> {
     /// Nothing is stored.
     Absent,
     /// Something is stored that is no block.
@@ -77,7 +77,7 @@ pub enum Found<'w> {
     There(&'w Block),
 }
 
-impl<'t> Workset<'t> {
+impl<'t> WriteSet<'t> {
     /// An empty workset at this time; released addresses are in cooldown for so many seconds.
     pub fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self {
@@ -92,7 +92,7 @@ impl<'t> Workset<'t> {
             full: FullBlocks::new(),
             claimed: BTreeSet::new(),
             handles: BTreeMap::new(),
-            limits: Limits::default(),
+            limits: QuotaLimits::default(),
             around: None,
         }
     }
@@ -137,16 +137,16 @@ impl<'t> Workset<'t> {
     }
 
     /// Like [`Self::block`], for searches: a damaged block is logged and passed over.
-    pub async fn find(&mut self, cidr: IpNet) -> Result<Found<'_>> {
+    pub async fn find(&mut self, cidr: IpNet) -> Result<BlockSlot<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
             Err(Error::Malformed(error)) => {
                 tracing::warn!(%cidr, %error, "passing over a damaged block");
-                return Ok(Found::Damaged);
+                return Ok(BlockSlot::Damaged);
             }
             Err(error) => return Err(error),
         }
-        Ok(self.block(cidr).await?.map_or(Found::Absent, Found::There))
+        Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
     /// Scans blocks, in one round trip, and returns those that are kept, in their order: those that `keep` wants, those
@@ -369,9 +369,9 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
 
 /// The number of blocks that are read along in one probe: in a pool of which half is claimed, 15 of 16 walks meet a free place
 /// among them, and the others make one more request. With 16 blocks, etcd had twice as much to do for the first address of a node.
-const MAX_READ_ALONG: usize = 4;
+const MAX_BLOCKS_READ_ALONG: usize = 4;
 
-impl Workset<'_> {
+impl WriteSet<'_> {
     /// Adds a block that is not there. The commit fails if a block that overlaps with it is made meanwhile.
     ///
     /// # Errors
@@ -455,10 +455,12 @@ impl Workset<'_> {
     /// Like [`Self::probe`], and reads along what [`Self::obstacle`] needs to know of the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         // Blocks all over a pool have fewer ranges in common.
-        let fitting = [MAX_READ_ALONG, MAX_READ_ALONG / 2, MAX_READ_ALONG / 4].into_iter().find_map(|most| {
-            let ranges = ranges_around(&blocks[..blocks.len().min(most)]);
-            (blocks.len() + ranges.len() <= kv::MAX_TXN_OPS).then_some(ranges)
-        });
+        let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
+            .into_iter()
+            .find_map(|most| {
+                let ranges = ranges_around(&blocks[..blocks.len().min(most)]);
+                (blocks.len() + ranges.len() <= kv::MAX_TXN_OPS).then_some(ranges)
+            });
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 

@@ -10,7 +10,7 @@
 //! look worthless, and that is what is said.
 //!
 //! In a container with processes of its own (LXC, kind, WSL) the look is whole for the namespaces that were made in there,
-//! and says nothing of others: [`Sight::within`] tells.
+//! and says nothing of others: [`NetnsScan::within`] tells.
 //!
 //! # The name of a network namespace
 //!
@@ -49,40 +49,40 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 
 /// A process that is started by one that was seen already has a higher number, and a listing is in order; only when the
 /// numbers begin anew can a namespace pass from hand to hand unseen. So a second round is made, and more while new ones turn up.
-const FEWEST_ROUNDS: usize = 2;
+const MIN_ROUNDS: usize = 2;
 /// A machine that starts many containers has new namespaces in most rounds. So long a scan waits for a round without any.
-const PATIENCE: Duration = Duration::from_secs(3);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
 /// The number of reasons in a report.
-const MOST_REASONS: usize = 3;
+const MAX_REASONS: usize = 3;
 
 /// Not everything could be looked at, so nothing can be said of any address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blind {
+pub struct IncompleteScan {
     reasons: Vec<String>,
 }
 
-impl Blind {
+impl IncompleteScan {
     fn new(reason: impl Into<String>) -> Self {
         Self { reasons: vec![reason.into()] }
     }
 }
 
-impl fmt::Display for Blind {
+impl fmt::Display for IncompleteScan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "not all network namespaces of this machine can be looked at: ")?;
-        f.write_str(&self.reasons.get(..MOST_REASONS).unwrap_or(&self.reasons).join("; "))?;
-        match self.reasons.len().saturating_sub(MOST_REASONS) {
+        f.write_str(&self.reasons.get(..MAX_REASONS).unwrap_or(&self.reasons).join("; "))?;
+        match self.reasons.len().saturating_sub(MAX_REASONS) {
             0 => Ok(()),
             more => write!(f, "; and {more} more"),
         }
     }
 }
 
-impl std::error::Error for Blind {}
+impl std::error::Error for IncompleteScan {}
 
 /// The findings of a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct NetnsScan {
     /// The addresses that interfaces hold.
     pub addresses: BTreeSet<IpAddr>,
     /// The names of all network namespaces, as [`network_namespace`] gives them, without what
@@ -97,27 +97,27 @@ pub struct Sight {
 /// at most where new namespaces keep turning up.
 ///
 /// # Errors
-/// [`Blind`] if anything could not be looked at.
-pub fn scan() -> Result<Sight, Blind> {
-    let within = can_see()?;
+/// [`IncompleteScan`] if anything could not be looked at.
+pub fn scan() -> Result<NetnsScan, IncompleteScan> {
+    let within = check_visibility()?;
     // The thread goes from namespace to namespace and never comes back.
     let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
-        let mut search = Search::default();
+        let mut search = NetnsSearch::default();
         let begun = Instant::now();
         for round in 1.. {
             let before = search.seen.len();
-            search.round()?;
-            if round >= FEWEST_ROUNDS && search.seen.len() == before {
-                return search.outcome(within);
+            search.scan_processes()?;
+            if round >= MIN_ROUNDS && search.seen.len() == before {
+                return search.into_scan(within);
             }
-            if round >= FEWEST_ROUNDS && begun.elapsed() >= PATIENCE {
+            if round >= MIN_ROUNDS && begun.elapsed() >= SCAN_TIMEOUT {
                 break;
             }
         }
-        Err(Blind::new("new ones keep turning up; try again"))
+        Err(IncompleteScan::new("new ones keep turning up; try again"))
     });
-    let scanning = scanning.map_err(|error| Blind::new(format!("no thread can be started: {error}")))?;
-    scanning.join().unwrap_or_else(|_| Err(Blind::new("the thread that looks has failed")))
+    let scanning = scanning.map_err(|error| IncompleteScan::new(format!("no thread can be started: {error}")))?;
+    scanning.join().unwrap_or_else(|_| Err(IncompleteScan::new("the thread that looks has failed")))
 }
 
 /// Whether this process can see everything that there is in its process id namespace, and which one that is, unless it is
@@ -125,16 +125,18 @@ pub fn scan() -> Result<Sight, Blind> {
 ///
 /// A container with processes of its own may have users of its own too: all that is in there belongs to them, or else it
 /// cannot be entered, which the search says.
-fn can_see() -> Result<Option<String>, Blind> {
-    let within = match reach() {
+fn check_visibility() -> Result<Option<String>, IncompleteScan> {
+    let within = match process_view() {
         None => {
-            return Err(Blind::new("this process has no /proc of its own; mount one, or run it on the machine itself"));
+            return Err(IncompleteScan::new(
+                "this process has no /proc of its own; mount one, or run it on the machine itself",
+            ));
         }
-        Some(Reach::Container(inode)) => Some(inode),
-        Some(Reach::Machine) => {
+        Some(ProcessView::Container(inode)) => Some(inode),
+        Some(ProcessView::Machine) => {
             let users = fs::read_link("/proc/self/ns/user");
             if !users.is_ok_and(|link| link.as_os_str() == FIRST_USER_NAMESPACE) {
-                return Err(Blind::new(
+                return Err(IncompleteScan::new(
                     "this process has other users than the machine; run it as root, and not in a container",
                 ));
             }
@@ -142,7 +144,7 @@ fn can_see() -> Result<Option<String>, Blind> {
         }
     };
     let status = fs::read_to_string("/proc/self/status")
-        .map_err(|error| Blind::new(format!("/proc/self/status cannot be read: {error}")))?;
+        .map_err(|error| IncompleteScan::new(format!("/proc/self/status cannot be read: {error}")))?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let missing = NEEDED_CAPABILITIES.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
@@ -150,12 +152,12 @@ fn can_see() -> Result<Option<String>, Blind> {
     if missing.is_empty() {
         return Ok(within);
     }
-    Err(Blind::new(format!("{} missing; run it as root", missing.join(" and "))))
+    Err(IncompleteScan::new(format!("{} missing; run it as root", missing.join(" and "))))
 }
 
 /// The addresses found so far.
 #[derive(Debug, Default)]
-struct Search {
+struct NetnsSearch {
     /// Namespaces that were looked at, by inode: all of them are on one file system of the kernel's.
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
@@ -168,35 +170,36 @@ struct Search {
     obstacles: Vec<(Option<u64>, String)>,
 }
 
-impl Search {
+impl NetnsSearch {
     /// Goes through everything once.
-    fn round(&mut self) -> Result<(), Blind> {
+    fn scan_processes(&mut self) -> Result<(), IncompleteScan> {
         self.obstacles.clear();
         self.shielded.clear();
         let mut mount_namespaces = BTreeSet::new();
-        let processes = fs::read_dir("/proc").map_err(|error| Blind::new(format!("/proc cannot be read: {error}")))?;
+        let processes =
+            fs::read_dir("/proc").map_err(|error| IncompleteScan::new(format!("/proc cannot be read: {error}")))?;
         for process in processes {
-            let process = process.map_err(|error| Blind::new(format!("/proc cannot be read: {error}")))?;
+            let process = process.map_err(|error| IncompleteScan::new(format!("/proc cannot be read: {error}")))?;
             if process.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
-                self.process(&process.path(), &mut mount_namespaces);
+                self.visit_process(&process.path(), &mut mount_namespaces);
             }
         }
         Ok(())
     }
 
     /// The namespaces of a process: those of its threads, those that it has open, and those that are mounted where it is.
-    fn process(&mut self, process: &Path, mount_namespaces: &mut BTreeSet<PathBuf>) {
-        for thread in self.entries(&process.join("task")) {
-            self.thread(&thread);
+    fn visit_process(&mut self, process: &Path, mount_namespaces: &mut BTreeSet<PathBuf>) {
+        for thread in self.list_paths(&process.join("task")) {
+            self.visit_thread(&thread);
             match fs::read_link(thread.join("ns/mnt")) {
                 Ok(namespace) => {
-                    if !mount_namespaces.contains(&namespace) && self.mounts(&thread) {
+                    if !mount_namespaces.contains(&namespace) && self.visit_mounts(&thread) {
                         mount_namespaces.insert(namespace);
                     }
                 }
                 // The list of mounts may be there for everybody all the same.
                 Err(_) => {
-                    self.mounts(&thread);
+                    self.visit_mounts(&thread);
                 }
             }
         }
@@ -204,45 +207,45 @@ impl Search {
         // is not held against the look.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
-                self.visit(inode, &file.path());
+                self.visit_namespace(inode, &file.path());
             }
         }
     }
 
     /// The namespace that a thread is in.
-    fn thread(&mut self, thread: &Path) {
+    fn visit_thread(&mut self, thread: &Path) {
         let link = thread.join("ns/net");
         match network_link(&link) {
-            Ok(Some(inode)) => self.visit(inode, &link),
+            Ok(Some(inode)) => self.visit_namespace(inode, &link),
             Ok(None) => {}
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.shielded_thread(thread),
-            Err(error) => self.obstacle(None, &link, &error),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.visit_shielded_thread(thread),
+            Err(error) => self.add_obstacle(None, &link, &error),
         }
     }
 
     /// The namespace of a thread that may not be touched.
-    fn shielded_thread(&mut self, thread: &Path) {
-        let listed = addresses_of(thread).and_then(|addresses| Ok((addresses, listing(thread)?)));
+    fn visit_shielded_thread(&mut self, thread: &Path) {
+        let listed = addresses_of(thread).and_then(|addresses| Ok((addresses, listing_inode(thread)?)));
         match listed {
             Ok((addresses, listing)) => {
                 self.addresses.extend(addresses);
                 self.shielded.insert(listing);
             }
-            Err(error) => self.obstacle(None, thread, &error),
+            Err(error) => self.add_obstacle(None, thread, &error),
         }
     }
 
     /// The paths in a folder of a process.
-    fn entries(&mut self, folder: &Path) -> Vec<PathBuf> {
+    fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
-            self.obstacle(None, folder, &error);
+            self.add_obstacle(None, folder, &error);
             Vec::new()
         })
     }
 
     /// The namespaces in the mount namespace of a thread. False if the thread was gone before they were read.
-    fn mounts(&mut self, thread: &Path) -> bool {
+    fn visit_mounts(&mut self, thread: &Path) -> bool {
         let list = thread.join("mountinfo");
         match fs::read(&list) {
             Ok(text) => {
@@ -250,53 +253,53 @@ impl Search {
                     // It is there also if something else is mounted above it, so that no path leads to it.
                     self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
-                    self.visit(mounted.inode, &thread.join("root").join(below_root));
+                    self.visit_namespace(mounted.inode, &thread.join("root").join(below_root));
                 }
                 true
             }
             // So says the kernel of a process that has ended and that nobody has waited for.
             Err(error) if error.kind() == ErrorKind::InvalidInput => false,
             Err(error) => {
-                self.obstacle(None, &list, &error);
+                self.add_obstacle(None, &list, &error);
                 false
             }
         }
     }
 
     /// Enters a namespace that was not seen yet, and notes its addresses.
-    fn visit(&mut self, inode: u64, path: &Path) {
+    fn visit_namespace(&mut self, inode: u64, path: &Path) {
         if self.seen.contains(&inode) {
             return;
         }
-        match enter(inode, path) {
+        match enter_namespace(inode, path) {
             Ok(found) => {
                 self.seen.insert(inode);
                 self.names.insert(found.name);
                 self.entered.insert(found.listing);
                 self.addresses.extend(found.addresses);
             }
-            Err(error) => self.obstacle(Some(inode), path, &error),
+            Err(error) => self.add_obstacle(Some(inode), path, &error),
         }
     }
 
     /// Notes what stood in the way. A process that has gone meanwhile does not.
-    fn obstacle(&mut self, inode: Option<u64>, path: &Path, error: &io::Error) {
+    fn add_obstacle(&mut self, inode: Option<u64>, path: &Path, error: &io::Error) {
         let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH);
         if !gone {
             self.obstacles.push((inode, format!("{}: {error}", path.display())));
         }
     }
 
-    fn outcome(self, within: Option<String>) -> Result<Sight, Blind> {
+    fn into_scan(self, within: Option<String>) -> Result<NetnsScan, IncompleteScan> {
         let seen = self.seen;
         let unseen = |inode: &Option<u64>| inode.is_none_or(|inode| !seen.contains(&inode));
         let reasons: Vec<String> =
             self.obstacles.into_iter().filter(|(inode, _)| unseen(inode)).map(|(_, reason)| reason).collect();
         if !reasons.is_empty() {
-            return Err(Blind { reasons });
+            return Err(IncompleteScan { reasons });
         }
         let namespaces = self.shielded.is_subset(&self.entered).then_some(self.names);
-        Ok(Sight { addresses: self.addresses, namespaces, within })
+        Ok(NetnsScan { addresses: self.addresses, namespaces, within })
     }
 }
 
@@ -307,14 +310,14 @@ fn network_link(link: &Path) -> io::Result<Option<u64>> {
 
 /// A namespace that was entered.
 #[derive(Debug)]
-struct Entered {
+struct EnteredNetns {
     name: String,
     listing: u64,
     addresses: BTreeSet<IpAddr>,
 }
 
 /// Enters the namespace that a path leads to, and asks for its addresses.
-fn enter(inode: u64, path: &Path) -> io::Result<Entered> {
+fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
@@ -323,8 +326,8 @@ fn enter(inode: u64, path: &Path) -> io::Result<Entered> {
     }
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
     let addresses = getifaddrs()?.filter_map(|interface| ip_of(&interface.address?));
-    let listing = listing(Path::new("/proc/thread-self"))?;
-    Ok(Entered { name: namespace_name(about.dev(), inode), listing, addresses: addresses.collect() })
+    let listing = listing_inode(Path::new("/proc/thread-self"))?;
+    Ok(EnteredNetns { name: namespace_name(about.dev(), inode), listing, addresses: addresses.collect() })
 }
 
 /// Opens what should be a namespace. It may have become a pipe, whose other end nobody has opened.
@@ -360,7 +363,7 @@ fn pid_namespace() -> Option<u64> {
 
 /// How far this process sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Reach {
+enum ProcessView {
     /// It sees every process of the machine.
     Machine,
     /// It sees the processes of this process id namespace, which is not the machine's first.
@@ -368,16 +371,16 @@ enum Reach {
 }
 
 /// How far this process sees; `None` if it has no /proc of its own.
-fn reach() -> Option<Reach> {
+fn process_view() -> Option<ProcessView> {
     Some(match pid_namespace()? {
-        FIRST_PID_NAMESPACE => Reach::Machine,
-        own => Reach::Container(own.to_string()),
+        FIRST_PID_NAMESPACE => ProcessView::Machine,
+        own => ProcessView::Container(own.to_string()),
     })
 }
 
 /// A namespace that a mount keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mounted {
+struct NetnsMount {
     /// The device of the file system of all namespaces.
     device: u64,
     /// Its inode, as in [`net_inode`].
@@ -395,11 +398,11 @@ fn net_inode(text: &[u8]) -> Option<u64> {
 /// The network namespaces in the text of a `mountinfo` file. Proc(5) has the fields: the third is the device as
 /// `major:minor`, the fourth the root of the mount, which for a namespace is its name, the fifth the mount point; the file
 /// system's type follows the lone `-`.
-fn network_namespaces(mountinfo: &[u8]) -> Vec<Mounted> {
+fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }
 
-fn parse_mount(line: &[u8]) -> Option<Mounted> {
+fn parse_mount(line: &[u8]) -> Option<NetnsMount> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let dash = fields.iter().position(|field| *field == b"-")?;
     if fields.get(dash + 1) != Some(&&b"nsfs"[..]) {
@@ -407,7 +410,7 @@ fn parse_mount(line: &[u8]) -> Option<Mounted> {
     }
     let (major, minor) = std::str::from_utf8(fields.get(2)?).ok()?.split_once(':')?;
     let device = makedev(major.parse().ok()?, minor.parse().ok()?);
-    Some(Mounted {
+    Some(NetnsMount {
         device,
         inode: net_inode(fields.get(3)?)?,
         at: PathBuf::from(OsString::from_vec(unescape(fields.get(4)?))),
@@ -447,7 +450,7 @@ fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
 
 /// The mark that tells the lists of one network namespace from those of all others at the same time: the inode of
 /// one of its lists. Everybody may ask for it.
-fn listing(thread: &Path) -> io::Result<u64> {
+fn listing_inode(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
@@ -480,16 +483,16 @@ mod tests {
     #[test]
     fn a_shielded_thread_hides_the_names_only_if_its_namespace_was_not_entered() {
         let own = Path::new("/proc/thread-self");
-        let mut search = Search::default();
-        search.shielded_thread(own);
+        let mut search = NetnsSearch::default();
+        search.visit_shielded_thread(own);
         assert!(search.addresses.contains(&"127.0.0.1".parse().unwrap()));
-        assert_eq!(search.outcome(None).unwrap().namespaces, None);
+        assert_eq!(search.into_scan(None).unwrap().namespaces, None);
 
         let entering = std::thread::spawn(|| {
-            let mut search = Search::default();
-            search.thread(own);
-            search.shielded_thread(own);
-            search.outcome(None)
+            let mut search = NetnsSearch::default();
+            search.visit_thread(own);
+            search.visit_shielded_thread(own);
+            search.into_scan(None)
         });
         let sight = entering.join().unwrap().unwrap();
         let own = network_namespace(Path::new("/proc/thread-self/ns/net")).unwrap();
@@ -517,7 +520,7 @@ mod tests {
             40 24 0:4 short\n";
         let found = network_namespaces(text);
         let expected = [(4_026_532_281, "/run/netns/blue"), (4_026_532_282, "/run/a b\\c")];
-        assert_eq!(found, expected.map(|(inode, at)| Mounted { device: 4, inode, at: at.into() }));
+        assert_eq!(found, expected.map(|(inode, at)| NetnsMount { device: 4, inode, at: at.into() }));
     }
 
     #[test]

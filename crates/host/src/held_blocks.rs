@@ -22,13 +22,13 @@ use serde::{Deserialize, Serialize};
 use crate::machine::uptime;
 
 /// For so long a note stays at least: longer than any call lasts, from its note to what it commits.
-const OLD: Duration = Duration::from_secs(10 * 60);
+const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 /// The form of the file.
-const FORMAT: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 /// More than the blocks take in which a node holds something.
-const MAX_BYTES: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 /// The file with what the last look found.
-const FILE: &str = "held.json";
+const FILE_NAME: &str = "held.json";
 
 static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
 
@@ -42,7 +42,7 @@ pub struct HeldBlocks {
 
 /// The findings of looks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct ScanRecord {
     /// The blocks in which the node held something, as `10.0.0.0/26`.
     pub blocks: BTreeSet<String>,
     /// The revision up to which all blocks of the store were gone through, once they were.
@@ -52,18 +52,18 @@ pub struct Held {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored {
+struct StoredScanRecord {
     format: u32,
     boot_id: String,
     store: String,
     node: String,
     #[serde(flatten)]
-    held: Held,
+    held: ScanRecord,
 }
 
 /// Notes of calls, as they were when they were listed.
 #[derive(Clone, Debug, Default)]
-pub struct Notes {
+pub struct BlockNotes {
     /// The blocks that they name.
     pub blocks: BTreeSet<String>,
     /// The files of those that are old.
@@ -99,8 +99,8 @@ impl HeldBlocks {
     }
 
     /// The notes that are there. List them before [`load`](Self::load) and before the store is read.
-    pub fn notes(&self) -> Notes {
-        let mut notes = Notes::default();
+    pub fn notes(&self) -> BlockNotes {
+        let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -112,7 +112,7 @@ impl HeldBlocks {
             let Some((address, prefix)) = block.rsplit_once('-') else { continue };
             notes.blocks.insert(format!("{address}/{prefix}"));
             let made = Duration::from_secs(minute.saturating_mul(60).saturating_add(60));
-            if made.checked_add(OLD).is_some_and(|old| old < now) {
+            if made.checked_add(MIN_NOTE_AGE).is_some_and(|old| old < now) {
                 notes.old.push(entry.path());
             }
         }
@@ -120,18 +120,21 @@ impl HeldBlocks {
     }
 
     /// The findings of the last look in this boot; `None` if there was none, or its file is not surely ours.
-    pub fn load(&self, boot_id: &str) -> Option<Held> {
+    pub fn load(&self, boot_id: &str) -> Option<ScanRecord> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE)).ok()?;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE_NAME)).ok()?;
         let about = file.metadata().ok()?;
-        if !about.is_file() || about.uid() != geteuid().as_raw() || about.mode() & 0o077 != 0 || about.len() > MAX_BYTES
+        if !about.is_file()
+            || about.uid() != geteuid().as_raw()
+            || about.mode() & 0o077 != 0
+            || about.len() > MAX_FILE_BYTES
         {
             return None;
         }
         let mut bytes = Vec::new();
-        file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-        let stored: Stored = serde_json::from_slice(&bytes).ok()?;
-        let is_ours = stored.format == FORMAT
+        file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).ok()?;
+        let stored: StoredScanRecord = serde_json::from_slice(&bytes).ok()?;
+        let is_ours = stored.format == FORMAT_VERSION
             && stored.boot_id == boot_id
             && stored.store == self.store
             && stored.node == self.node;
@@ -142,17 +145,17 @@ impl HeldBlocks {
     ///
     /// # Errors
     /// Those of the file system. The notes stay then.
-    pub fn save(&self, boot_id: &str, held: &Held, notes: &Notes) -> io::Result<()> {
+    pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
-        let stored = Stored { format: FORMAT, boot_id, store, node, held: held.clone() };
+        let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };
         let bytes = serde_json::to_vec(&stored).map_err(io::Error::other)?;
         self.make_folder()?;
-        let unfinished = self.folder.join(format!("{FILE}.{}.tmp", std::process::id()));
+        let unfinished = self.folder.join(format!("{FILE_NAME}.{}.tmp", std::process::id()));
         let _ = fs::remove_file(&unfinished);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
         let written = file
             .and_then(|mut file| file.write_all(&bytes))
-            .and_then(|()| fs::rename(&unfinished, self.folder.join(FILE)));
+            .and_then(|()| fs::rename(&unfinished, self.folder.join(FILE_NAME)));
         if let Err(error) = written {
             let _ = fs::remove_file(&unfinished);
             return Err(error);
@@ -203,8 +206,8 @@ mod tests {
         // One is old, and one is nobody's.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
-        let is_old = uptime().unwrap() > OLD + Duration::from_secs(60);
-        let held = Held { blocks: texts(&["10.9.0.0/26"]), passed: Some(7), due: 99 };
+        let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);
+        let held = ScanRecord { blocks: texts(&["10.9.0.0/26"]), passed: Some(7), due: 99 };
         memory.save("b", &held, &memory.notes()).unwrap();
         assert_eq!(memory.load("b"), Some(held));
         assert_eq!(memory.notes().blocks.contains("10.9.0.0/26"), !is_old);
@@ -215,10 +218,10 @@ mod tests {
     fn what_is_not_surely_ours_is_as_good_as_nothing() {
         let base = tempfile::tempdir().unwrap();
         let memory = HeldBlocks::new(base.path(), "etcd://a:1", "n");
-        let held = Held { blocks: texts(&["10.0.0.0/26"]), passed: None, due: 1 };
-        memory.save("boot", &held, &Notes::default()).unwrap();
+        let held = ScanRecord { blocks: texts(&["10.0.0.0/26"]), passed: None, due: 1 };
+        memory.save("boot", &held, &BlockNotes::default()).unwrap();
         assert_eq!((memory.load("boot"), memory.load("other")), (Some(held), None));
-        let path = memory.folder.join(FILE);
+        let path = memory.folder.join(FILE_NAME);
         let whole = fs::read(&path).unwrap();
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).unwrap();

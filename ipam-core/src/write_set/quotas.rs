@@ -6,45 +6,45 @@
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
-use super::Workset;
+use super::WriteSet;
 use crate::attachment::NETWORK;
 use crate::error::{Error, QuotaReached, Result};
-use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, Quotas, Subject, keys};
+use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
 /// The most counters that one commit lowers: each is a guard.
-const MOST_LOWERED: usize = 8;
+const MAX_LOWERED_COUNTERS: usize = 8;
 /// From so many percent of a quota on a check warns.
-const NEARLY: u64 = 80;
+const QUOTA_WARNING_PERCENT: u64 = 80;
 
 /// The quotas as a transaction sees them, and its changes.
 #[derive(Debug, Default)]
-pub(super) enum Limits {
+pub(super) enum QuotaLimits {
     /// They have not been read.
     #[default]
     Unread,
     /// Nothing has a limit.
     None,
     /// Some subjects have.
-    Some(Box<Counts>),
+    Some(Box<QuotaChanges>),
 }
 
 /// The changes of a transaction for subjects that have a limit. There are few: a list is searched as fast as a map.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct QuotaChanges {
     quotas: Quotas,
     /// When the quotas were written.
     at: Revision,
     /// The addresses in the changed blocks as they were, as negative numbers.
-    before: Vec<Change>,
+    before: Vec<QuotaChange>,
     /// True if counters stay as they are where they may.
     leaves: bool,
 }
 
 /// A change of the number of a subject's addresses.
 #[derive(Clone, Debug)]
-struct Change {
-    subject: Subject,
+struct QuotaChange {
+    subject: QuotaSubject,
     /// Of those that Margay assigned to attachments.
     own: i64,
     /// Of all others: the counter does not have those that came after it.
@@ -53,7 +53,7 @@ struct Change {
     used: Option<u64>,
 }
 
-impl Change {
+impl QuotaChange {
     fn is_of(&self, kind: QuotaKind, name: &str) -> bool {
         self.subject.kind == kind && self.subject.name == name
     }
@@ -86,24 +86,24 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
 }
 
 /// Adds the addresses of a block, or subtracts them.
-fn add(changes: &mut Vec<Change>, quotas: &Quotas, block: &Block, sign: i64) {
+fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.get(NETWORK).is_some() { (sign, 0) } else { (0, sign) };
         match changes.iter_mut().find(|change| change.is_of(kind, name)) {
             Some(change) => (change.own, change.other) = (change.own + own, change.other + other),
-            None => changes.push(Change { subject: Subject::new(kind, name), own, other, used: None }),
+            None => changes.push(QuotaChange { subject: QuotaSubject::new(kind, name), own, other, used: None }),
         }
     });
 }
 
-impl Limits {
+impl QuotaLimits {
     fn of(stored: Option<&Value>, at: Option<Revision>) -> Result<Self> {
         let (Some(stored), Some(at)) = (stored, at) else { return Ok(Self::None) };
         let quotas = Quotas::decode(&keys::quotas(), stored.as_bytes())?;
         if quotas.is_empty() {
             return Ok(Self::None);
         }
-        Ok(Self::Some(Box::new(Counts { quotas, at, before: Vec::new(), leaves: false })))
+        Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
     /// Notes a block that is about to be changed.
@@ -114,27 +114,27 @@ impl Limits {
     }
 }
 
-impl Workset<'_> {
+impl WriteSet<'_> {
     /// Reads the quotas for an assignment: the commit will fail if they have changed by then.
     ///
     /// # Errors
     /// `Malformed` if what is stored are no quotas.
     pub async fn heed_quotas(&mut self) -> Result<()> {
         let stored = self.tx.get(&keys::quotas()).await?;
-        self.limits = Limits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()))?;
+        self.limits = QuotaLimits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()))?;
         Ok(())
     }
 
     /// The same for any other change, for which they are not guarded: damaged ones stand in nobody's way.
     pub(super) async fn read_quotas(&mut self) -> Result<()> {
-        if !matches!(self.limits, Limits::Unread) {
+        if !matches!(self.limits, QuotaLimits::Unread) {
             return Ok(());
         }
         let stored = self.tx.snapshot_get(&keys::quotas()).await?;
-        let limits = Limits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()));
+        let limits = QuotaLimits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()));
         self.limits = limits.unwrap_or_else(|error| {
             tracing::warn!(%error, "passing over damaged quotas");
-            Limits::None
+            QuotaLimits::None
         });
         Ok(())
     }
@@ -142,14 +142,14 @@ impl Workset<'_> {
     /// Leaves the counters of released addresses as they are: for a caller that was overtaken on them.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
-        if let Limits::Some(counts) = &mut self.limits {
+        if let QuotaLimits::Some(counts) = &mut self.limits {
             counts.leaves = true;
         }
         Ok(())
     }
 
     /// The changes so far, for each subject.
-    fn quota_changes(&self, counts: &Counts) -> Vec<Change> {
+    fn quota_changes(&self, counts: &QuotaChanges) -> Vec<QuotaChange> {
         let mut changes = counts.before.clone();
         for block in self.changed.iter().filter_map(|cidr| self.blocks.get(cidr)?.as_ref()) {
             add(&mut changes, &counts.quotas, block, 1);
@@ -163,26 +163,31 @@ impl Workset<'_> {
     /// # Errors
     /// `Quota`; those of the store.
     pub async fn check_quotas(&mut self, store: Option<&dyn Store>) -> Result<()> {
-        let Limits::Some(counts) = &self.limits else { return Ok(()) };
+        let QuotaLimits::Some(counts) = &self.limits else { return Ok(()) };
         let changes = self.quota_changes(counts);
-        let Limits::Some(counts) = &mut self.limits else { return Ok(()) };
+        let QuotaLimits::Some(counts) = &mut self.limits else { return Ok(()) };
         counts.check(self.tx, changes, store).await
     }
 
     /// Writes the counters.
     pub(super) async fn write_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
-        let Limits::Some(counts) = &self.limits else { return Ok(()) };
+        let QuotaLimits::Some(counts) = &self.limits else { return Ok(()) };
         counts.write(self.tx, self.quota_changes(counts)).await
     }
 }
 
-impl Counts {
-    fn limit(&self, of: &Subject) -> u64 {
+impl QuotaChanges {
+    fn limit(&self, of: &QuotaSubject) -> u64 {
         self.quotas.limit(of.kind, &of.name).unwrap_or(u64::MAX)
     }
 
-    async fn check(&mut self, tx: &mut Transaction, changes: Vec<Change>, store: Option<&dyn Store>) -> Result<()> {
+    async fn check(
+        &mut self,
+        tx: &mut Transaction,
+        changes: Vec<QuotaChange>,
+        store: Option<&dyn Store>,
+    ) -> Result<()> {
         let mut unsure = Vec::new();
         tx.prefetch(counters(&changes), Vec::new()).await?;
         for mut change in changes {
@@ -194,7 +199,7 @@ impl Counts {
             change.used = change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at));
             match change.used {
                 Some(used) if used.saturating_add_signed(change.counted()) <= limit => {
-                    if store.is_none() && used.saturating_mul(100) >= limit.saturating_mul(NEARLY) {
+                    if store.is_none() && used.saturating_mul(100) >= limit.saturating_mul(QUOTA_WARNING_PERCENT) {
                         tracing::warn!(quota = %change.subject, used, limit, "a quota is nearly used up");
                     }
                     self.set(change);
@@ -217,15 +222,15 @@ impl Counts {
     }
 
     /// Keeps the number of a subject.
-    fn set(&mut self, change: Change) {
+    fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,
-            None => self.before.push(Change { own: 0, other: 0, ..change }),
+            None => self.before.push(QuotaChange { own: 0, other: 0, ..change }),
         }
     }
 
-    async fn write(&self, tx: &mut Transaction, mut changes: Vec<Change>) -> Result<()> {
-        let mut left = if self.leaves { 0 } else { MOST_LOWERED };
+    async fn write(&self, tx: &mut Transaction, mut changes: Vec<QuotaChange>) -> Result<()> {
+        let mut left = if self.leaves { 0 } else { MAX_LOWERED_COUNTERS };
         changes.retain(|change| {
             let must = change.counted() > 0 || (change.counted() < 0 && change.used.is_some());
             let may = must || (change.counted() < 0 && left > 0);
@@ -249,12 +254,12 @@ impl Counts {
     }
 }
 
-fn counters(changes: &[Change]) -> Vec<Key> {
-    changes.iter().map(Change::key).collect()
+fn counters(changes: &[QuotaChange]) -> Vec<Key> {
+    changes.iter().map(QuotaChange::key).collect()
 }
 
 /// Counts the addresses of these subjects in the blocks of a revision, in pages.
-async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Change]) -> Result<()> {
+async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [QuotaChange]) -> Result<()> {
     of.iter_mut().for_each(|change| change.used = Some(0));
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
     while let Some(page) = pages.next(store).await? {

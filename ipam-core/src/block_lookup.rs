@@ -13,20 +13,20 @@ use crate::net::Family;
 use crate::pools;
 
 /// How many keys are read in one round trip.
-const KEYS_AT_ONCE: usize = 64;
+const KEYS_PER_READ: usize = 64;
 
 /// Groups the requests by block. Addresses that no block has are of the block that their pool says, or of one of their own.
 /// Blocks are read without a guard.
-pub async fn blocks_of(
+pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
     requests: &[ReleaseRequest],
 ) -> Result<BTreeMap<IpNet, Vec<ReleaseRequest>>> {
-    let mut stored = Stored::default();
+    let mut stored = StoredBlocks::default();
     let usual = |request: &ReleaseRequest| pools.iter().find_map(|pool| pools::block_of(pool, request.address));
     stored.read(tx, requests.iter().filter_map(usual)).await?;
     let has_it =
-        |stored: &Stored, cidr: &IpNet, request: &ReleaseRequest| stored.standing(*cidr, request) == Some(true);
+        |stored: &StoredBlocks, cidr: &IpNet, request: &ReleaseRequest| stored.standing(*cidr, request) == Some(true);
     let elsewhere = requests.iter().filter(|one| !usual(one).is_some_and(|cidr| has_it(&stored, &cidr, one)));
     let possible: Vec<IpNet> = elsewhere.flat_map(|request| possible_blocks(request.address)).collect();
     stored.read(tx, possible).await?;
@@ -65,14 +65,14 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
 
 /// Blocks that were read; `None` for what is no block.
 #[derive(Default)]
-struct Stored(BTreeMap<IpNet, Option<Option<Block>>>);
+struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
-impl Stored {
+impl StoredBlocks {
     async fn read(&mut self, tx: &mut Transaction, blocks: impl IntoIterator<Item = IpNet>) -> Result<()> {
         let mut unread: Vec<IpNet> = blocks.into_iter().filter(|cidr| !self.0.contains_key(cidr)).collect();
         unread.sort_unstable();
         unread.dedup();
-        for some in unread.chunks(KEYS_AT_ONCE) {
+        for some in unread.chunks(KEYS_PER_READ) {
             let names: Vec<Key> = some.iter().map(|cidr| keys::block(*cidr)).collect();
             tx.prefetch(names.clone(), Vec::new()).await?;
             for (cidr, key) in some.iter().zip(names) {
