@@ -27,7 +27,7 @@ use tokio::runtime::Runtime;
 
 use self::node_move::NodeMove;
 use self::report::{EndpointRow, FreeReason, GcReport, KeptByListCounts, KeptCounts, LeftoverRow, StoreReport};
-use self::scans::{MIN_SCAN_INTERVAL, ScanMemory, ScanRecord};
+use self::scans::{MIN_SCAN_INTERVAL, ScanMemory, StoreScans};
 use crate::command::{Invocation, StandaloneCommand, runtime};
 use crate::error::{CommandFailure, Result};
 use crate::store::{StoreAccess, StoreUse};
@@ -352,7 +352,7 @@ fn take_unused_twice(
 ) -> Result<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| CommandFailure::new("the kernel does not tell its clock"))?;
-    let mut scans = ScanRecord::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
+    let mut scans = StoreScans::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
     let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))

@@ -70,14 +70,14 @@ struct ScanEntry {
 
 /// The assignments of a store that scans have found unused.
 #[derive(Debug)]
-pub(super) struct ScanRecord {
+pub(super) struct StoreScans {
     path: PathBuf,
     boot_id: String,
     store: String,
     since: BTreeMap<AssignmentId, Duration>,
 }
 
-impl ScanRecord {
+impl StoreScans {
     /// Reads the findings of this boot; there are none if there is no file, or it is not surely ours.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
