@@ -45,6 +45,6 @@ mod suspects;
 mod violation;
 pub(crate) mod wgl;
 
-pub use recorder::{Answered, Call, History, Recorded, Recorder, Request, Stream};
+pub use recorder::{Call, CallHistory, RecordedAnswer, RecordedPart, RecordedRequest, Recorder, Stream};
 pub use replay::{Replay, Summary, read_log};
 pub use violation::Violation;

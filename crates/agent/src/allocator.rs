@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use datastore::care::could_be_made;
+use datastore::maintenance::could_be_made;
 use datastore::served::{is_meant, is_trusted, socket};
 use datastore::{Create, Location, OpenOptions};
 use ipam_core::assign::{Assigned, Repeated};

@@ -363,7 +363,7 @@ fn the_queue_of_a_folder_that_was_moved_away_does_not_count() {
 fn another_programs_lock_is_an_error() {
     let (_folder, path) = queue();
     let file = folder::open_or_create(&path).unwrap();
-    set(&file, Lock::Write, Bytes::ALL).unwrap();
+    set(&file, LockMode::Write, ByteRange::ALL).unwrap();
     assert!(matches!(take(&path, SHORT), Err(LockError::Io(_))));
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent::{Answer, Asked, Verb};
-use datastore::held::Held;
+use datastore::shared_store::SharedStore;
 use futures::StreamExt;
 use kv::{Error, ErrorKind, Operation, Purpose, Store, WatchRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -233,7 +233,7 @@ async fn carry_out(
 
 /// Sends what a watch delivers until it ends or the client is gone.
 async fn serve_watch(
-    held: &Held,
+    held: &SharedStore,
     generation: u64,
     request: WatchRequest,
     reader: &mut OwnedReadHalf,

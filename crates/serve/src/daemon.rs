@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::held::{Announced, Held, Holding, Observer};
+use datastore::shared_store::{SharedStore, SharedStoreObserver, SharedStoreOptions, YieldAnnouncement};
 use datastore::{Create, Location};
 use futures::{FutureExt, StreamExt};
 use inotify::{EventStream, Inotify, WatchMask};
@@ -40,7 +40,7 @@ const OTHER_FILES: u64 = 128;
 #[derive(Debug)]
 pub struct Daemon {
     /// The store.
-    pub held: Held,
+    pub held: SharedStore,
     /// The way to write.
     pub lane: Lane,
     /// The daemon's own numbers.
@@ -53,10 +53,14 @@ impl Daemon {
     /// A daemon of the store at this location, which gets these bounds on its history. Its tasks run on the runtime that calls this, and end with `tasks`.
     pub fn start(location: Location, history: Option<Retention>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let metrics = Arc::new(Metrics::new());
-        let observer = Arc::clone(&metrics) as Arc<dyn Observer>;
-        let holding =
-            Holding { opens_when_full: true, history, observer, ..Holding::new(Create::Never.with_wait(WAIT)) };
-        let held = Held::new(location, holding);
+        let observer = Arc::clone(&metrics) as Arc<dyn SharedStoreObserver>;
+        let holding = SharedStoreOptions {
+            opens_when_full: true,
+            history,
+            observer,
+            ..SharedStoreOptions::new(Create::Never.with_wait(WAIT))
+        };
+        let held = SharedStore::new(location, holding);
         let (lane, work) = Lane::new(held.clone(), Arc::clone(&metrics));
         tasks.spawn(work);
         let daemon = Arc::new(Self { held, lane, metrics, announced: Notify::new() });
@@ -114,10 +118,10 @@ async fn step_aside(daemon: Arc<Daemon>) {
         let announced = loop {
             // A process that has opened the queue is about to draw its ticket. It may have done so before the eyes were open.
             if is_wanted_soon(held).await {
-                break Announced::No;
+                break YieldAnnouncement::No;
             }
             tokio::select! {
-                () = daemon.announced.notified() => break Announced::Yes,
+                () = daemon.announced.notified() => break YieldAnnouncement::Yes,
                 () = eyes.blink() => {}
             }
         };
@@ -127,7 +131,7 @@ async fn step_aside(daemon: Arc<Daemon>) {
 }
 
 /// True if a process waits for the lock, or begins to within a few milliseconds.
-async fn is_wanted_soon(held: &Held) -> bool {
+async fn is_wanted_soon(held: &SharedStore) -> bool {
     for _ in 0..DRAWS {
         if held.is_wanted() {
             return true;

@@ -1,6 +1,6 @@
 //! The lane of verbs that write: one commit at a time, and on an embedded store one commit for all ADDs that wait.
 //!
-//! The lane has a [`KeptOpen`] for each round. A round assigns to all ADDs that wait, and then does one other
+//! The lane has a [`OpenGuard`] for each round. A round assigns to all ADDs that wait, and then does one other
 //! verb. So a process that waits for the store's lock waits for a round at the most, and no commit is carried from one
 //! round to the next. A client that is gone by then, or whose time is over, is dropped: [`Asker`] is a client that waits for an answer.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use agent::{Answer, HostLock, Verb, ipam_on};
 use async_trait::async_trait;
-use datastore::held::{Held, KeptOpen};
+use datastore::shared_store::{OpenGuard, SharedStore};
 use ipam_core::Ipam;
 use ipam_core::assign::AssignRequest;
 use kv::{
@@ -75,7 +75,7 @@ pub struct Lane {
 
 impl Lane {
     /// A lane on a store, and what works on it until the last handle is dropped.
-    pub fn new(held: Held, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
+    pub fn new(held: SharedStore, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (jobs, waiting) = mpsc::channel(MOST_WAITING);
         (Self { jobs }, Worker { held, metrics, jobs: waiting, waiting: VecDeque::new() }.run())
     }
@@ -90,7 +90,7 @@ impl Lane {
 }
 
 struct Worker {
-    held: Held,
+    held: SharedStore,
     metrics: Arc<Metrics>,
     jobs: mpsc::Receiver<Job>,
     waiting: VecDeque<Job>,
@@ -125,7 +125,7 @@ impl Worker {
         self.waiting.retain(|job| job.asker.still_asks());
     }
 
-    async fn round(&mut self, kept: &KeptOpen) {
+    async fn round(&mut self, kept: &OpenGuard) {
         self.gather();
         for job in std::mem::take(&mut self.waiting) {
             match job.generation == kept.generation {
@@ -164,7 +164,7 @@ impl Worker {
     }
 
     /// Assigns to all of these in one commit. If that cannot be, to each alone.
-    async fn assign_together(&self, kept: &KeptOpen, mut jobs: Vec<Job>) {
+    async fn assign_together(&self, kept: &OpenGuard, mut jobs: Vec<Job>) {
         loop {
             jobs.retain(|job| job.asker.still_asks());
             if jobs.len() < 2 {
@@ -200,7 +200,7 @@ impl Worker {
     }
 
     /// Carries out one verb.
-    async fn alone(&self, kept: &KeptOpen, job: Job) {
+    async fn alone(&self, kept: &OpenGuard, job: Job) {
         if !job.asker.still_asks() {
             return;
         }
@@ -217,7 +217,7 @@ impl Worker {
         job.answer(done.into());
     }
 
-    fn ipam(&self, kept: &KeptOpen, purpose: Purpose, askers: Vec<Asker>) -> Result<Ipam> {
+    fn ipam(&self, kept: &OpenGuard, purpose: Purpose, askers: Vec<Asker>) -> Result<Ipam> {
         let store = AskedStore::new(kept.store(purpose)?, askers, Arc::clone(&self.metrics));
         let store: Arc<dyn Store> = Arc::new(store);
         Ok(ipam_on(store, self.held.location(), kept.open()?.cluster()))

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use datastore::{Chosen, OpenStore, Source, all_for_operator};
+use datastore::{ChoiceSource, ChosenStore, OpenStore, all_for_operator};
 use ipam_core::gc::{
     Allocation, Estates, Evidence, Hold, Holdings, Judged, Known, RuntimeList, batches, unlisted, with_endpoints,
 };
@@ -386,7 +386,7 @@ async fn survey(at: StoreAt<'_>, wanted: impl Fn(&Known, &str) -> bool + Send + 
 /// The stores of a collection.
 enum Stores {
     /// These stores, at least one.
-    These(Vec<Chosen>),
+    These(Vec<ChosenStore>),
     /// No store, for this reason.
     None(String),
 }
@@ -405,7 +405,7 @@ fn choose_stores(args: &Gc, call: &mut Call<'_>) -> Result<Stores> {
         for problem in &chosen.unreadable {
             _ = writeln!(call.err, "warning: skipped {problem}");
         }
-        if chosen.source == Source::Default {
+        if chosen.source == ChoiceSource::Default {
             if chosen.location.path().is_none_or(|path| !path.exists()) {
                 let folder = call.options.cni_conf_dir.display();
                 return Ok(Stores::None(format!(

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use clap::{Args, ValueEnum};
-use conformance::{Beside, BoxError, Fixture, Found, Harness, InPlace, Options, Run};
-use datastore::{Location, Place};
+use conformance::{BoxError, Fixture, ForeignKeys, Harness, InPlaceHarness, PrefixHarness, Run, RunOptions};
+use datastore::{Location, StorePlace};
 use kv::{Content, ErrorKind, Range, RangeRequest};
 
 use self::report::{Progress, Summary, reporter};
@@ -89,7 +89,7 @@ impl Standalone for Conformance {
         let interrupt = Interrupt::listen()?;
         let plan = runtime.block_on(Plan::of(&location, self))?;
         _ = writeln!(call.err, "store: {location}\nnote: {plan}");
-        let mut options = Options::new().with_stop(interrupt.flag());
+        let mut options = RunOptions::new().with_stop(interrupt.flag());
         if let Some(filter) = &self.case {
             options = options.with_filter(filter);
         }
@@ -111,7 +111,7 @@ impl Standalone for Conformance {
 fn locate(args: &Conformance, call: &Call<'_>) -> Result<Location> {
     let location = call.drivers.parse(&args.url).map_err(|error| call.explain(&error))?;
     match location.place() {
-        Place::Memory => Ok(location),
+        StorePlace::Memory => Ok(location),
         _ => Ok(call.locate(Some(&args.url))?.location),
     }
 }
@@ -129,7 +129,7 @@ fn check_filter(args: &Conformance) -> Result<()> {
 /// Runs the cases, reports them, and returns the exit code.
 fn judge(
     harness: impl Harness,
-    options: &Options,
+    options: &RunOptions,
     format: ReportFormat,
     out: &mut dyn Write,
     err: &mut dyn Write,
@@ -169,11 +169,11 @@ enum Plan {
     /// Each case gets a new store, which is removed afterwards.
     New(Arc<NewStores>),
     /// The store is empty: all cases run in it.
-    Empty(Arc<InPlace<AtUrl>>),
+    Empty(Arc<InPlaceHarness<AtUrl>>),
     /// Everything in the store is deleted: all cases run in it.
-    Erase(Arc<InPlace<AtUrl>>),
+    Erase(Arc<InPlaceHarness<AtUrl>>),
     /// The store has keys: only cases that can share it run, below this prefix.
-    Beside(Arc<Beside<AtUrl>>, String),
+    Beside(Arc<PrefixHarness<AtUrl>>, String),
 }
 
 impl Plan {
@@ -184,21 +184,21 @@ impl Plan {
         if let Some(typed) = erase {
             check_host(typed, host.as_deref(), location)?;
         }
-        if *location.place() == Place::Memory {
+        if *location.place() == StorePlace::Memory {
             return Ok(Self::New(Arc::new(NewStores::Memory(location.clone()))));
         }
         let site = AtUrl(location.clone());
-        let in_place = |found| Arc::new(InPlace::new(site.clone(), found));
+        let in_place = |found| Arc::new(InPlaceHarness::new(site.clone(), found));
         match first_read(&site).await? {
             Contents::NoStore => {
                 let folder = make(location)?.ok_or_else(|| Failure::new(format!("there is no store at {location}")))?;
                 Ok(Self::New(Arc::new(NewStores::Below(folder))))
             }
-            _ if erase.is_some() => Ok(Self::Erase(in_place(Found::Erase))),
-            Contents::Nothing => Ok(Self::Empty(in_place(Found::Leave))),
+            _ if erase.is_some() => Ok(Self::Erase(in_place(ForeignKeys::Erase))),
+            Contents::Nothing => Ok(Self::Empty(in_place(ForeignKeys::Leave))),
             Contents::Keys => {
                 let prefix = format!("{PREFIX}{:016x}/", fastrand::u64(..));
-                Ok(Self::Beside(Arc::new(Beside::new(site, prefix.as_str())), prefix))
+                Ok(Self::Beside(Arc::new(PrefixHarness::new(site, prefix.as_str())), prefix))
             }
         }
     }
@@ -336,7 +336,7 @@ mod tests {
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let options = Options::new().with_filter("T0");
+        let options = RunOptions::new().with_filter("T0");
         let code =
             judge(broken.around(NewStores::Memory(stores::drivers().memory())), &options, format, &mut out, &mut err)
                 .unwrap();

@@ -16,9 +16,9 @@ use crate::validate::MAX_TXN_OPS;
 
 /// Maximum number of keys in a range that is guarded against every change: etcd checks each of them in the apply loop of every
 /// member.
-pub const MAX_GUARDED_LIST: usize = 64;
+pub const MAX_GUARDED_KEYS: usize = 64;
 /// Maximum number of keys in a range that is guarded against new keys only. It is higher because such guards are rare.
-pub const MAX_CREATION_GUARDED: usize = 4096;
+pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of [`transact!`](crate::transact!).
 ///
@@ -165,7 +165,7 @@ impl Transaction {
     pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
-        if known.len() > MAX_GUARDED_LIST {
+        if known.len() > MAX_GUARDED_KEYS {
             return Err(self.error(ErrorKind::ReadSetTooLarge { guards: known.len() }));
         }
         self.guard_range(range);
@@ -461,7 +461,7 @@ impl Transaction {
     /// `ReadSetTooLarge` if the range has more than 4,096 keys; any store error.
     pub async fn guard_creation(&mut self, range: &Range) -> Result<Vec<Key>> {
         let keys = self.peek_ranges(slice::from_ref(range)).await?.pop().unwrap_or_default();
-        if keys.len() > MAX_CREATION_GUARDED {
+        if keys.len() > MAX_CREATION_GUARDED_KEYS {
             return Err(self.error(ErrorKind::ReadSetTooLarge { guards: keys.len() }));
         }
         let read_at = self.keys_in(range).map_or(self.at, |(_, at)| at);
