@@ -15,7 +15,7 @@ use kv::{Auth, Error, ErrorKind, Operation, Outcome, Result, Revision};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, speaks_otherwise};
+use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, speaks_other_protocol};
 use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
@@ -191,7 +191,7 @@ impl EtcdCluster {
         loop {
             let members = self.members.current(operation, deadline).await?;
             let asked = MemberCall { operation, resend, deadline };
-            let (failure, last) = match self.ask_around(&members, asked, &mut tried, &work).await {
+            let (failure, last) = match self.try_members(&members, asked, &mut tried, &work).await {
                 Ok((answer, endpoint)) => return self.judge(answer, before, operation, &endpoint.address.url),
                 Err(failed) => failed,
             };
@@ -204,7 +204,7 @@ impl EtcdCluster {
     }
 
     /// Asks each member once, until one answers; also says whether anybody may be asked after a failure.
-    async fn ask_around<T, F>(
+    async fn try_members<T, F>(
         &self,
         members: &MemberList,
         asked: MemberCall,
@@ -239,7 +239,7 @@ impl EtcdCluster {
             if failure.error.kind().is_transient() {
                 members.avoid(first + step);
             }
-            if !may_go_on(&failure, resend) || Instant::now() >= deadline {
+            if !may_try_next(&failure, resend) || Instant::now() >= deadline {
                 return Err((failure, LastOf::OfCall));
             }
             tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "asking another member");
@@ -274,7 +274,7 @@ fn share(deadline: Instant, among: usize) -> Instant {
     now + deadline.saturating_duration_since(now) / among
 }
 
-fn may_go_on(failure: &MemberFailure, resend: Resend) -> bool {
+fn may_try_next(failure: &MemberFailure, resend: Resend) -> bool {
     failure.error.kind().is_transient() && (failure.never_sent || resend == Resend::Always)
 }
 
@@ -300,7 +300,7 @@ where
     let reported = |error: etcd_client::Error| {
         let hint = match endpoint.identity_fault().filter(|_| refuses_our_certificate(&error)) {
             Some(fault) => Some(fault.into()),
-            None if speaks_otherwise(&error) => endpoint.hint(),
+            None if speaks_other_protocol(&error) => endpoint.hint(),
             None if is_silent(&error) => endpoint.port_hint().map(Cow::from).or(advice(&error).map(Cow::from)),
             None => advice(&error).map(Cow::from),
         };

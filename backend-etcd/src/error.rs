@@ -157,7 +157,7 @@ pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
 }
 
 /// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
-pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
+pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     // A server that does not understand a TLS hello hangs up, or resets the connection if more of it was on the way.
     let hung_up = |cause: &(dyn StdError + 'static)| {
@@ -186,7 +186,7 @@ pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
 /// True if the other side ended the connection because of our certificate, as far as its words tell.
 pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    speaks_otherwise(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
+    speaks_other_protocol(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
 }
 
 /// The advice while the alarm NOSPACE is raised.
@@ -430,7 +430,7 @@ mod tests {
     fn who_hangs_up_on_a_handshake_may_speak_something_else() {
         let broken = |kind: io::ErrorKind| {
             let status = Status::from_error(Box::new(ConnectError(Box::new(io::Error::from(kind)))));
-            speaks_otherwise(&etcd_client::Error::GRpcStatus(status))
+            speaks_other_protocol(&etcd_client::Error::GRpcStatus(status))
         };
         for kind in [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe] {
             assert!(broken(kind), "{kind}");

@@ -78,7 +78,7 @@ impl EtcdStore {
     /// Fails if one of these keys has a lease.
     async fn refuse_leases(&self, keys: &[Key], deadline: Instant) -> Result<()> {
         for keys in keys.chunks(MAX_TXN_OPS) {
-            let plan = TxnPlan::looking_at(keys);
+            let plan = TxnPlan::reading_keys(keys);
             let answer = self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)?;
             if let Read::Leased(key) = plan.read(&answer, revision_of(answer.header())) {
                 return Err(leased(&key));

@@ -75,7 +75,7 @@ impl TxnPlan {
     }
 
     /// A transaction that looks at these keys, and does nothing else.
-    pub(crate) fn looking_at(keys: &[Key]) -> Self {
+    pub(crate) fn reading_keys(keys: &[Key]) -> Self {
         let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
         Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
     }

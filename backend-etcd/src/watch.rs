@@ -160,14 +160,14 @@ impl EtcdWatcher {
         let end = tokio::select! {
             biased;
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
-            end = self.go_on(opened) => end,
+            end = self.read_batches(opened) => end,
         };
         // If nobody listens any more, nobody needs to know.
         let _ = tell.send((Err(end), None));
     }
 
     /// Until the watch is over; the reason.
-    async fn go_on(&mut self, mut opened: ConfirmedWatch) -> Error {
+    async fn read_batches(&mut self, mut opened: ConfirmedWatch) -> Error {
         loop {
             match self.drain(opened).await {
                 WatchCut::Over(error) => return error,

@@ -252,7 +252,7 @@ impl Subject {
     }
 
     /// Takes the store again after [`let_go`](Self::let_go).
-    pub(crate) async fn take_back(&mut self) -> Checked {
+    pub(crate) async fn retake(&mut self) -> Checked {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 

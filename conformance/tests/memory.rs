@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use kv::Store;
-use kv_mvcc::{MemoryTable, MvccStore, RunOptions, Table};
+use kv_mvcc::{MemoryTable, MvccStore, Options, Table};
 
 struct Memory;
 
@@ -19,7 +19,7 @@ struct Held {
 }
 
 fn open(table: &MemoryTable) -> Result<Arc<MvccStore>, BoxError> {
-    let options = RunOptions { name: "memory", ..RunOptions::default() };
+    let options = Options { name: "memory", ..Options::default() };
     Ok(Arc::new(MvccStore::open(Box::new(table.clone()), options)?))
 }
 

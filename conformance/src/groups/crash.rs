@@ -21,7 +21,7 @@ async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
         t.next_round();
         let writer = t.process("write", &[width, done])?;
         let last = kills.at_any_moment(writer, round, "done").await?;
-        t.take_back().await?;
+        t.retake().await?;
         done = steps.check_crashed(&t, last.map_or(done, |last| last + 1)).await.map_err(|f| in_round(f, round))?;
         t.let_go().await?;
     }
@@ -140,7 +140,7 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
         moment(Duration::from_micros(round * 37 % 1500)).await;
         let rest = process.kill().await?;
         said.extend(rest.iter().filter_map(|line| line.strip_prefix("done")).map(str::to_owned));
-        t.take_back().await?;
+        t.retake().await?;
         start = check_writers(&t, start, &mut counts, &said).await.map_err(|failure| in_round(failure, round))?;
         t.let_go().await?;
     }
@@ -260,7 +260,7 @@ pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
         for line in process.kill().await? {
             seen = seen.max(seen_in(&line)?);
         }
-        t.take_back().await?;
+        t.retake().await?;
         let now = t.revision().await?;
         holds(
             &format!("revision {seen}, which was seen before kill {round}, or a later one"),
@@ -313,7 +313,7 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
             moment(opening * (round * 7 % 20 + kill) / 20).await;
             opener.kill().await?;
         }
-        t.take_back().await?;
+        t.retake().await?;
         done = steps.check_crashed(&t, done).await.map_err(|failure| in_round(failure, u64::from(round)))?;
         t.let_go().await?;
     }

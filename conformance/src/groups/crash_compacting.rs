@@ -84,7 +84,7 @@ pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
         for line in process.kill().await? {
             known.hear(&line)?;
         }
-        t.take_back().await?;
+        t.retake().await?;
         known = check_compacted(&t, &steps, known).await.map_err(|failure| in_round(failure, round))?;
         t.let_go().await?;
     }
@@ -146,7 +146,7 @@ pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
         for line in process.kill().await? {
             last = number(line.trim_start_matches("at"))?;
         }
-        t.take_back().await?;
+        t.retake().await?;
         let now = t.revision().await?;
         holds(&format!("revision {last} or later, after kill {round}"), now.get().unsigned_abs() >= last, &now)?;
         same("the revision of the next write", t.put("next", "v").await?, now.next())?;

@@ -53,7 +53,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.let_go().await?;
     same("what somebody who waited finds", waiting.say("joined").await?, "v".to_owned())?;
     waiting.end().await?;
-    t.take_back().await
+    t.retake().await
 }
 
 /// Role: opens, counts one up and closes, as often as the argument says.
@@ -93,7 +93,7 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
         }
         process.end().await?;
     }
-    t.take_back().await?;
+    t.retake().await?;
     let counter = some("the counter", t.get("counter").await?)?;
     same("the counter", text(&counter.value), (PROCESSES * TURNS).to_string()).of("S1")?;
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
@@ -122,7 +122,7 @@ pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
         }
         done = steps.check_crashed(&*joined?, done).await?;
     }
-    t.take_back().await
+    t.retake().await
 }
 
 /// Role: opens, writes a step and closes, for ever.
@@ -152,7 +152,7 @@ pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
         same("the steps at the end of the turn", steps.at(reader.revision().await?)?, seen)?;
     }
     writer.kill().await?;
-    t.take_back().await
+    t.retake().await
 }
 
 /// A watch here has everything that was written elsewhere, once, in order.
@@ -163,7 +163,7 @@ pub(crate) async fn watched_from_elsewhere(mut t: Subject) -> Checked {
         drop(live);
         t.let_go().await?;
         write_some(t.process("write", &[2, 0])?).await?;
-        t.take_back().await?;
+        t.retake().await?;
         live = t.watcher(Range::All, from).await?;
     } else {
         write_some(t.process("write", &[2, 0])?).await?;
@@ -218,7 +218,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     // The child ends with this.
     let stdin = parent.take_stdin();
     parent.kill().await?;
-    t.take_back().await?;
+    t.retake().await?;
     same("what the holder wrote", t.value("k").await?.as_deref(), Some("v"))?;
     let alive = Path::new("/proc").join(&child).exists();
     drop(stdin);

@@ -62,7 +62,7 @@ async fn open(way: Breakage, path: &Path, wait: Duration) -> Result<Arc<MvccStor
     if way == Breakage::LetsEverybodyIn {
         fs::create_dir_all(path).unwrap();
         let table = Box::new(FileTable::open(&path.join("log"), way)?);
-        return Ok(Arc::new(MvccStore::open(table, kv_mvcc::RunOptions { name: "file", ..Default::default() })?));
+        return Ok(Arc::new(MvccStore::open(table, kv_mvcc::Options { name: "file", ..Default::default() })?));
     }
     let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
     let opened = kv_local::open(InFile(way), path, &options).await;

@@ -261,7 +261,7 @@ impl StoreAt<'_> {
                 Need::Make => match self.open_if_there().await? {
                     Some(open) => open,
                     None => {
-                        maintenance::could_be_made(self.location).await.map_err(|error| self.explain(error))?;
+                        maintenance::check_creatable(self.location).await.map_err(|error| self.explain(error))?;
                         let memory = self.location.drivers().memory();
                         let opened = datastore::open(&memory, &Create::IfMissing.with_wait(self.wait)).await;
                         opened.map_err(|error| self.explain(error))?

@@ -42,15 +42,15 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
     QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails where an embedded store that is not there could not be made; see [`kv_local::could_be_made`]. Others are not made.
+/// Fails where an embedded store that is not there could not be made; see [`kv_local::check_creatable`]. Others are not made.
 ///
 /// # Errors
-/// Those of [`kv_local::could_be_made`].
-pub async fn could_be_made(location: &Location) -> Result<()> {
+/// Those of [`kv_local::check_creatable`].
+pub async fn check_creatable(location: &Location) -> Result<()> {
     if location.path().is_none() {
         return Ok(());
     }
-    on_engine(location, kv_local::could_be_made).await
+    on_engine(location, kv_local::check_creatable).await
 }
 
 /// The newest revision of an embedded store, without the lock; see [`kv_local::newest`].
@@ -91,9 +91,9 @@ pub async fn upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrad
 /// Says what [`upgrade`] would do, and writes nothing.
 ///
 /// # Errors
-/// Those of [`kv_local::would_upgrade_blocking`]; `Unsupported` for any other store.
-pub async fn would_upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrade> {
-    on_engine(location, move |engine, path| kv_local::would_upgrade_blocking(engine, path, &waiting_for(wait))).await
+/// Those of [`kv_local::preview_upgrade_blocking`]; `Unsupported` for any other store.
+pub async fn preview_upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrade> {
+    on_engine(location, move |engine, path| kv_local::preview_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
 /// A place beside an embedded store in which its replacement is built; see [`kv_local::FolderStaging`].

@@ -59,7 +59,7 @@ impl OpenStore {
         match &self.opened {
             OpenKind::Here(store) => store.check_room().await,
             OpenKind::Shared(store) => store.check_room().await,
-            OpenKind::Served(store) => match store.alone() {
+            OpenKind::Served(store) => match store.direct() {
                 Some(store) => store.check_room().await,
                 None => Ok(()),
             },
@@ -95,19 +95,19 @@ impl OpenStore {
         match &self.opened {
             OpenKind::Here(store) => store.embedded().is_some(),
             OpenKind::Shared(_) => true,
-            OpenKind::Served(store) => store.alone().is_some(),
+            OpenKind::Served(store) => store.direct().is_some(),
         }
     }
 
     /// Lets other processes have a store that is [held](Sharing::OnRequest), until its next call.
-    pub async fn put_down(&self) {
+    pub async fn release_store(&self) {
         let shared_store = match &self.opened {
             OpenKind::Shared(store) => Some(store),
-            OpenKind::Served(store) => store.alone(),
+            OpenKind::Served(store) => store.direct(),
             OpenKind::Here(_) => None,
         };
         if let Some(store) = shared_store {
-            store.put_down().await;
+            store.release_store().await;
         }
     }
 
@@ -120,7 +120,7 @@ impl OpenStore {
         match &self.opened {
             OpenKind::Here(store) => store.close().await,
             OpenKind::Shared(store) => store.end().await,
-            OpenKind::Served(store) => match store.alone() {
+            OpenKind::Served(store) => match store.direct() {
                 Some(store) => store.end().await,
                 None => Ok(()),
             },
@@ -175,7 +175,7 @@ struct DaemonOrDirect {
     /// The moment until which this process waits for the store, counted from the first failure of the daemon.
     until: OnceLock<Instant>,
     /// The store as this process has it, once the daemon has ended.
-    alone: OnceCell<SharedStore>,
+    direct: OnceCell<SharedStore>,
 }
 
 impl fmt::Debug for ServedOrDirect {
@@ -188,8 +188,8 @@ impl ServedOrDirect {
     pub(crate) fn new(served: ServedStore, location: Location, holding: SharedStoreOptions) -> Self {
         // The store is there, so a folder without one is another place.
         let holding = SharedStoreOptions { options: holding.options.clone().with_create(Create::Never), ..holding };
-        let (until, alone) = (OnceLock::new(), OnceCell::new());
-        Self { served, shared: Arc::new(DaemonOrDirect { location, holding, until, alone }) }
+        let (until, direct) = (OnceLock::new(), OnceCell::new());
+        Self { served, shared: Arc::new(DaemonOrDirect { location, holding, until, direct }) }
     }
 
     /// The store behind the socket.
@@ -198,8 +198,8 @@ impl ServedOrDirect {
     }
 
     /// The store as this process has it; `None` as long as the daemon has it.
-    pub(crate) fn alone(&self) -> Option<&SharedStore> {
-        self.shared.alone.get()
+    pub(crate) fn direct(&self) -> Option<&SharedStore> {
+        self.shared.direct.get()
     }
 
     /// Opens the store after a request that the daemon has not begun.
@@ -212,8 +212,8 @@ impl ServedOrDirect {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
         }
-        let DaemonOrDirect { location, holding, until, alone } = &*self.shared;
-        let until = *until.get_or_init(|| holding.patience());
+        let DaemonOrDirect { location, holding, until, direct } = &*self.shared;
+        let until = *until.get_or_init(|| holding.wait_deadline());
         let open = async || {
             tracing::warn!("cannot use the margay daemon ({error}); opening the store directly");
             let wait = until.saturating_duration_since(Instant::now());
@@ -233,15 +233,15 @@ impl ServedOrDirect {
             }
             Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, location.to_string()))
         };
-        alone.get_or_try_init(open).await
+        direct.get_or_try_init(open).await
     }
 }
 
 #[async_trait]
 impl Store for ServedOrDirect {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        if let Some(alone) = self.alone() {
-            return alone.range(request).await;
+        if let Some(direct) = self.direct() {
+            return direct.range(request).await;
         }
         match self.served.range(request.clone()).await {
             Err(error) => self.open_directly(error).await?.range(request).await,
@@ -250,8 +250,8 @@ impl Store for ServedOrDirect {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        if let Some(alone) = self.alone() {
-            return alone.txn(txn).await;
+        if let Some(direct) = self.direct() {
+            return direct.txn(txn).await;
         }
         match self.served.txn(txn.clone()).await {
             Err(error) => self.open_directly(error).await?.txn(txn).await,
@@ -260,8 +260,8 @@ impl Store for ServedOrDirect {
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        if let Some(alone) = self.alone() {
-            return alone.watch(request).await;
+        if let Some(direct) = self.direct() {
+            return direct.watch(request).await;
         }
         match self.served.watch(request.clone()).await {
             Err(error) => self.open_directly(error).await?.watch(request).await,
@@ -273,8 +273,8 @@ impl Store for ServedOrDirect {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        if let Some(alone) = self.alone() {
-            return alone.compact(revision).await;
+        if let Some(direct) = self.direct() {
+            return direct.compact(revision).await;
         }
         match self.served.compact(revision).await {
             Err(error) => self.open_directly(error).await?.compact(revision).await,

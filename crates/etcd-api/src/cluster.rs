@@ -153,13 +153,13 @@ struct AuthStatusResponse {
 
 /// The service: there are no users, and none can be made.
 #[derive(Clone, Debug)]
-pub(crate) struct Auth(pub(crate) Api);
+pub(crate) struct AuthService(pub(crate) Api);
 
-impl NamedService for Auth {
+impl NamedService for AuthService {
     const NAME: &'static str = "etcdserverpb.Auth";
 }
 
-impl Service<http::Request<Body>> for Auth {
+impl Service<http::Request<Body>> for AuthService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;

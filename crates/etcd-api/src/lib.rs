@@ -113,7 +113,7 @@ impl Api {
         .add_service(PbLeaseServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
-        .add_service(cluster::Auth(self.clone()))
+        .add_service(cluster::AuthService(self.clone()))
         .add_service(health())
     }
 

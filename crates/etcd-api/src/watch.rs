@@ -123,7 +123,7 @@ impl WatchSession {
                             // One report answers all requests that are there.
                             next = skip_progress(&mut requests);
                         }
-                        self.obey(request).await
+                        self.handle_request(request).await
                     }
                     None => return,
                 },
@@ -137,7 +137,7 @@ impl WatchSession {
         }
     }
 
-    async fn obey(&mut self, request: PbWatchRequest) -> Result<(), StreamEnded> {
+    async fn handle_request(&mut self, request: PbWatchRequest) -> Result<(), StreamEnded> {
         match request.request_union {
             Some(PbWatchRequestUnion::CreateRequest(create)) => {
                 let wanted = WatchToCreate {
@@ -240,7 +240,7 @@ impl WatchSession {
                 self.requested = None;
             }
         } else {
-            self.pass_on(id, item).await?;
+            self.forward_item(id, item).await?;
         }
         self.report_requested().await
     }
@@ -252,7 +252,7 @@ impl WatchSession {
         Some(requested.revision.max(self.newest))
     }
 
-    async fn pass_on(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), StreamEnded> {
+    async fn forward_item(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), StreamEnded> {
         // An item may come just before the end of a watch that its client has canceled.
         let Some(cursor) = self.cursors.get_mut(&id) else { return Ok(()) };
         match item {
@@ -302,7 +302,7 @@ impl WatchSession {
             }
         }
         while let Some((id, item)) = self.held_back.pop_front() {
-            self.pass_on(id, item).await?;
+            self.forward_item(id, item).await?;
         }
         Ok(())
     }

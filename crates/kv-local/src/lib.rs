@@ -29,8 +29,8 @@ pub mod testing;
 
 pub use errors::store_of;
 pub use maintenance::{
-    FolderReplacement, FolderStaging, FormatUpgrade, LockHolder, QueueFile, StorePeek, could_be_made, create_blocking,
-    newest, peek, shrink_blocking, upgrade_blocking, waiting, would_upgrade_blocking,
+    FolderReplacement, FolderStaging, FormatUpgrade, LockHolder, QueueFile, StorePeek, check_creatable,
+    create_blocking, newest, peek, preview_upgrade_blocking, shrink_blocking, upgrade_blocking, waiting,
 };
 pub use open::{CommitLog, Create, Engine, OpenOptions, Sharing, SpareSpace, open, open_blocking};
 pub use store_folder::engine_in;

@@ -195,9 +195,9 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 ///
 /// # Errors
 /// Those with which making it would fail.
-pub fn could_be_made(engine: &dyn Engine, path: &Path) -> Result<()> {
+pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
     let log_bytes = if engine.log() == CommitLog::Journal { JOURNAL_BYTES } else { 0 };
-    StoreFolder::new(engine, path).could_be_made(MIN_FREE_DISK_BYTES + log_bytes)
+    StoreFolder::new(engine, path).check_creatable(MIN_FREE_DISK_BYTES + log_bytes)
 }
 
 /// The formats of a store before and after.
@@ -244,7 +244,7 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 ///
 /// # Errors
 /// Those of [`open_blocking`].
-pub fn would_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
+pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
     Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
@@ -272,7 +272,7 @@ impl FolderStaging {
         if let Ok(real) = fs::canonicalize(&label.folder) {
             label.folder = real;
         }
-        let folder = beside(&label.folder, "restoring");
+        let folder = sibling_path(&label.folder, "restoring");
         let io = |result: io::Result<()>| result.map_err(|error| label.io(&folder, error));
         io(folder::create(&folder))?;
         let lock = File::open(&folder).map_err(|error| label.io(&folder, error))?;
@@ -336,7 +336,7 @@ impl FolderStaging {
             return Ok(None);
         };
         let aside = (1..)
-            .map(|number| beside(path, &format!("replaced-{number}")))
+            .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
         // First the name that the old folder shall have: what is left in the staging folder is removed.
@@ -385,7 +385,7 @@ impl FolderReplacement {
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");
     name.push(suffix);

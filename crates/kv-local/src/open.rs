@@ -245,7 +245,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
-                    && folder.reserved_space.give_up() => {}
+                    && folder.reserved_space.release_part() => {}
             opened => return opened,
         }
     }

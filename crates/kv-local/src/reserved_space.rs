@@ -141,7 +141,7 @@ impl SpaceReserve for ReservedSpace {
         check_disk(self.path.parent().unwrap_or(&self.path), MIN_FREE_BYTES)
     }
 
-    fn give_up(&self) -> bool {
+    fn release_part(&self) -> bool {
         let given_up = || -> io::Result<u64> {
             let file = folder::open(&self.path)?;
             let length = file.metadata()?.len().min(RESERVED_BYTES);
@@ -191,15 +191,15 @@ mod tests {
     #[test]
     fn it_is_given_up_by_the_piece_and_put_back() {
         let (_folder, reserved_space) = reserved_space();
-        assert!(!reserved_space.give_up(), "there is none");
+        assert!(!reserved_space.release_part(), "there is none");
         reserved_space.restore().unwrap();
         let before = metadata(&reserved_space).blocks();
         for piece in 1..=RESERVED_BYTES / RELEASE_STEP_BYTES {
-            assert!(reserved_space.give_up());
+            assert!(reserved_space.release_part());
             assert_eq!(metadata(&reserved_space).len(), RESERVED_BYTES - piece * RELEASE_STEP_BYTES);
         }
         assert_eq!(metadata(&reserved_space).blocks(), 0);
-        assert!(!reserved_space.give_up(), "nothing is left");
+        assert!(!reserved_space.release_part(), "nothing is left");
         reserved_space.restore().unwrap();
         assert_eq!((metadata(&reserved_space).len(), metadata(&reserved_space).blocks()), (RESERVED_BYTES, before));
     }
@@ -208,7 +208,7 @@ mod tests {
     fn what_was_not_needed_is_taken_back() {
         let (_folder, reserved_space) = reserved_space();
         reserved_space.restore().unwrap();
-        assert!(reserved_space.give_up() && reserved_space.give_up());
+        assert!(reserved_space.release_part() && reserved_space.release_part());
         reserved_space.refill();
         assert!(is_whole(&metadata(&reserved_space)));
     }
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(metadata(&reserved_space).len(), WRITTEN_FILE_BYTES);
         reserved_space.restore().unwrap();
         assert_eq!(metadata(&reserved_space).len(), WRITTEN_FILE_BYTES, "it is not made again");
-        assert!(reserved_space.give_up());
+        assert!(reserved_space.release_part());
         assert_eq!(metadata(&reserved_space).len(), RESERVED_BYTES - RELEASE_STEP_BYTES);
     }
 }

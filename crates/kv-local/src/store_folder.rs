@@ -115,7 +115,7 @@ impl StoreFolder {
     }
 
     /// Fails where a store of so many bytes that is not there could not be made, as far as is known without making anything.
-    pub(crate) fn could_be_made(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn check_creatable(&self, bytes: u64) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.label.folder;
         if path.is_dir() && !self.exists(QUEUE_FILE)? {

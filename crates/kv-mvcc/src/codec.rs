@@ -8,7 +8,7 @@
 //! | `c` key | the [`Pointer`] to the live value of a key |
 //! | `l` revision, sub | a [`LogRow`]: one change, without values |
 //! | `v` revision, sub, chunk | a piece of the value that was written there |
-//! | `e` lease | a [`Lease`] that is granted |
+//! | `e` lease | a [`LeaseRow`] that is granted |
 //! | `k` lease, key | nothing: a live key that is attached to a lease |
 //!
 //! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row begins with the version of its
@@ -336,7 +336,7 @@ pub(crate) enum Change {
 
 /// A lease that is granted. Its time is not in the store: the clock of leases begins again after a start, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub(crate) struct Lease {
+pub(crate) struct LeaseRow {
     /// The time to live that was granted, in seconds.
     pub(crate) ttl: u64,
 }
@@ -470,7 +470,7 @@ impl Row for LogRow {
     }
 }
 
-impl Row for Lease {
+impl Row for LeaseRow {
     type Extra = ();
 
     fn extra(&self) {}

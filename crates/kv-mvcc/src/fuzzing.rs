@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::codec::{self, Lease, LogRow, Pointer, Row, StateRow};
+use crate::codec::{self, LeaseRow, LogRow, Pointer, Row, StateRow};
 
 /// The row of `key` that holds these bytes, whatever they mean, with a checksum that is right.
 pub fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -22,7 +22,7 @@ pub fn check_row(key: &[u8], row: &[u8]) {
     round_trip::<Pointer>(key, row);
     round_trip::<LogRow>(key, row);
     round_trip::<StateRow>(key, row);
-    round_trip::<Lease>(key, row);
+    round_trip::<LeaseRow>(key, row);
     if let Ok(place) = codec::log_place(key) {
         assert_eq!(codec::log_key(place), key);
     }

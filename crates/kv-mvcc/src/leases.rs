@@ -128,7 +128,7 @@ impl StoreCore {
             if rows.lease(lease.id)?.is_some() {
                 return Ok(None);
             }
-            let row = codec::encode(&key, &codec::Lease { ttl: lease.ttl.as_secs() })
+            let row = codec::encode(&key, &codec::LeaseRow { ttl: lease.ttl.as_secs() })
                 .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0))?;
             Ok(Some((old, vec![Write::Put(key, row)])))
         });

@@ -25,7 +25,7 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
     /// Gives up a part. False if there was nothing left.
-    fn give_up(&self) -> bool;
+    fn release_part(&self) -> bool;
 }
 
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use kv::{Error, Key, LeaseId, Operation, Result, Value};
 
-use crate::codec::{self, Damage, Lease, LogPosition, LogRow, Pointer, StateRow};
+use crate::codec::{self, Damage, LeaseRow, LogPosition, LogRow, Pointer, StateRow};
 use crate::error::corrupt;
 use crate::options::Retention;
 use crate::table::{Table, View};
@@ -93,7 +93,7 @@ impl<'t> Rows<'t> {
     }
 
     /// A lease.
-    pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<Lease>> {
+    pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<LeaseRow>> {
         let row_key = codec::lease_key(id);
         match self.view.get(&row_key)? {
             Some(row) => codec::decode(&row_key, &row).map(Some).map_err(|damage| self.corrupt(damage)),
@@ -102,7 +102,7 @@ impl<'t> Rows<'t> {
     }
 
     /// All leases, in the order of their numbers as unsigned ones.
-    pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, Lease)>> {
+    pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, LeaseRow)>> {
         let mut found = Vec::new();
         self.scan_rows(&[codec::LEASE], &codec::end_of(codec::LEASE), |row_key, row| {
             found.push((codec::lease_and_key(row_key)?.0, codec::decode(row_key, row)?));
@@ -227,14 +227,14 @@ impl<'t> Rows<'t> {
             damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))?;
         }
         if value.len() != len {
-            return Err(self.corrupt(lost_a_part(place)));
+            return Err(self.corrupt(missing_value_part(place)));
         }
         Ok(Value::new(value))
     }
 }
 
 /// Of a value that was written there not everything is left.
-fn lost_a_part(place: LogPosition) -> Damage {
+fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
@@ -285,7 +285,7 @@ pub(crate) fn next_values(
             })?;
             match (damage, scan.pointers.first()) {
                 (Some(damage), _) => Err(rows.corrupt(damage)),
-                (None, Some(missing)) if !stopped => Err(rows.corrupt(lost_a_part(missing.place))),
+                (None, Some(missing)) if !stopped => Err(rows.corrupt(missing_value_part(missing.place))),
                 (None, _) => Ok(()),
             }
         }
@@ -329,7 +329,7 @@ impl ValueScan<'_> {
                 self.take_whole();
             }
             Ordering::Less => return Ok(ControlFlow::Break(())),
-            Ordering::Greater => return Err(lost_a_part(pointer.place)),
+            Ordering::Greater => return Err(missing_value_part(pointer.place)),
         }
         Ok(ControlFlow::Continue(()))
     }

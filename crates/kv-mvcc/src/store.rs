@@ -221,7 +221,7 @@ impl StoreCore {
     }
 
     /// Goes by these bounds on history from now on.
-    fn go_by(&self, retention: Retention) {
+    fn apply_retention(&self, retention: Retention) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
     }
 
@@ -468,7 +468,7 @@ impl StoreCore {
         let (old, row) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))?;
         let new = StateRow { other_changes: old.other_changes + 1, ..old };
         self.commit(table, Purpose::Any, vec![Write::Put(codec::RETENTION_KEY.to_vec(), row)], &old, new)?;
-        self.go_by(retention);
+        self.apply_retention(retention);
         Ok(())
     }
 }

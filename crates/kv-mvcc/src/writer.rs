@@ -38,7 +38,7 @@ const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
 /// A change that is no transaction. It answers by itself; without a table it answers that the store was closed.
-pub(crate) type Change = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
+pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 /// Something to write.
 pub(crate) enum WriteJob {
@@ -51,7 +51,7 @@ pub(crate) enum WriteJob {
     /// Make room for a release, which failed with `full`.
     MakeRoom { full: Error, reply: Reply<()> },
     /// Make another change.
-    Change(Change),
+    Change(TableTask),
 }
 
 /// The jobs that nobody has begun.
@@ -372,7 +372,7 @@ impl StoreCore {
         };
         let state = loop {
             match guarded(self.name, Operation::Open, reopen) {
-                Err(error) if self.give_up_reserve(&error, purpose) => {}
+                Err(error) if self.release_reserved_space(&error, purpose) => {}
                 state => break state?,
             }
         };
@@ -490,7 +490,7 @@ impl ExpiredHistory {
     }
 
     /// True if the log has to be looked at.
-    fn concern(&self, state: &StateRow) -> bool {
+    fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
             || self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
@@ -514,7 +514,7 @@ pub(crate) fn sweep(
     if bounds.counted_before.is_none() {
         state.compacted = state.compacted.max(bounds.first_counted(state));
     }
-    if !bounds.concern(state) || state.swept.revision > newest {
+    if !bounds.expire_anything(state) || state.swept.revision > newest {
         return Ok(());
     }
     let bounds = bounds.with_known_ages(rows, state.swept.max(LogPosition::first_of(2)), newest)?;
@@ -571,7 +571,7 @@ impl StoreCore {
             tracing::warn!("the disk is full: older states of the store were given up for a release");
             return Ok(());
         }
-        if !self.give_up_reserve(&full, Purpose::Release) {
+        if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
         // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
@@ -581,9 +581,9 @@ impl StoreCore {
     }
 
     /// Gives up some of the reserve because of this error, if the write is for a release and there is some left.
-    fn give_up_reserve(&self, full: &Error, purpose: Purpose) -> bool {
+    fn release_reserved_space(&self, full: &Error, purpose: Purpose) -> bool {
         let given_up =
-            purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.give_up());
+            purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.release_part());
         if given_up {
             self.spent.store(true, Ordering::Relaxed);
         }
@@ -598,7 +598,9 @@ impl StoreCore {
         if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.ask_reserve(operation, |reserve| reserve.restore().map_err(|missing| (ErrorKind::NoSpace, missing)))?;
+        self.check_reserved_space(operation, |reserve| {
+            reserve.restore().map_err(|missing| (ErrorKind::NoSpace, missing))
+        })?;
         self.spent.store(false, Ordering::Relaxed);
         Ok(())
     }
@@ -609,10 +611,10 @@ impl StoreCore {
     /// `NoSpace`; `Io` for a disk that cannot be written to.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_reserve(Operation::Txn, Purpose::Any)?;
-        self.ask_reserve(Operation::Txn, |reserve| reserve.check_room())
+        self.check_reserved_space(Operation::Txn, |reserve| reserve.check_room())
     }
 
-    fn ask_reserve(
+    fn check_reserved_space(
         &self,
         operation: Operation,
         ask: impl Fn(&dyn SpaceReserve) -> Result<(), (ErrorKind, String)>,

@@ -143,7 +143,7 @@ pub trait StoreExt: Store {
     /// # Errors
     /// Those of [`list`](Self::list).
     async fn list_at(&self, range: Range, at: Revision, content: Content) -> Result<RangeResponse> {
-        let mut pages = Pages::new(range, at).with_content(content).with_most_keys(MAX_PAGE_KEYS);
+        let mut pages = Pages::new(range, at).with_content(content).with_max_keys(MAX_PAGE_KEYS);
         let mut listing = pages.next_answer(self).await?.unwrap_or_default();
         while let Some(page) = pages.next_answer(self).await? {
             listing.kvs.extend(page.kvs);
@@ -289,7 +289,7 @@ impl Pages {
 
     /// With this many keys to a page at the most.
     #[must_use]
-    pub fn with_most_keys(mut self, keys: usize) -> Self {
+    pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;
         self
     }

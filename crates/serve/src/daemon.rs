@@ -113,7 +113,7 @@ async fn step_aside(daemon: Arc<Daemon>) {
     let held = &daemon.held;
     let Some(folder) = held.location().path().map(Path::to_owned) else { return };
     loop {
-        held.until_open().await;
+        held.wait_until_open().await;
         let mut eyes = Eyes::on(&folder);
         let announced = loop {
             // A process that has opened the queue is about to draw its ticket. It may have done so before the eyes were open.

@@ -35,7 +35,7 @@ impl HandedOver {
             // A daemon takes the store back at once, other processes with their next call.
             match before % 2 {
                 0 => self.held.hand_over(YieldAnnouncement::No).await,
-                _ => self.held.put_down().await,
+                _ => self.held.release_store().await,
             }
         }
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use driver::{Drivers, LocalDriver};
 use kv::Result;
-use kv_local::{Engine, CommitLog};
+use kv_local::{CommitLog, Engine};
 use kv_mvcc::Table;
 
 pub use file::FileTable;

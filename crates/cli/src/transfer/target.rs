@@ -91,7 +91,7 @@ impl<'l> Target<'l> {
     pub(crate) async fn require_empty(&self) -> Result<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
-            maintenance::could_be_made(self.at.location).await.map_err(|error| self.failed(error))?;
+            maintenance::check_creatable(self.at.location).await.map_err(|error| self.failed(error))?;
             return Ok(at);
         };
         for range in must_be_empty() {

@@ -31,7 +31,7 @@ impl SharedStore {
         &self,
         work: impl FnOnce(OpenGuard) -> F,
     ) -> Result<T> {
-        let kept = self.keep_open(self.shared.holding.patience()).await?;
+        let kept = self.keep_open(self.shared.holding.wait_deadline()).await?;
         if self.pinned.is_some_and(|pinned| pinned != kept.generation) {
             return Err(self.replaced(Operation::Open));
         }

@@ -111,7 +111,7 @@ impl StoreGate {
     }
 
     /// Waits until the store is open.
-    pub(super) async fn until_open(&self) {
+    pub(super) async fn wait_until_open(&self) {
         let is_open = |state: &GateState| state.store.is_some() && !state.is_turning;
         // The sender lives as long as the gate.
         let _ = self.state.subscribe().wait_for(is_open).await;

@@ -205,7 +205,7 @@ impl SharedStore {
                 Err(_) => return Err(locked()),
             }
             // A call that waits in vain searches for the process that has the store, and its error names that.
-            let opened = self.to_the_end(move |shared_store| async move { shared_store.open_until(until).await });
+            let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
                 Ok(None) => return Err(self.error(ErrorKind::Closed, Operation::Open)),
@@ -272,8 +272,8 @@ impl SharedStore {
     }
 
     /// Waits until the store is open.
-    pub async fn until_open(&self) {
-        self.shared.gate.until_open().await;
+    pub async fn wait_until_open(&self) {
+        self.shared.gate.wait_until_open().await;
     }
 
     /// True if a process waits for the lock, or another folder is where the store was opened.
@@ -295,13 +295,13 @@ impl SharedStore {
     /// waited for, at most 20 ms. Callers who waited through the hand-over before have the store for as long as that took, at most
     /// 250 ms, before this one begins.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
-        self.to_the_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
+        self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
 
     async fn hand_over_at_once(&self, announced: YieldAnnouncement) {
         self.shared.gate.share().await;
         let mut turn = self.shared.gate.turn().await;
-        if !self.lend(&mut turn).await {
+        if !self.close_for_others(&mut turn).await {
             return;
         }
         if announced == YieldAnnouncement::Yes {
@@ -312,20 +312,20 @@ impl SharedStore {
             }
         }
         // The lock goes to the processes that wait now before it comes back.
-        self.take_back(&mut turn).await;
+        self.reopen_after_hand_over(&mut turn).await;
     }
 
     /// Lets other processes have the store until the next call.
-    pub async fn put_down(&self) {
-        self.to_the_end(|shared_store| async move {
+    pub async fn release_store(&self) {
+        self.run_to_end(|shared_store| async move {
             let mut turn = shared_store.shared.gate.turn().await;
-            shared_store.lend(&mut turn).await;
+            shared_store.close_for_others(&mut turn).await;
         })
         .await;
     }
 
     /// Closes the store for other processes. False if it was not open.
-    async fn lend(&self, turn: &mut HandOverTurn) -> bool {
+    async fn close_for_others(&self, turn: &mut HandOverTurn) -> bool {
         let Some(open) = turn.take() else { return false };
         self.shared.holding.observer.handed_over();
         if let Err(error) = open.close().await {
@@ -334,7 +334,7 @@ impl SharedStore {
         true
     }
 
-    async fn take_back(&self, turn: &mut HandOverTurn) {
+    async fn reopen_after_hand_over(&self, turn: &mut HandOverTurn) {
         if let Err(error) = self.reopen(turn, self.shared.holding.options.wait).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
         }
@@ -346,7 +346,7 @@ impl SharedStore {
             return;
         };
         if open_for >= least && self.is_wanted() {
-            self.put_down().await;
+            self.release_store().await;
         }
     }
 
@@ -365,13 +365,13 @@ impl SharedStore {
     /// # Errors
     /// Those of the engine.
     pub async fn defragment(&self) -> Result<()> {
-        let defragmented = self.to_the_end(|shared_store| async move { shared_store.defragment_at_once().await }).await;
+        let defragmented = self.run_to_end(|shared_store| async move { shared_store.defragment_at_once().await }).await;
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
     /// Does something that closes the store, also if the caller goes away in the middle: a store that is half closed would keep its
     /// lock for as long as a watch has it. `None` if it panicked, or the runtime ends.
-    async fn to_the_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+    async fn run_to_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> F,
     ) -> Option<T> {
@@ -380,12 +380,12 @@ impl SharedStore {
 
     async fn defragment_at_once(&self) -> Result<()> {
         let mut turn = self.shared.gate.turn().await;
-        self.lend(&mut turn).await;
+        self.close_for_others(&mut turn).await;
         let SharedStoreOptions { options, observer, .. } = &self.shared.holding;
         let wait = WaitNotice::begin(&**observer);
         let shrunk = maintenance::shrink(&self.shared.location, options.wait).await;
         drop(wait);
-        self.take_back(&mut turn).await;
+        self.reopen_after_hand_over(&mut turn).await;
         shrunk.map(drop)
     }
 
@@ -399,7 +399,7 @@ impl SharedStore {
     /// # Errors
     /// The error of the engine. Everything that was acknowledged is durable all the same.
     pub async fn close(&self) -> Result<()> {
-        let closed = self.to_the_end(|shared_store| async move { shared_store.close_at_once().await }).await;
+        let closed = self.run_to_end(|shared_store| async move { shared_store.close_at_once().await }).await;
         closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
@@ -444,7 +444,7 @@ pub struct SharedStoreOptions {
     /// No call waits for the store beyond this moment.
     pub until: Option<Instant>,
     /// Once the store has been open for so long, the end of a call gives it to a process that waits; `None` leaves that to
-    /// [`SharedStore::hand_over`](SharedStore::hand_over) and [`SharedStore::put_down`](SharedStore::put_down).
+    /// [`SharedStore::hand_over`](SharedStore::hand_over) and [`SharedStore::release_store`](SharedStore::release_store).
     pub yields_after: Option<Duration>,
     /// Where a full disk has no room to open it for all purposes, it is opened for releases, which may use what is kept for them.
     pub opens_when_full: bool,
@@ -461,7 +461,7 @@ impl SharedStoreOptions {
     }
 
     /// The moment until which a call waits for the store.
-    pub(crate) fn patience(&self) -> Instant {
+    pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
         // A wait that no clock can measure is as good as none.
         let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);

@@ -3,13 +3,13 @@
 //!
 //! ```no_run
 //! # use std::path::Path;
-//! # use kv_local::{Engine, Log};
+//! # use kv_local::{Engine, CommitLog};
 //! # #[derive(Clone, Copy)] struct MyEngine;
 //! # impl Engine for MyEngine {
 //! #     fn name(&self) -> &'static str { "mine" }
 //! #     fn entry(&self) -> &'static str { "db" }
 //! #     fn files(&self) -> &'static [&'static str] { &["db"] }
-//! #     fn log(&self) -> Log { Log::Own }
+//! #     fn log(&self) -> CommitLog { CommitLog::Own }
 //! #     fn open(&self, _: &Path, _: &str) -> kv::Result<Box<dyn kv_mvcc::Table>> { unimplemented!() }
 //! # }
 //! // tests/engine.rs, with `harness = false` in Cargo.toml.

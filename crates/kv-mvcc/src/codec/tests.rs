@@ -63,7 +63,7 @@ fn rows_with_leases_are_spelled_as_ever() {
     let put = LogRow { key: b"k".to_vec(), time: 7, change: Change::Put(leased), prev: None };
     let kept = StoredRetention { revisions: Some(10_000), age: None, bytes: Some(1 << 26), min_age: Some(7) };
     let rows = [
-        encode(b"e", &Lease { ttl: 90 }).unwrap(),
+        encode(b"e", &LeaseRow { ttl: 90 }).unwrap(),
         encode(b"ck", &leased).unwrap(),
         encode(b"l", &put).unwrap(),
         encode(b"l", &LogRow { change: Change::Delete, prev: Some(leased), ..put }).unwrap(),

@@ -203,7 +203,7 @@ impl SpaceReserve for Full {
         Err((ErrorKind::NoSpace, "the disk is full".to_owned()))
     }
 
-    fn give_up(&self) -> bool {
+    fn release_part(&self) -> bool {
         true
     }
 }

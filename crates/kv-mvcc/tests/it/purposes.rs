@@ -24,7 +24,7 @@ impl SpaceReserve for StoredRetention {
         self.restore().map_err(|full| (ErrorKind::NoSpace, full))
     }
 
-    fn give_up(&self) -> bool {
+    fn release_part(&self) -> bool {
         self.given_up.fetch_add(1, Ordering::SeqCst) == 0
     }
 }

@@ -71,13 +71,13 @@ pub struct TransactOptions {
     /// After how many attempts to give up; Calico's clients try a hundred times.
     pub attempts: u32,
     /// Keys that the first request reads along with what it is about.
-    pub beside: Vec<Key>,
+    pub extra_reads: Vec<Key>,
 }
 
 impl TransactOptions {
     /// Until the deadline, or a hundred attempts.
     pub fn new(deadline: Deadline) -> Self {
-        Self { deadline, attempts: 100, beside: Vec::new() }
+        Self { deadline, attempts: 100, extra_reads: Vec::new() }
     }
 
     /// With another bound on the attempts.
@@ -89,8 +89,8 @@ impl TransactOptions {
 
     /// Reading these keys along with whatever is read first, so that the body can read them without another round trip.
     #[must_use]
-    pub fn with_beside(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.beside.extend(keys);
+    pub fn with_extra_reads(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.extra_reads.extend(keys);
         self
     }
 }
@@ -193,18 +193,18 @@ impl Attempts {
         let deadline = self.options.deadline;
         if self.made > 0 {
             if deadline.work_is_over() {
-                return Err(self.because(out_of_time()));
+                return Err(self.attach_last_error(out_of_time()));
             }
             pause(self.made, deadline.remaining_for_work()).await;
         }
         if self.made == self.options.attempts {
             let kind = ErrorKind::Conflict { attempts: self.made };
-            return Err(self.because(Error::new(kind, Operation::Transact, "store")));
+            return Err(self.attach_last_error(Error::new(kind, Operation::Transact, "store")));
         }
         self.made += 1;
         let mut new = Transaction::new(Arc::clone(&self.store), deadline);
         new.may_rely_on_peek = self.may_rely_on_peek;
-        Ok(new.reading_beside(self.options.beside.clone()))
+        Ok(new.with_extra_reads(self.options.extra_reads.clone()))
     }
 
     /// Commits an attempt whose body had this outcome: `None` if another attempt is due.
@@ -235,7 +235,7 @@ impl Attempts {
     }
 
     /// Gives up, with the store's last refusal as the cause if there was one.
-    fn because(&mut self, error: Error) -> Error {
+    fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
             Some(refusal) => error.with_source(refusal),
             None => error,
@@ -431,7 +431,7 @@ impl Transaction {
 
     /// Finds this commit by reading; `None` if it has not happened until now.
     async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
-        let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(of_reading)?;
+        let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {
             SettleClue::Changed(key, guard) => {
                 let written = state.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision);
@@ -456,8 +456,8 @@ impl Transaction {
         if written == guard {
             return Ok(None);
         }
-        let revision = self.first_change(key).await.map_err(of_reading)?;
-        Ok(self.is_ours(revision).await.map_err(of_reading)?.then_some(revision))
+        let revision = self.first_change(key).await.map_err(read_failure)?;
+        Ok(self.is_ours(revision).await.map_err(read_failure)?.then_some(revision))
     }
 
     /// The revision after `after`, at most `until`, at which this commit created the key, if there is one.
@@ -481,11 +481,11 @@ impl Transaction {
                 return Err(SettleFailure::ForNow(out_of_time()));
             }
             let states = (from + 1..=until).map(|revision| self.state_of(key, Revision::new(revision)));
-            let states = try_join_all(states).await.map_err(of_reading)?;
+            let states = try_join_all(states).await.map_err(read_failure)?;
             let created: BTreeSet<Revision> =
                 states.into_iter().flat_map(|state| state.kvs).map(|kv| kv.create_revision).collect();
             for revision in created.iter().filter(|revision| revision.get() > after) {
-                if self.is_ours(*revision).await.map_err(of_reading)? {
+                if self.is_ours(*revision).await.map_err(read_failure)? {
                     return Ok(Some(*revision));
                 }
             }
@@ -534,7 +534,7 @@ impl Transaction {
 }
 
 /// A read that failed: what waiting does not cure, such as a history that was compacted, stays so.
-fn of_reading(error: Error) -> SettleFailure {
+fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }
 

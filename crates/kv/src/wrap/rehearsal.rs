@@ -148,7 +148,7 @@ impl RehearsalState {
     }
 
     /// Takes back what was written at a revision.
-    fn take_back(&mut self, at: Revision) {
+    fn undo(&mut self, at: Revision) {
         self.written.retain(|_, versions| {
             versions.retain(|(revision, _)| *revision != at);
             !versions.is_empty()
@@ -180,7 +180,7 @@ impl<S: Store> Store for Rehearsal<S> {
         let mut results = match self.run(&mut state, ops, at).await {
             Ok(results) => results,
             Err(error) => {
-                state.take_back(at);
+                state.undo(at);
                 return Err(error);
             }
         };

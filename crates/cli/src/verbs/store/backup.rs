@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use clap::Args;
-use datastore::maintenance::{self, FORMAT_WITH_LEASES, StoreStaging, could_be_made};
+use datastore::maintenance::{self, FORMAT_WITH_LEASES, StoreStaging, check_creatable};
 use datastore::{Create, Drivers, OpenStore};
 use indicatif::{HumanBytes, HumanCount};
 use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn};
@@ -99,7 +99,7 @@ impl OnStore for Restore {
         let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
         let failed = |error| at.explain(error);
         if self.dry_run {
-            could_be_made(at.location).await.map_err(failed)?;
+            check_creatable(at.location).await.map_err(failed)?;
             return restored_answer(at, Restored { file, id: None, aside: None }).map(Answer::of_a_dry_run);
         }
         if file.header.leases.is_some() {

@@ -142,7 +142,7 @@ impl OnStore for Upgrade {
     async fn run(&self, at: StoreAt<'_>) -> Result<Answer> {
         refuse_older_plugins()?;
         let done = match self.dry_run {
-            true => maintenance::would_upgrade(at.location, at.wait).await,
+            true => maintenance::preview_upgrade(at.location, at.wait).await,
             false => maintenance::upgrade(at.location, at.wait).await,
         };
         let done = done.map_err(|error| at.explain(error))?;
