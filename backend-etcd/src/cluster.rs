@@ -15,20 +15,20 @@ use kv::{Auth, Error, ErrorKind, Operation, Outcome, Result, Revision};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::{NAME, advice, is_silent, map, refuses_our_certificate, speaks_otherwise};
-use crate::members::{Connection, Endpoint, Known, Members};
+use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, speaks_other_protocol};
+use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
 /// How often each member may be asked in one call.
-const ROUNDS: usize = 2;
+const MAX_ROUNDS: usize = 2;
 /// Between two rounds.
-const PAUSE: Duration = Duration::from_millis(100);
+const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
 /// All members, and what was seen of them.
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub(crate) struct EtcdCluster {
     members: Members,
-    pub(crate) seen: Seen,
+    pub(crate) seen: ObservedCluster,
     call_timeout: Duration,
     /// When all calls together have to be over.
     end: Option<Instant>,
@@ -47,7 +47,7 @@ pub(crate) enum Resend {
 }
 
 /// An answer of etcd.
-pub(crate) trait Answer {
+pub(crate) trait EtcdResponse {
     /// The beginning of every answer.
     fn header(&self) -> Option<&ResponseHeader>;
 
@@ -57,19 +57,19 @@ pub(crate) trait Answer {
     }
 }
 
-impl Answer for GetResponse {
+impl EtcdResponse for GetResponse {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header()
     }
 }
 
-impl Answer for TxnResponse {
+impl EtcdResponse for TxnResponse {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header()
     }
 }
 
-impl Answer for StatusResponse {
+impl EtcdResponse for StatusResponse {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header()
     }
@@ -79,7 +79,7 @@ impl Answer for StatusResponse {
     }
 }
 
-impl Answer for CompactionResponse {
+impl EtcdResponse for CompactionResponse {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header()
     }
@@ -87,13 +87,13 @@ impl Answer for CompactionResponse {
 
 /// The attempts that ended with a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Last {
+enum LastOf {
     OfRound,
     OfCall,
 }
 
 /// Why one member did not do what it was asked to do.
-struct Failure {
+struct MemberFailure {
     error: Error,
     /// True if the request was certainly never sent to it.
     never_sent: bool,
@@ -101,7 +101,7 @@ struct Failure {
 
 /// A call to the members, and its time limit.
 #[derive(Clone, Copy)]
-struct Asked {
+struct MemberCall {
     operation: Operation,
     resend: Resend,
     deadline: Instant,
@@ -109,9 +109,9 @@ struct Asked {
 
 /// The members that failed in one call, in the order in which they were asked last, and how.
 #[derive(Default)]
-struct Tried(Vec<(String, String)>);
+struct FailedMembers(Vec<(String, String)>);
 
-impl Tried {
+impl FailedMembers {
     fn note(&mut self, url: &str, error: &Error) {
         self.0.retain(|(known, _)| known != url);
         self.0.push((url.to_owned(), error.kind().to_string()));
@@ -129,20 +129,20 @@ impl Tried {
 
 /// How long one member has.
 #[derive(Clone, Copy)]
-struct Limits {
+struct MemberDeadlines {
     /// To let us in.
     connect: Instant,
     /// To answer.
     answer: Instant,
 }
 
-impl Cluster {
+impl EtcdCluster {
     /// # Errors
     /// The fault of the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             members: Members::new(options)?,
-            seen: Seen::default(),
+            seen: ObservedCluster::default(),
             call_timeout: options.call_timeout,
             end: options.end.map(Instant::from_std),
             watch_patience: options.watch_patience,
@@ -153,7 +153,7 @@ impl Cluster {
     /// # Errors
     /// `Closed`, after the store was closed.
     fn check_open(&self, operation: Operation) -> Result<()> {
-        if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, NAME)) } else { Ok(()) }
+        if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }
 
     /// The members' URLs.
@@ -181,49 +181,50 @@ impl Cluster {
         work: impl Fn(Connection) -> F + Send + Sync,
     ) -> Result<T>
     where
-        T: Answer + Send,
+        T: EtcdResponse + Send,
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
     {
         self.check_open(operation)?;
         let before = self.seen.revision();
-        let mut tried = Tried::default();
+        let mut tried = FailedMembers::default();
         let mut round = 1;
         loop {
             let members = self.members.current(operation, deadline).await?;
-            let asked = Asked { operation, resend, deadline };
-            let (failure, last) = match self.ask_around(&members, asked, &mut tried, &work).await {
+            let asked = MemberCall { operation, resend, deadline };
+            let (failure, last) = match self.try_members(&members, asked, &mut tried, &work).await {
                 Ok((answer, endpoint)) => return self.judge(answer, before, operation, &endpoint.address.url),
                 Err(failed) => failed,
             };
-            if last == Last::OfCall || round == ROUNDS || Instant::now() >= deadline {
+            if last == LastOf::OfCall || round == MAX_ROUNDS || Instant::now() >= deadline {
                 return Err(tried.reported_with(failure.error));
             }
             round += 1;
-            tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
+            tokio::time::sleep_until(deadline.min(Instant::now() + ROUND_INTERVAL)).await;
         }
     }
 
     /// Asks each member once, until one answers; also says whether anybody may be asked after a failure.
-    async fn ask_around<T, F>(
+    async fn try_members<T, F>(
         &self,
-        members: &Known,
-        asked: Asked,
-        tried: &mut Tried,
+        members: &MemberList,
+        asked: MemberCall,
+        tried: &mut FailedMembers,
         work: &(impl Fn(Connection) -> F + Send + Sync),
-    ) -> Result<(T, Arc<Endpoint>), (Failure, Last)>
+    ) -> Result<(T, Arc<Endpoint>), (MemberFailure, LastOf)>
     where
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
     {
-        let Asked { operation, resend, deadline } = asked;
+        let MemberCall { operation, resend, deadline } = asked;
         let (first, count) = (members.first(), members.count());
-        let mut failure = Failure { error: Error::new(ErrorKind::NotSent, operation, NAME), never_sent: true };
+        let mut failure =
+            MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
             // Each of those who are still to be asked in this round gets the same share of what is left.
             let share = share(deadline, count - step);
             let limits = match resend {
-                Resend::Always => Limits { connect: share, answer: share },
-                Resend::IfNeverSent => Limits { connect: share, answer: deadline },
+                Resend::Always => MemberDeadlines { connect: share, answer: share },
+                Resend::IfNeverSent => MemberDeadlines { connect: share, answer: deadline },
             };
             failure = match attempt(endpoint, operation, limits, work).await {
                 Ok(answer) => {
@@ -238,16 +239,16 @@ impl Cluster {
             if failure.error.kind().is_transient() {
                 members.avoid(first + step);
             }
-            if !may_go_on(&failure, resend) || Instant::now() >= deadline {
-                return Err((failure, Last::OfCall));
+            if !may_try_next(&failure, resend) || Instant::now() >= deadline {
+                return Err((failure, LastOf::OfCall));
             }
             tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "asking another member");
         }
-        Err((failure, Last::OfRound))
+        Err((failure, LastOf::OfRound))
     }
 
-    fn judge<T: Answer>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
-        let store = format!("{NAME} {url}");
+    fn judge<T: EtcdResponse>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
+        let store = format!("{STORE_NAME} {url}");
         // The request was carried out, whatever the fault of the answer.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
@@ -273,7 +274,7 @@ fn share(deadline: Instant, among: usize) -> Instant {
     now + deadline.saturating_duration_since(now) / among
 }
 
-fn may_go_on(failure: &Failure, resend: Resend) -> bool {
+fn may_try_next(failure: &MemberFailure, resend: Resend) -> bool {
     failure.error.kind().is_transient() && (failure.never_sent || resend == Resend::Always)
 }
 
@@ -288,25 +289,25 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
-    limits: Limits,
+    limits: MemberDeadlines,
     work: &(impl Fn(Connection) -> F + Send + Sync),
-) -> Result<T, Failure>
+) -> Result<T, MemberFailure>
 where
     F: Future<Output = Result<T, etcd_client::Error>> + Send,
 {
-    let store = format!("{NAME} {}", endpoint.address.url);
+    let store = format!("{STORE_NAME} {}", endpoint.address.url);
     let timeout = || with_hint(Error::new(ErrorKind::Timeout, operation, store.clone()), endpoint.silence());
     let reported = |error: etcd_client::Error| {
         let hint = match endpoint.identity_fault().filter(|_| refuses_our_certificate(&error)) {
             Some(fault) => Some(fault.into()),
-            None if speaks_otherwise(&error) => endpoint.hint(),
+            None if speaks_other_protocol(&error) => endpoint.hint(),
             None if is_silent(&error) => endpoint.port_hint().map(Cow::from).or(advice(&error).map(Cow::from)),
             None => advice(&error).map(Cow::from),
         };
         with_hint(map(error, operation, &store), hint)
     };
     // Until here nothing was sent but a login.
-    let never_sent = |error: Error| Failure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
+    let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(error)) => return Err(never_sent(reported(error))),
@@ -317,13 +318,13 @@ where
         let error = match timeout_at(limits.answer, work(connection.clone())).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => reported(error),
-            Err(_) => return Err(Failure { error: timeout(), never_sent: false }),
+            Err(_) => return Err(MemberFailure { error: timeout(), never_sent: false }),
         };
         let refused = matches!(error.kind(), ErrorKind::Auth(Auth::Unauthenticated | Auth::OldRevision))
             && error.outcome() == Outcome::NotApplied;
         if renewed || !refused || !endpoint.can_renew() {
             let never_sent = *error.kind() == ErrorKind::NotSent;
-            return Err(Failure { error, never_sent });
+            return Err(MemberFailure { error, never_sent });
         }
         match timeout_at(limits.answer, Box::pin(endpoint.renew(&connection, renewals))).await {
             Ok(Ok(())) => renewed = true,
@@ -335,7 +336,7 @@ where
 
 /// The cluster that answers, and the newest revision that any answer named.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedCluster {
     cluster: AtomicU64,
     revision: AtomicI64,
 }
@@ -349,7 +350,7 @@ pub(crate) enum Freshness {
     OfMember,
 }
 
-impl Seen {
+impl ObservedCluster {
     /// The cluster, once it has answered.
     pub(crate) fn cluster(&self) -> Option<u64> {
         Some(self.cluster.load(Ordering::SeqCst)).filter(|cluster| *cluster != 0)
@@ -398,19 +399,19 @@ impl Seen {
 }
 
 /// The oldest that has all that is asked of it.
-const OLDEST_VERSION: [u32; 2] = [3, 4];
+const MIN_VERSION: [u32; 2] = [3, 4];
 
 /// Versions from which on a deletion at the compaction mark is kept in the history; before, a watch can miss it.
-const SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
+const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
 /// Versions from which on a report of progress is never ahead of an event, as Kubernetes has them, too.
-const HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
+const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 /// True if a server's reports of progress can be believed.
 pub(crate) fn reports_progress(version: &str) -> bool {
     let Some(numbers) = version_numbers(version) else { return false };
-    let honest = HONEST_VERSIONS.iter().find(|honest| numbers[..2] == honest[..2]);
-    honest.map_or(numbers[..2] > HONEST_VERSIONS[1][..2], |honest| numbers >= *honest)
+    let honest = MIN_HONEST_VERSIONS.iter().find(|honest| numbers[..2] == honest[..2]);
+    honest.map_or(numbers[..2] > MIN_HONEST_VERSIONS[1][..2], |honest| numbers >= *honest)
 }
 
 /// Major, minor and patch of a version such as `3.5.21` or `3.6.0-rc.1`.
@@ -427,10 +428,10 @@ pub(crate) fn judge_version(version: &str) -> Result<()> {
     let Some([major, minor, patch]) = version_numbers(version) else {
         return Err(refused(format!("the server says that its version is {version:?}: this is no etcd v3")));
     };
-    if [major, minor] < OLDEST_VERSION {
+    if [major, minor] < MIN_VERSION {
         return Err(refused(format!("the server is etcd {version}: upgrade it, 3.4 or newer is needed")));
     }
-    if SOUND_VERSIONS.iter().any(|sound| [major, minor] == sound[..2] && [major, minor, patch] < *sound) {
+    if MIN_SOUND_VERSIONS.iter().any(|sound| [major, minor] == sound[..2] && [major, minor, patch] < *sound) {
         tracing::debug!(version, "this etcd can lose a deletion at the compaction mark; 3.4.36 and 3.5.18 mended that");
     }
     Ok(())
@@ -442,7 +443,7 @@ mod tests {
 
     #[test]
     fn the_past_and_strangers_are_noticed() {
-        let seen = Seen::default();
+        let seen = ObservedCluster::default();
         assert_eq!(seen.cluster(), None);
         let judge = |cluster, revision, freshness| {
             seen.judge_numbers(cluster, Revision::new(revision), seen.revision(), freshness)
@@ -460,7 +461,7 @@ mod tests {
 
     #[test]
     fn calls_that_overlap_may_answer_in_any_order() {
-        let seen = Seen::default();
+        let seen = ObservedCluster::default();
         let early = seen.revision();
         assert_eq!(seen.judge_numbers(7, Revision::new(10), early, Freshness::SinceCall), Ok(()));
         assert_eq!(seen.judge_numbers(7, Revision::new(9), early, Freshness::SinceCall), Ok(()));

@@ -20,11 +20,11 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 use crate::address::{Address, TlsUse, Transport};
-use crate::error::NAME;
+use crate::error::STORE_NAME;
 use crate::options::Discovery;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-const PORT: u16 = 53;
+const DNS_PORT: u16 = 53;
 /// Largest answer over UDP to a query without EDNS (RFC 1035). Longer ones come over TCP.
 const MAX_UDP_BYTES: usize = 512;
 
@@ -78,12 +78,12 @@ async fn lookup_service(
 
 fn lookup_failed(detail: impl AsRef<str>) -> Error {
     let detail = format!("failed to discover etcd endpoints through SRV discovery: {}", detail.as_ref());
-    Error::new(ErrorKind::NotSent, Operation::Open, NAME).with_detail(detail)
+    Error::new(ErrorKind::NotSent, Operation::Open, STORE_NAME).with_detail(detail)
 }
 
 /// An SRV record (RFC 2782).
 #[derive(Debug, PartialEq, Eq)]
-struct Srv {
+struct SrvRecord {
     priority: u16,
     weight: u16,
     port: u16,
@@ -121,9 +121,9 @@ impl Resolver {
         // libc ignores lines that it does not understand, too.
         let (config, _) = resolv_conf::Config::parse_with_errors(resolv_conf.as_ref());
         let mut name_servers: Vec<_> =
-            config.nameservers.iter().map(|server| SocketAddr::new(server.into(), PORT)).collect();
+            config.nameservers.iter().map(|server| SocketAddr::new(server.into(), DNS_PORT)).collect();
         if name_servers.is_empty() {
-            name_servers.push((Ipv4Addr::LOCALHOST, PORT).into());
+            name_servers.push((Ipv4Addr::LOCALHOST, DNS_PORT).into());
         }
         // The limits of resolv.conf(5).
         let timeout = Duration::from_secs(config.timeout.clamp(1, 30).into());
@@ -135,7 +135,7 @@ impl Resolver {
     ///
     /// # Errors
     /// No name server has answered, or each has refused to; the last one's error.
-    async fn srv(&self, name: &str) -> io::Result<Vec<Srv>> {
+    async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
         let mut failed = io::Error::other("no name server is configured");
         while let Some(answer) = answers.next().await {
@@ -147,17 +147,17 @@ impl Resolver {
         Err(failed)
     }
 
-    async fn ask(&self, server: SocketAddr, name: &str) -> io::Result<Vec<Srv>> {
+    async fn ask(&self, server: SocketAddr, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut failed = None;
         for _ in 0..self.attempts {
-            let query = Query::new(name)?;
+            let query = DnsQuery::new(name)?;
             let answer = match within(self.timeout, query.over_udp(server)).await {
-                Ok(Answer::CutOff) => within(self.timeout, query.over_tcp(server)).await,
+                Ok(DnsAnswer::CutOff) => within(self.timeout, query.over_tcp(server)).await,
                 answer => answer,
             };
             match answer {
-                Ok(Answer::Records(records)) => return Ok(records),
-                Ok(Answer::CutOff) => failed = Some(io::Error::other("the answer is cut off, also over TCP")),
+                Ok(DnsAnswer::Records(records)) => return Ok(records),
+                Ok(DnsAnswer::CutOff) => failed = Some(io::Error::other("the answer is cut off, also over TCP")),
                 Err(error) => failed = Some(error),
             }
         }
@@ -171,20 +171,20 @@ async fn within<T>(limit: Duration, call: impl Future<Output = io::Result<T>>) -
     timeout(limit, call).await.unwrap_or_else(|_| Err(late()))
 }
 
-enum Answer {
-    Records(Vec<Srv>),
+enum DnsAnswer {
+    Records(Vec<SrvRecord>),
     /// The records do not fit into a datagram.
     CutOff,
 }
 
 /// A question and its message. Another one has another number, and its answer comes to another port.
-struct Query {
+struct DnsQuery {
     number: u16,
     question: Question<'static>,
     message: Vec<u8>,
 }
 
-impl Query {
+impl DnsQuery {
     fn new(name: &str) -> io::Result<Self> {
         let no_name = || io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a DNS name in ASCII"));
         let labels = Name::new(name).ok().filter(|_| name.is_ascii()).ok_or_else(no_name)?;
@@ -198,7 +198,7 @@ impl Query {
         Ok(Self { number, question: question.into_owned(), message })
     }
 
-    async fn over_udp(&self, server: SocketAddr) -> io::Result<Answer> {
+    async fn over_udp(&self, server: SocketAddr) -> io::Result<DnsAnswer> {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0)).await?;
         // Only datagrams from this address come in.
@@ -214,7 +214,7 @@ impl Query {
         }
     }
 
-    async fn over_tcp(&self, server: SocketAddr) -> io::Result<Answer> {
+    async fn over_tcp(&self, server: SocketAddr) -> io::Result<DnsAnswer> {
         let mut stream = TcpStream::connect(server).await?;
         let length = u16::try_from(self.message.len()).map_err(io::Error::other)?;
         stream.write_all(&[&length.to_be_bytes(), &*self.message].concat()).await?;
@@ -224,7 +224,7 @@ impl Query {
     }
 
     /// The records in a message; None if the message does not answer this question.
-    fn answer(&self, message: &[u8]) -> Option<io::Result<Answer>> {
+    fn answer(&self, message: &[u8]) -> Option<io::Result<DnsAnswer>> {
         let answer = Packet::parse(message).ok()?;
         if answer.id() != self.number || !answer.has_flags(PacketFlag::RESPONSE) {
             return None;
@@ -233,18 +233,23 @@ impl Query {
         let answers_this = answer.questions.iter().any(|question| question.qname == self.question.qname);
         match answer.rcode() {
             RCODE::NoError | RCODE::NameError if !answers_this => None,
-            _ if answer.has_flags(PacketFlag::TRUNCATION) => Some(Ok(Answer::CutOff)),
+            _ if answer.has_flags(PacketFlag::TRUNCATION) => Some(Ok(DnsAnswer::CutOff)),
             RCODE::NoError | RCODE::NameError => {
-                Some(Ok(Answer::Records(answer.answers.iter().filter_map(|record| srv(&record.rdata)).collect())))
+                Some(Ok(DnsAnswer::Records(answer.answers.iter().filter_map(|record| srv(&record.rdata)).collect())))
             }
             refusal => Some(Err(io::Error::other(format!("it answers {refusal:?}")))),
         }
     }
 }
 
-fn srv(record: &RData<'_>) -> Option<Srv> {
+fn srv(record: &RData<'_>) -> Option<SrvRecord> {
     let RData::SRV(record) = record else { return None };
-    Some(Srv { priority: record.priority, weight: record.weight, port: record.port, target: record.target.to_string() })
+    Some(SrvRecord {
+        priority: record.priority,
+        weight: record.weight,
+        port: record.port,
+        target: record.target.to_string(),
+    })
 }
 
 #[cfg(test)]
@@ -325,7 +330,7 @@ mod tests {
                 socket.send_to(&message, client).await.unwrap();
             }
         });
-        assert_eq!(found.unwrap(), [Srv { priority: 1, weight: 5, port: 2379, target: "etcd.test".to_owned() }]);
+        assert_eq!(found.unwrap(), [SrvRecord { priority: 1, weight: 5, port: 2379, target: "etcd.test".to_owned() }]);
     }
 
     #[tokio::test]

@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
-use driver::{About, Access, ClusterAddress, ClusterStore, ConfigError, Driver, Facts, Opened, Place, Scope, Settings};
+use driver::{
+    Access, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Driver, DriverFacts, Opened, Scope,
+    Settings, StorePlace,
+};
 use kv::{Error, ErrorKind, Operation, Result, Revision, Store};
 use kv_local::OpenOptions;
 use kv_mvcc::Blocking;
 
 use crate::cluster::Resend;
-use crate::error::{CORRUPT, MAKE_ROOM, NAME};
+use crate::error::{CORRUPT_ADVICE, NO_SPACE_ADVICE, STORE_NAME};
 use crate::members::Connection;
 use crate::{Credentials, Discovery, EtcdStore, Options, Pem, Tls};
 
@@ -29,32 +32,34 @@ pub struct EtcdDriver;
 
 #[async_trait]
 impl Driver for EtcdDriver {
-    fn facts(&self) -> Facts {
-        Facts::new(NAME, Scope::Cluster).with_datastore_type(DATASTORE_TYPE).with_writes_in_flight(WRITES_IN_FLIGHT)
+    fn facts(&self) -> DriverFacts {
+        DriverFacts::new(STORE_NAME, Scope::Cluster)
+            .with_datastore_type(DATASTORE_TYPE)
+            .with_writes_in_flight(WRITES_IN_FLIGHT)
     }
 
     fn url_form(&self) -> Option<String> {
         Some("etcd://host:port and, with TLS, etcd+https://host:port".to_owned())
     }
 
-    fn place_of_url(&self, scheme: &str, rest: &str) -> Result<Place, ConfigError> {
-        ClusterAddress::of_url(NAME, scheme, rest).map(Place::Cluster)
+    fn place_of_url(&self, scheme: &str, rest: &str) -> Result<StorePlace, ConfigError> {
+        ClusterAddress::of_url(STORE_NAME, scheme, rest).map(StorePlace::Cluster)
     }
 
-    fn place_of_settings(&self, settings: &Settings) -> Result<Place, ConfigError> {
-        ClusterAddress::of_settings(settings).map(Place::Cluster)
+    fn place_of_settings(&self, settings: &Settings) -> Result<StorePlace, ConfigError> {
+        ClusterAddress::of_settings(settings).map(StorePlace::Cluster)
     }
 
-    fn url(&self, place: &Place) -> String {
+    fn url(&self, place: &StorePlace) -> String {
         match place {
-            Place::Cluster(address) => address.url(NAME),
-            _ => format!("no cluster of {NAME}"),
+            StorePlace::Cluster(address) => address.url(STORE_NAME),
+            _ => format!("no cluster of {STORE_NAME}"),
         }
     }
 
-    async fn open(&self, place: &Place, options: &OpenOptions) -> Result<Box<dyn Opened>> {
-        let Place::Cluster(address) = place else {
-            return Err(Error::new(ErrorKind::Unsupported, Operation::Open, NAME));
+    async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>> {
+        let StorePlace::Cluster(address) = place else {
+            return Err(Error::new(ErrorKind::Unsupported, Operation::Open, STORE_NAME));
         };
         match options.blocking {
             Blocking::InPlace => Ok(Box::new(connect(address, Some(Instant::now() + options.wait))?)),
@@ -62,9 +67,9 @@ impl Driver for EtcdDriver {
                 let address = address.clone();
                 // Certificates are read from files.
                 let opening = tokio::task::spawn_blocking(move || connect(&address, None));
-                let store = opening
-                    .await
-                    .unwrap_or_else(|panic| Err(Error::new(ErrorKind::Io, Operation::Open, NAME).with_source(panic)))?;
+                let store = opening.await.unwrap_or_else(|panic| {
+                    Err(Error::new(ErrorKind::Io, Operation::Open, STORE_NAME).with_source(panic))
+                })?;
                 store.check().await?;
                 Ok(Box::new(store))
             }
@@ -112,7 +117,7 @@ fn options(address: &ClusterAddress) -> Options {
     if address.access.names_certificates() {
         if address.all_without_tls() {
             tracing::warn!(
-                store = %address.url(NAME),
+                store = %address.url(STORE_NAME),
                 "etcd is reached without TLS, though certificates are configured"
             );
         } else {
@@ -160,14 +165,14 @@ impl EtcdStore {
         };
         let is_raised = |alarm: &str| answer.errors().iter().any(|problem| problem.contains(alarm));
         let (kind, advice) = if is_raised("alarm:NOSPACE") {
-            (ErrorKind::NoSpace, MAKE_ROOM)
+            (ErrorKind::NoSpace, NO_SPACE_ADVICE)
         } else if is_raised("alarm:CORRUPT") {
-            (ErrorKind::Corrupt, CORRUPT)
+            (ErrorKind::Corrupt, CORRUPT_ADVICE)
         } else {
             return Ok(());
         };
         let endpoints = self.cluster.endpoints(Operation::Open, deadline).await?.join(",");
-        Err(Error::new(kind, Operation::Open, format!("{NAME} {endpoints}")).with_detail(advice))
+        Err(Error::new(kind, Operation::Open, format!("{STORE_NAME} {endpoints}")).with_detail(advice))
     }
 }
 
@@ -178,13 +183,13 @@ impl ClusterStore for EtcdStore {
     }
 
     /// The report of the member that is queried first.
-    async fn about(&self) -> Result<About> {
+    async fn about(&self) -> Result<ClusterDescription> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await?;
         let bytes = |number: i64| u64::try_from(number).unwrap_or_default();
         let header = answer.header();
-        Ok(About {
+        Ok(ClusterDescription {
             cluster: header.map_or(0, etcd_client::ResponseHeader::cluster_id),
             endpoints: self.cluster.endpoints(Operation::Range, deadline).await?,
             version: answer.version().to_owned(),

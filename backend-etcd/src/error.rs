@@ -8,7 +8,7 @@ use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revis
 use tonic::{Code, ConnectError, Status};
 
 /// The name of the store in errors.
-pub(crate) const NAME: &str = "etcd";
+pub(crate) const STORE_NAME: &str = "etcd";
 
 /// The error of `operation`, which the endpoint called `store` answered with `error`.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
@@ -22,7 +22,7 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
     // nothing comes after it.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
-        etcd_client::Error::GRpcStatus(status) => made.with_source(Cause(status)),
+        etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
         other => made.with_source(other),
     }
 }
@@ -74,7 +74,7 @@ fn refuses_transactions(text: &str) -> bool {
 }
 
 /// The words of a member that does not vote yet.
-const OF_LEARNER: &str = "etcdserver: rpc not supported for learner";
+const LEARNER_REFUSAL: &str = "etcdserver: rpc not supported for learner";
 
 /// True if the connection was never made, so that nothing can have been sent.
 fn never_connected(status: &Status) -> bool {
@@ -82,7 +82,7 @@ fn never_connected(status: &Status) -> bool {
 }
 
 fn unavailable(text: &str) -> ErrorKind {
-    if text.contains(OF_LEARNER) {
+    if text.contains(LEARNER_REFUSAL) {
         // It refuses before it looks at the request, so another member may be asked.
         ErrorKind::NotSent
     } else if text.contains("etcdserver: no leader") {
@@ -157,7 +157,7 @@ pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
 }
 
 /// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
-pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
+pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     // A server that does not understand a TLS hello hangs up, or resets the connection if more of it was on the way.
     let hung_up = |cause: &(dyn StdError + 'static)| {
@@ -176,25 +176,25 @@ pub(crate) fn speaks_otherwise(error: &etcd_client::Error) -> bool {
 }
 
 /// The advice for an address at which nobody answers.
-const SILENT: &str = "nobody answers there: check the address, and that etcd runs";
+const SILENT_ADVICE: &str = "nobody answers there: check the address, and that etcd runs";
 
 /// True if nobody answers at the address.
 pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
-    advice(error) == Some(SILENT)
+    advice(error) == Some(SILENT_ADVICE)
 }
 
 /// True if the other side ended the connection because of our certificate, as far as its words tell.
 pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    speaks_otherwise(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
+    speaks_other_protocol(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
 }
 
 /// The advice while the alarm NOSPACE is raised.
-pub(crate) const MAKE_ROOM: &str = "etcd's quota is used up, and it takes no writes until there is room again: \
+pub(crate) const NO_SPACE_ADVICE: &str = "etcd's quota is used up, and it takes no writes until there is room again: \
     etcdctl compact REVISION, then etcdctl defrag --cluster, then etcdctl alarm disarm";
 
 /// The advice while the alarm CORRUPT is raised.
-pub(crate) const CORRUPT: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
+pub(crate) const CORRUPT_ADVICE: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
     wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
 
 /// The advice for a member that cannot be reached, refuses the login, or is no etcd.
@@ -203,7 +203,7 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let says =
         |words: &str| status.message().contains(words) || chain(status).any(|cause| cause.to_string().contains(words));
     Some(match classify(error).0 {
-        ErrorKind::NotSent if says(OF_LEARNER) => {
+        ErrorKind::NotSent if says(LEARNER_REFUSAL) => {
             "it is a learner, which serves nobody yet: name a member that votes, or promote it: etcdctl member promote"
         }
         ErrorKind::NotSent if says("dns error") => "the name is not known: check it, and the DNS of this host",
@@ -215,12 +215,12 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
         }
         ErrorKind::NotSent if says("certificate expired") => "its certificate has expired, or a clock is wrong",
         ErrorKind::NotSent if says("peer certificate") => "its certificate is not accepted",
-        ErrorKind::NotSent => SILENT,
+        ErrorKind::NotSent => SILENT_ADVICE,
         ErrorKind::Auth(Auth::Unauthenticated) if says("user name is empty") => "it wants a user and a password",
         ErrorKind::Auth(Auth::Unauthenticated) if says("authentication failed") => "check user and password",
         ErrorKind::Auth(Auth::Denied) => "the roles of the user do not allow this",
-        ErrorKind::NoSpace => MAKE_ROOM,
-        ErrorKind::Corrupt if says("corrupt cluster") => CORRUPT,
+        ErrorKind::NoSpace => NO_SPACE_ADVICE,
+        ErrorKind::Corrupt if says("corrupt cluster") => CORRUPT_ADVICE,
         ErrorKind::Unsupported if refuses_transactions(status.message()) => {
             "this server takes no transactions on several keys, as kine does not: use a real etcd, or a store on this host"
         }
@@ -247,9 +247,9 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
 /// A status in short. A server's message about a transaction that it does not know contains the transaction, and with
 /// it documents: it is left out.
 #[derive(Debug)]
-struct Cause(Status);
+struct StatusCause(Status);
 
-impl fmt::Display for Cause {
+impl fmt::Display for StatusCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.message() {
             "" => self.0.code().fmt(f),
@@ -259,7 +259,7 @@ impl fmt::Display for Cause {
     }
 }
 
-impl StdError for Cause {
+impl StdError for StatusCause {
     /// The first cause that says something new.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         chain(&self.0).find(|cause| {
@@ -430,7 +430,7 @@ mod tests {
     fn who_hangs_up_on_a_handshake_may_speak_something_else() {
         let broken = |kind: io::ErrorKind| {
             let status = Status::from_error(Box::new(ConnectError(Box::new(io::Error::from(kind)))));
-            speaks_otherwise(&etcd_client::Error::GRpcStatus(status))
+            speaks_other_protocol(&etcd_client::Error::GRpcStatus(status))
         };
         for kind in [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe] {
             assert!(broken(kind), "{kind}");

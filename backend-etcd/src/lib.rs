@@ -33,10 +33,10 @@ use kv::{
 };
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, Resend};
-use crate::error::NAME;
+use crate::cluster::{EtcdCluster, Resend};
+use crate::error::STORE_NAME;
 use crate::members::Connection;
-use crate::txn::{Outcome as Read, Plan};
+use crate::txn::{PlanAnswer as Read, TxnPlan};
 
 pub use self::driver::{DRIVER, EtcdDriver};
 pub use options::{Credentials, Discovery, Options};
@@ -45,7 +45,7 @@ pub use tls::{Pem, Tls};
 /// A store on an etcd cluster. Cheap to clone; clones share connections and are closed together.
 #[derive(Clone, Debug)]
 pub struct EtcdStore {
-    cluster: Arc<Cluster>,
+    cluster: Arc<EtcdCluster>,
 }
 
 impl EtcdStore {
@@ -56,7 +56,7 @@ impl EtcdStore {
     /// `Unsupported` for an endpoint that is none, or TLS settings that are none; `Missing` or `Io` for a file that
     /// cannot be read.
     pub fn open(options: &Options) -> Result<Self> {
-        Ok(Self { cluster: Arc::new(Cluster::new(options)?) })
+        Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
     /// Makes sure that somebody is there, lets us in, and is an etcd that is new enough; one small request.
@@ -78,7 +78,7 @@ impl EtcdStore {
     /// Fails if one of these keys has a lease.
     async fn refuse_leases(&self, keys: &[Key], deadline: Instant) -> Result<()> {
         for keys in keys.chunks(MAX_TXN_OPS) {
-            let plan = Plan::looking_at(keys);
+            let plan = TxnPlan::reading_keys(keys);
             let answer = self.send(&plan, Resend::Always, deadline).await.map_err(not_applied)?;
             if let Read::Leased(key) = plan.read(&answer, revision_of(answer.header())) {
                 return Err(leased(&key));
@@ -87,7 +87,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    async fn send(&self, plan: &Plan, resend: Resend, deadline: Instant) -> Result<etcd_client::TxnResponse> {
+    async fn send(&self, plan: &TxnPlan, resend: Resend, deadline: Instant) -> Result<etcd_client::TxnResponse> {
         let work = |connection: Connection| {
             let txn = plan.wire.clone();
             async move { connection.kv().txn(txn).await }
@@ -99,7 +99,7 @@ impl EtcdStore {
 #[async_trait]
 impl Store for EtcdStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        request.check(NAME)?;
+        request.check(STORE_NAME)?;
         let (key, options) = wire::get_options(&request);
         let work = |connection: Connection| {
             let (key, options) = (key.clone(), options.clone());
@@ -113,8 +113,8 @@ impl Store for EtcdStore {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        txn.check(NAME)?;
-        let plan = Plan::new(&txn);
+        txn.check(STORE_NAME)?;
+        let plan = TxnPlan::new(&txn);
         let deadline = self.cluster.deadline();
         self.refuse_leases(&plan.read_first, deadline).await?;
         let sent = if txn.is_read_only() {
@@ -129,21 +129,21 @@ impl Store for EtcdStore {
         match plan.read(&answer, revision_of(answer.header())) {
             Read::Answer(answer) => Ok(answer),
             Read::Leased(key) => Err(leased(&key)),
-            Read::Nonsense => Err(Error::new(ErrorKind::Undecodable, Operation::Txn, NAME)),
+            Read::Nonsense => Err(Error::new(ErrorKind::Undecodable, Operation::Txn, STORE_NAME)),
         }
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        request.check(NAME)?;
-        let span = wire::Span::of(&request.range);
+        request.check(STORE_NAME)?;
+        let span = wire::KeySpan::of(&request.range);
         if span.is_empty() {
-            return Err(Error::new(InvalidArgument::EmptyWatchRange.into(), Operation::Watch, NAME));
+            return Err(Error::new(InvalidArgument::EmptyWatchRange.into(), Operation::Watch, STORE_NAME));
         }
         watch::open(self.cluster.clone(), span, &request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        revision.check(NAME)?;
+        revision.check(STORE_NAME)?;
         let work = |connection: Connection| async move { connection.kv().compact(revision.get(), None).await };
         let deadline = self.cluster.deadline();
         self.cluster.call(Operation::Compact, Resend::IfNeverSent, deadline, work).await.map(|_| ())
@@ -161,7 +161,7 @@ fn not_applied(error: Error) -> Error {
 }
 
 fn leased(key: &Key) -> Error {
-    Error::new(ErrorKind::Unsupported, Operation::Txn, NAME)
+    Error::new(ErrorKind::Unsupported, Operation::Txn, STORE_NAME)
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 

@@ -17,19 +17,19 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::address::{Address, TlsUse, Transport};
 use crate::discovery::resolve_members;
-use crate::error::{NAME, says_no_login_needed};
+use crate::error::{STORE_NAME, says_no_login_needed};
 use crate::options::{Credentials, Discovery, Options};
-use crate::tls::{Loaded, Stamp, Tls};
+use crate::tls::{FileStamps, LoadedTls, Tls};
 
 /// The members of a cluster, as far as they are known.
 pub(crate) struct Members {
-    manner: Arc<Manner>,
+    connect_settings: Arc<ConnectSettings>,
     discovery: Option<(Discovery, TlsUse)>,
-    known: RwLock<Arc<Known>>,
+    known: RwLock<Arc<MemberList>>,
 }
 
 /// Members at one time.
-pub(crate) struct Known {
+pub(crate) struct MemberList {
     endpoints: Vec<Arc<Endpoint>>,
     /// Which one is asked first.
     preferred: AtomicUsize,
@@ -51,13 +51,15 @@ impl Members {
         let needs_tls = options.discovery.is_some() || addresses.iter().any(Address::needs_tls);
         // Certificates that nobody needs are looked at all the same: somebody thinks that they are used.
         let tls = options.tls.clone().or_else(|| needs_tls.then(Tls::new));
-        let manner = Arc::new(Manner::new(options, tls)?);
-        let known = Known::new(addresses.into_iter().map(|address| Endpoint::new(address, manner.clone()).into()));
+        let connect_settings = Arc::new(ConnectSettings::new(options, tls)?);
+        let known = MemberList::new(
+            addresses.into_iter().map(|address| Endpoint::new(address, connect_settings.clone()).into()),
+        );
         let discovery = options.discovery.clone().map(|discovery| (discovery, options.tls_use()));
-        Ok(Self { manner, discovery, known: RwLock::new(Arc::new(known)) })
+        Ok(Self { connect_settings, discovery, known: RwLock::new(Arc::new(known)) })
     }
 
-    fn known(&self) -> Arc<Known> {
+    fn known(&self) -> Arc<MemberList> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -65,10 +67,10 @@ impl Members {
     ///
     /// # Errors
     /// Why none could be found.
-    pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<Known>> {
+    pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<MemberList>> {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
-        let late = || Error::new(ErrorKind::NotSent, operation, NAME).with_detail("no answer from DNS in time");
+        let late = || Error::new(ErrorKind::NotSent, operation, STORE_NAME).with_detail("no answer from DNS in time");
         let found = timeout_at(deadline, resolve_members(discovery, *tls)).await.unwrap_or_else(|_| Err(late()));
         match found {
             Ok(addresses) => Ok(self.replace(addresses)),
@@ -82,19 +84,19 @@ impl Members {
     }
 
     /// These are the members now. Those that were known keep their connections.
-    fn replace(&self, addresses: Vec<Address>) -> Arc<Known> {
+    fn replace(&self, addresses: Vec<Address>) -> Arc<MemberList> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let endpoint = |address: Address| {
             let before = known.endpoints.iter().find(|endpoint| endpoint.address == address);
-            before.cloned().unwrap_or_else(|| Endpoint::new(address, self.manner.clone()).into())
+            before.cloned().unwrap_or_else(|| Endpoint::new(address, self.connect_settings.clone()).into())
         };
-        let found = Arc::new(Known::new(addresses.into_iter().map(endpoint)));
+        let found = Arc::new(MemberList::new(addresses.into_iter().map(endpoint)));
         *known = found.clone();
         found
     }
 }
 
-impl Known {
+impl MemberList {
     fn new(endpoints: impl Iterator<Item = Arc<Endpoint>>) -> Self {
         Self { endpoints: endpoints.collect(), preferred: AtomicUsize::new(0), failures: AtomicUsize::new(0) }
     }
@@ -135,13 +137,13 @@ impl Known {
 /// An answer is complete however large it is; etcd bounds what it sends.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
 /// How often the files of certificates and keys are looked at; after a failure they are at once.
-const RECHECK: Duration = Duration::from_secs(10);
+const TLS_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The clients of one member. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Connection(Arc<Clients>);
+pub(crate) struct Connection(Arc<MemberClients>);
 
-struct Clients {
+struct MemberClients {
     client: Client,
     kv: KvClient,
     watch: WatchClient,
@@ -162,17 +164,17 @@ impl Connection {
 }
 
 /// The settings that all members of a cluster share.
-pub(crate) struct Manner {
+pub(crate) struct ConnectSettings {
     credentials: Option<Credentials>,
     connect_timeout: Duration,
     keepalive_interval: Duration,
     keepalive_timeout: Duration,
     tls: Option<Tls>,
     /// The first contents of the files of `tls` at first.
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedTls>,
 }
 
-impl Manner {
+impl ConnectSettings {
     /// # Errors
     /// The fault of certificates and keys.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
@@ -187,7 +189,7 @@ impl Manner {
     }
 
     /// A channel to a member, which connects when it is first used, and again whenever it has lost its connection.
-    fn channel(&self, address: &Address, tls: Option<&Loaded>) -> Result<Channel, etcd_client::Error> {
+    fn channel(&self, address: &Address, tls: Option<&LoadedTls>) -> Result<Channel, etcd_client::Error> {
         let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
             .keep_alive_while_idle(true)
             .http2_keep_alive_interval(self.keepalive_interval)
@@ -210,8 +212,8 @@ impl Manner {
 /// One member.
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
-    manner: Arc<Manner>,
-    made: RwLock<Option<Made>>,
+    connect_settings: Arc<ConnectSettings>,
+    made: RwLock<Option<EstablishedConnection>>,
     /// Held while a connection is made.
     making: Mutex<()>,
     /// True once it has answered anything.
@@ -224,15 +226,15 @@ pub(crate) struct Endpoint {
 
 /// A connection, and what it was made from.
 #[derive(Clone)]
-struct Made {
+struct EstablishedConnection {
     connection: Connection,
-    tls: Option<Arc<Loaded>>,
+    tls: Option<Arc<LoadedTls>>,
     /// When the files were last looked at.
     checked: Instant,
 }
 
-impl Made {
-    fn stamp(&self) -> Stamp {
+impl EstablishedConnection {
+    fn stamp(&self) -> FileStamps {
         self.tls.as_ref().map(|tls| tls.stamp.clone()).unwrap_or_default()
     }
 }
@@ -244,10 +246,10 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn new(address: Address, manner: Arc<Manner>) -> Self {
+    pub(crate) fn new(address: Address, connect_settings: Arc<ConnectSettings>) -> Self {
         Self {
             address,
-            manner,
+            connect_settings,
             made: RwLock::new(None),
             making: Mutex::new(()),
             answered: AtomicBool::new(false),
@@ -297,7 +299,7 @@ impl Endpoint {
         }
         match self.made() {
             Some(made) => made.tls?.identity_fault(),
-            None => self.manner.loaded.as_ref()?.identity_fault(),
+            None => self.connect_settings.loaded.as_ref()?.identity_fault(),
         }
     }
 
@@ -322,11 +324,11 @@ impl Endpoint {
         Ok((connection, renewals))
     }
 
-    fn made(&self) -> Option<Made> {
+    fn made(&self) -> Option<EstablishedConnection> {
         self.made.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn keep(&self, made: Made) {
+    fn keep(&self, made: EstablishedConnection) {
         *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
     }
 
@@ -335,7 +337,8 @@ impl Endpoint {
         let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
         let made = made.as_ref()?;
         let has_files = made.tls.as_ref().is_some_and(|tls| !tls.stamp.is_empty());
-        let due = has_files && (made.checked.elapsed() >= RECHECK || self.suspicious.load(Ordering::Relaxed));
+        let due =
+            has_files && (made.checked.elapsed() >= TLS_RECHECK_INTERVAL || self.suspicious.load(Ordering::Relaxed));
         (!due).then(|| made.connection.clone())
     }
 
@@ -347,11 +350,11 @@ impl Endpoint {
         }
         self.suspicious.store(false, Ordering::Relaxed);
         let (made, checked) = (self.made(), Instant::now());
-        let tls = match (made, self.manner.loaded.as_ref()) {
+        let tls = match (made, self.connect_settings.loaded.as_ref()) {
             (Some(made), _) => match self.changed_since(made.stamp()).await {
                 Some(changed) => Some(changed),
                 None => {
-                    self.keep(Made { checked, ..made.clone() });
+                    self.keep(EstablishedConnection { checked, ..made.clone() });
                     return Ok(made.connection);
                 }
             },
@@ -362,17 +365,17 @@ impl Endpoint {
         };
         // Boxed: each call has room for this future, and moves it, though only the first one connects.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
-        self.keep(Made { connection: connection.clone(), tls: tls.map(Arc::new), checked });
+        self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
     }
 
     /// The contents of the files of certificates and keys, if they have changed. Files that cannot be used, perhaps
     /// because somebody is writing them, are as good as unchanged.
-    async fn changed_since(&self, before: Stamp) -> Option<Loaded> {
+    async fn changed_since(&self, before: FileStamps) -> Option<LoadedTls> {
         if before.is_empty() {
             return None;
         }
-        let tls = self.manner.tls.clone()?;
+        let tls = self.connect_settings.tls.clone()?;
         let url = self.address.url.clone();
         let stat = move || {
             (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
@@ -383,14 +386,14 @@ impl Endpoint {
         tokio::task::spawn_blocking(stat).await.ok().flatten()
     }
 
-    async fn connect(&self, tls: Option<&Loaded>) -> Result<Connection, etcd_client::Error> {
+    async fn connect(&self, tls: Option<&LoadedTls>) -> Result<Connection, etcd_client::Error> {
         let options = ConnectOptions::new().with_require_leader(true);
-        let login = self.manner.credentials.as_ref();
+        let login = self.connect_settings.credentials.as_ref();
         let with_login = match login {
             Some(known) => options.clone().with_user(known.user.clone(), known.password.clone()),
             None => options.clone(),
         };
-        let channel = self.manner.channel(&self.address, tls)?;
+        let channel = self.connect_settings.channel(&self.address, tls)?;
         let mut client = Client::from_channel(channel.clone(), Some(with_login)).await;
         if login.is_some() && client.as_ref().is_err_and(says_no_login_needed) {
             client = Client::from_channel(channel, Some(options)).await;
@@ -398,12 +401,12 @@ impl Endpoint {
         let client = client?;
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES);
         let watch = client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES);
-        Ok(Connection(Arc::new(Clients { client, kv, watch })))
+        Ok(Connection(Arc::new(MemberClients { client, kv, watch })))
     }
 
     /// True if there is a login with which a token can be renewed.
     pub(crate) fn can_renew(&self) -> bool {
-        self.manner.credentials.is_some()
+        self.connect_settings.credentials.is_some()
     }
 
     /// Gets a new token, unless that was done since `renewals` was counted.
@@ -412,7 +415,7 @@ impl Endpoint {
         if *done != renewals {
             return Ok(());
         }
-        if let Some(known) = &self.manner.credentials {
+        if let Some(known) = &self.connect_settings.credentials {
             // With the login, since the connection has none if nobody asked for it when it was made.
             let login = (known.user.clone(), known.password.clone());
             connection.client().update_user(Some(login)).await?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kv::{Error, ErrorKind, Operation, Result};
 
 use crate::address::{Address, TlsUse};
-use crate::error::NAME;
+use crate::error::STORE_NAME;
 use crate::tls::Tls;
 
 /// How to reach an etcd cluster.
@@ -183,7 +183,7 @@ impl fmt::Debug for Credentials {
 }
 
 pub(crate) fn refused(detail: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Unsupported, Operation::Open, NAME).with_detail(detail)
+    Error::new(ErrorKind::Unsupported, Operation::Open, STORE_NAME).with_detail(detail)
 }
 
 #[cfg(test)]

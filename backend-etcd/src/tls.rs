@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tonic::transport::Endpoint;
 
-use crate::error::NAME;
+use crate::error::STORE_NAME;
 use crate::options::refused;
 
 /// Certificates, and what is expected of the server's.
@@ -59,7 +59,7 @@ impl Tls {
     ///
     /// # Errors
     /// `Io` for a file that cannot be read, `Unsupported` for what is no certificate or key.
-    pub(crate) fn load(&self) -> Result<Loaded> {
+    pub(crate) fn load(&self) -> Result<LoadedTls> {
         // Before the files are read: a change between the two is noticed later.
         let stamp = self.stamp();
         let mut options = TlsOptions::new();
@@ -78,7 +78,7 @@ impl Tls {
         }
         // The fault that the client library would report only in the first call.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
-            Ok(_) => Ok(Loaded { options, stamp, identity }),
+            Ok(_) => Ok(LoadedTls { options, stamp, identity }),
             Err(error) => {
                 Err(refused("a certificate or key cannot be used, or the key is not the certificate's")
                     .with_source(error))
@@ -87,22 +87,22 @@ impl Tls {
     }
 
     /// The files as they are now.
-    pub(crate) fn stamp(&self) -> Stamp {
+    pub(crate) fn stamp(&self) -> FileStamps {
         let identity = self.identity.iter().flat_map(|(certificate, key)| [certificate, key]);
-        Stamp(self.authority.iter().chain(identity).filter_map(Pem::stamp).collect())
+        FileStamps(self.authority.iter().chain(identity).filter_map(Pem::stamp).collect())
     }
 }
 
 /// The contents, and the files from which they were read.
 #[derive(Clone, Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedTls {
     pub(crate) options: TlsOptions,
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: FileStamps,
     /// Where our certificate is, and when it is valid.
     identity: Option<(String, Validity)>,
 }
 
-impl Loaded {
+impl LoadedTls {
     /// Returns why our certificate is not valid now; `None` if it is, or cannot be read.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         let (name, validity) = self.identity.as_ref()?;
@@ -112,9 +112,9 @@ impl Loaded {
 
 /// Size and time of change of each file; `None` for one that cannot be looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stamp(Vec<Option<(u64, SystemTime)>>);
+pub(crate) struct FileStamps(Vec<Option<(u64, SystemTime)>>);
 
-impl Stamp {
+impl FileStamps {
     /// True if nothing is read from files.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -136,7 +136,7 @@ impl Pem {
         let text = match self {
             // Not `Missing`, which says that there is no store.
             Self::File(path) => std::fs::read(path).map_err(|error| {
-                Error::new(ErrorKind::Io, Operation::Open, NAME)
+                Error::new(ErrorKind::Io, Operation::Open, STORE_NAME)
                     .with_detail(format!("cannot read {}", path.display()))
                     .with_source(error)
             })?,

@@ -28,11 +28,11 @@ use crate::cluster::Resend;
 use crate::wire;
 
 /// The bytes of a guard besides its key, which is in it twice.
-const GUARD_BYTES: usize = 32;
+const GUARD_OVERHEAD_BYTES: usize = 32;
 
 /// A transaction as it is sent.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct TxnPlan {
     pub(crate) wire: etcd_client::Txn,
     /// Keys to be looked at before it is sent.
     pub(crate) read_first: Vec<Key>,
@@ -42,7 +42,7 @@ pub(crate) struct Plan {
 
 /// The contents of an answer.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
     /// Nothing was done: this key has a lease.
     Leased(Key),
@@ -50,7 +50,7 @@ pub(crate) enum Outcome {
     Nonsense,
 }
 
-impl Plan {
+impl TxnPlan {
     pub(crate) fn new(txn: &Txn) -> Self {
         let mut compares: Vec<WireCompare> = txn.compares.iter().map(wire::compare).collect();
         let mut success: Vec<TxnOp> = txn.success.iter().map(wire::op).collect();
@@ -75,30 +75,30 @@ impl Plan {
     }
 
     /// A transaction that looks at these keys, and does nothing else.
-    pub(crate) fn looking_at(keys: &[Key]) -> Self {
+    pub(crate) fn reading_keys(keys: &[Key]) -> Self {
         let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
         Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
     }
 
-    pub(crate) fn read(&self, answer: &etcd_client::TxnResponse, revision: Revision) -> Outcome {
+    pub(crate) fn read(&self, answer: &etcd_client::TxnResponse, revision: Revision) -> PlanAnswer {
         let asked = self.asked[usize::from(!answer.succeeded())];
         let mut results: Vec<OpResult> = Vec::with_capacity(asked);
         for (place, result) in answer.op_responses().into_iter().enumerate() {
             if place >= asked {
                 if let Some(key) = leased(&result) {
-                    return Outcome::Leased(key);
+                    return PlanAnswer::Leased(key);
                 }
                 continue;
             }
             match wire::result(result, revision) {
                 Some(result) => results.push(result),
-                None => return Outcome::Nonsense,
+                None => return PlanAnswer::Nonsense,
             }
         }
         if results.len() < asked {
-            return Outcome::Nonsense;
+            return PlanAnswer::Nonsense;
         }
-        Outcome::Answer(TxnResponse { revision, succeeded: answer.succeeded(), results })
+        PlanAnswer::Answer(TxnResponse { revision, succeeded: answer.succeeded(), results })
     }
 }
 
@@ -134,10 +134,10 @@ fn compared_absent(compare: &Compare) -> Option<&Range> {
 }
 
 fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
-    let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_BYTES).sum();
+    let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_OVERHEAD_BYTES).sum();
     let read_only_failure = !txn.failure.iter().any(Op::is_write);
     // A guard spoils no transaction that could do without it: etcd takes somewhat more bytes than a store does.
-    let fits = bytes <= GUARD_BYTES_FREE || txn.size() + bytes <= MAX_REQUEST_BYTES;
+    let fits = bytes <= MAX_GUARD_BYTES || txn.size() + bytes <= MAX_REQUEST_BYTES;
     read_only_failure
         && fits
         && txn.compares.len() + keys.len() <= MAX_TXN_OPS
@@ -145,7 +145,7 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
 }
 
 /// The bytes that etcd accepts beyond a store's limit on requests (1.5 MiB there), with room for the rest of a request.
-const GUARD_BYTES_FREE: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
+const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
 /// A key that the sender of this may read, as far as is known: permissions are granted by key.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
@@ -154,30 +154,30 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
         _ => None,
     });
     match txn.compares.first().map(|compare| &compare.range).or(of_branches) {
-        Some(range) => wire::Span::of(range).key,
+        Some(range) => wire::KeySpan::of(range).key,
         None => vec![0],
     }
 }
 
 /// Maximum number of keys and ranges that are tried after a refusal.
-const MAX_TRIED: usize = 32;
+const MAX_TRIED_RANGES: usize = 32;
 
 /// A use of keys that needs a right.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Use {
+enum KeyUse {
     Read(Range),
     Write(Range),
 }
 
 /// Everything that a transaction reads and writes, each once.
-fn uses(txn: &Txn) -> Vec<Use> {
+fn uses(txn: &Txn) -> Vec<KeyUse> {
     let of_op = |op: &Op| match op {
-        Op::Put { key, .. } => Use::Write(Range::Key(key.clone())),
-        Op::Delete { range, .. } => Use::Write(range.clone()),
-        Op::Range(read) => Use::Read(read.range.clone()),
+        Op::Put { key, .. } => KeyUse::Write(Range::Key(key.clone())),
+        Op::Delete { range, .. } => KeyUse::Write(range.clone()),
+        Op::Range(read) => KeyUse::Read(read.range.clone()),
     };
-    let compared = txn.compares.iter().map(|compare| Use::Read(compare.range.clone()));
-    let mut uses: Vec<Use> = Vec::new();
+    let compared = txn.compares.iter().map(|compare| KeyUse::Read(compare.range.clone()));
+    let mut uses: Vec<KeyUse> = Vec::new();
     for one in compared.chain(txn.success.iter().chain(&txn.failure).map(of_op)) {
         if !uses.contains(&one) {
             uses.push(one);
@@ -196,18 +196,18 @@ impl EtcdStore {
         if !is_denied(&error) {
             return error;
         }
-        for one in uses(txn).into_iter().take(MAX_TRIED) {
+        for one in uses(txn).into_iter().take(MAX_TRIED_RANGES) {
             let trial = match &one {
-                Use::Read(range) => {
+                KeyUse::Read(range) => {
                     Txn::new().with_success([Op::Range(TxnRange::keys_of(range.clone()).with_limit(1))])
                 }
-                Use::Write(range) => Txn::trial([range.bounds().0]),
+                KeyUse::Write(range) => Txn::trial([range.bounds().0]),
             };
-            let tried = self.send(&Plan::new(&trial), Resend::Always, deadline).await;
+            let tried = self.send(&TxnPlan::new(&trial), Resend::Always, deadline).await;
             if tried.is_err_and(|error| is_denied(&error)) {
                 return match one {
-                    Use::Read(range) => with_refused(error, "read", &range),
-                    Use::Write(range) => with_refused(error, "write", &range),
+                    KeyUse::Read(range) => with_refused(error, "read", &range),
+                    KeyUse::Write(range) => with_refused(error, "write", &range),
                 };
             }
         }
@@ -243,7 +243,7 @@ mod tests {
 
     fn guarded(txn: &Txn) -> (usize, usize) {
         let before = keys_to_guard(txn).len();
-        let plan = Plan::new(txn);
+        let plan = TxnPlan::new(txn);
         (before - plan.read_first.len(), plan.read_first.len())
     }
 
@@ -289,8 +289,8 @@ mod tests {
             .with_compares([Compare::unchanged("/a/1", Revision::new(3)), Compare::absent("/b/1")])
             .with_success([Op::put("/a/1", "v"), Op::put("/b/1", "v"), Op::delete("/a/1")])
             .with_failure([Op::range(Range::key("/a/1")), Op::range(Range::prefix("/c/"))]);
-        let (read, write) = (|key| Use::Read(Range::key(key)), |key| Use::Write(Range::key(key)));
-        let expected = [read("/a/1"), read("/b/1"), write("/a/1"), write("/b/1"), Use::Read(Range::prefix("/c/"))];
+        let (read, write) = (|key| KeyUse::Read(Range::key(key)), |key| KeyUse::Write(Range::key(key)));
+        let expected = [read("/a/1"), read("/b/1"), write("/a/1"), write("/b/1"), KeyUse::Read(Range::prefix("/c/"))];
         assert_eq!(uses(&txn), expected);
     }
 

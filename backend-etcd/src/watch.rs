@@ -28,43 +28,44 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval};
 
-use crate::cluster::{Answer, Cluster, Freshness, Resend, reports_progress};
-use crate::error::{NAME, watch_ended};
+use crate::cluster::{EtcdCluster, EtcdResponse, Freshness, Resend, reports_progress};
+use crate::error::{STORE_NAME, watch_ended};
 use crate::members::Connection;
-use crate::wire::{self, Span};
+use crate::wire::{self, KeySpan};
 
 /// How many bytes of events wait for a watcher that does not read.
-const WAITING_BYTES: u32 = 8 << 20;
+const MAX_WAITING_BYTES: u32 = 8 << 20;
 /// The room that an event takes besides its bytes, about.
-const EVENT_BYTES: usize = 128;
+const EVENT_OVERHEAD_BYTES: usize = 128;
 /// How often etcd is asked for its progress.
-const REPORT: Duration = Duration::from_millis(500);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Before a watch is opened again, at first and at the most.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_millis(50);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// A batch on its way to the watcher, and the room that it takes until then.
-type Waiting = (Result<Batch>, Option<OwnedSemaphorePermit>);
+type QueuedBatch = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
 /// Opens a watch and sees to it from then on.
-pub(crate) async fn open(cluster: Arc<Cluster>, span: Span, request: &WatchRequest) -> Result<WatchStream> {
+pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &WatchRequest) -> Result<WatchStream> {
     let (tell, reported) = unbounded_channel();
-    let room = Arc::new(Semaphore::new(WAITING_BYTES as usize));
+    let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize));
     let WatchRequest { start, prev, progress, .. } = *request;
-    let watcher = Watcher { cluster, span, prev, progress, next: start, tell, room, cut_off: None, pause: FIRST_PAUSE };
+    let watcher =
+        EtcdWatcher { cluster, span, prev, progress, next: start, tell, room, cut_off: None, pause: MIN_PAUSE };
     let opened = watcher.open(watcher.cluster.deadline()).await?;
     let task = tokio::spawn(watcher.follow(opened)).abort_handle();
-    Ok(Batches { reported: Some(reported), task }.boxed())
+    Ok(BatchStream { reported: Some(reported), task }.boxed())
 }
 
 /// The watcher's end.
-struct Batches {
+struct BatchStream {
     /// Taken when the watch ends.
-    reported: Option<UnboundedReceiver<Waiting>>,
+    reported: Option<UnboundedReceiver<QueuedBatch>>,
     task: AbortHandle,
 }
 
-impl Stream for Batches {
+impl Stream for BatchStream {
     type Item = Result<Batch>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -79,18 +80,18 @@ impl Stream for Batches {
     }
 }
 
-impl Drop for Batches {
+impl Drop for BatchStream {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 fn disconnected(resume_from: Revision) -> Error {
-    Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, NAME)
+    Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, STORE_NAME)
 }
 
 /// A watch that etcd has confirmed.
-struct Opened {
+struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
     /// Not yet read from: it may say the end already.
@@ -99,7 +100,7 @@ struct Opened {
     reports: bool,
 }
 
-impl Answer for Opened {
+impl EtcdResponse for ConfirmedWatch {
     fn header(&self) -> Option<&ResponseHeader> {
         self.header.as_ref()
     }
@@ -110,29 +111,29 @@ impl Answer for Opened {
 }
 
 /// Why nothing more comes from a connection.
-enum Cut {
+enum WatchCut {
     /// It broke, or we hung up: the watch can go on over another one.
     Off(Error),
     /// The watch is over.
     Over(Error),
 }
 
-struct Watcher {
-    cluster: Arc<Cluster>,
-    span: Span,
+struct EtcdWatcher {
+    cluster: Arc<EtcdCluster>,
+    span: KeySpan,
     prev: Prev,
     progress: Progress,
     /// Everything before this revision was delivered.
     next: Revision,
-    tell: UnboundedSender<Waiting>,
+    tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,
     /// Since when nothing was heard.
     cut_off: Option<Instant>,
     pause: Duration,
 }
 
-impl Watcher {
-    async fn open(&self, deadline: Instant) -> Result<Opened> {
+impl EtcdWatcher {
+    async fn open(&self, deadline: Instant) -> Result<ConfirmedWatch> {
         let options = WatchOptions::new()
             .with_range(self.span.end.clone())
             .with_start_revision(self.next.get())
@@ -153,24 +154,24 @@ impl Watcher {
     }
 
     /// Until the watch is over or nobody listens any more.
-    async fn follow(mut self, opened: Opened) {
+    async fn follow(mut self, opened: ConfirmedWatch) {
         let tell = self.tell.clone();
         let mut closed = self.cluster.closed.subscribe();
         let end = tokio::select! {
             biased;
-            _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, NAME),
-            end = self.go_on(opened) => end,
+            _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
+            end = self.read_batches(opened) => end,
         };
         // If nobody listens any more, nobody needs to know.
         let _ = tell.send((Err(end), None));
     }
 
     /// Until the watch is over; the reason.
-    async fn go_on(&mut self, mut opened: Opened) -> Error {
+    async fn read_batches(&mut self, mut opened: ConfirmedWatch) -> Error {
         loop {
             match self.drain(opened).await {
-                Cut::Over(error) => return error,
-                Cut::Off(error) => tracing::debug!(%error, next = %self.next, "a watch was cut off"),
+                WatchCut::Over(error) => return error,
+                WatchCut::Off(error) => tracing::debug!(%error, next = %self.next, "a watch was cut off"),
             }
             opened = match self.open_again().await {
                 Ok(opened) => opened,
@@ -180,9 +181,9 @@ impl Watcher {
     }
 
     /// Delivers what comes over one connection until nothing more does.
-    async fn drain(&mut self, opened: Opened) -> Cut {
-        let Opened { mut stream, first: mut response, reports, .. } = opened;
-        let mut reminder = interval(REPORT);
+    async fn drain(&mut self, opened: ConfirmedWatch) -> WatchCut {
+        let ConfirmedWatch { mut stream, first: mut response, reports, .. } = opened;
+        let mut reminder = interval(PROGRESS_INTERVAL);
         loop {
             let mut batches = match self.take(&response) {
                 Ok(batches) => batches.into_iter(),
@@ -193,7 +194,7 @@ impl Watcher {
                     // Not a moment with the stream open and nobody reading it.
                     drop(stream);
                     self.deliver_late(batch, batches).await;
-                    return Cut::Off(disconnected(self.next).with_detail("the watcher did not read"));
+                    return WatchCut::Off(disconnected(self.next).with_detail("the watcher did not read"));
                 }
             }
             if response.events().is_empty() && !response.created() {
@@ -211,24 +212,28 @@ impl Watcher {
             };
             response = match message {
                 Ok(Some(response)) => response,
-                Ok(None) => return Cut::Off(disconnected(self.next)),
-                Err(error) => return Cut::Off(disconnected(self.next).with_source(error)),
+                Ok(None) => return WatchCut::Off(disconnected(self.next)),
+                Err(error) => return WatchCut::Off(disconnected(self.next).with_source(error)),
             };
             self.cut_off = None;
-            self.pause = FIRST_PAUSE;
+            self.pause = MIN_PAUSE;
         }
     }
 
     /// The batches of one message, unless the message ends the watch.
-    fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, Cut> {
+    fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, WatchCut> {
         if response.compact_revision() > 0 {
             let compact_revision = Revision::new(response.compact_revision());
-            return Err(Cut::Over(Error::new(ErrorKind::Compacted { compact_revision }, Operation::Watch, NAME)));
+            return Err(WatchCut::Over(Error::new(
+                ErrorKind::Compacted { compact_revision },
+                Operation::Watch,
+                STORE_NAME,
+            )));
         }
         if response.canceled() {
-            return Err(Cut::Off(disconnected(self.next).with_source(watch_ended(response.cancel_reason()))));
+            return Err(WatchCut::Off(disconnected(self.next).with_source(watch_ended(response.cancel_reason()))));
         }
-        batches(response, self.next).map_err(|()| Cut::Over(undecodable()))
+        batches(response, self.next).map_err(|()| WatchCut::Over(undecodable()))
     }
 
     /// Delivers a batch if there is room for it; hands it back if there is none.
@@ -248,7 +253,7 @@ impl Watcher {
             self.deliver(batch, permit);
         }
         // The next stream needs room too: a stream that is full at once would be opened for nothing.
-        let _ = self.room.acquire_many(WAITING_BYTES / 2).await;
+        let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
@@ -269,11 +274,11 @@ impl Watcher {
     }
 
     /// Opens the watch again, for as long as that is worth trying.
-    async fn open_again(&mut self) -> Result<Opened> {
+    async fn open_again(&mut self) -> Result<ConfirmedWatch> {
         let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
         loop {
             tokio::time::sleep(self.pause).await;
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.pause = (self.pause * 2).min(MAX_PAUSE);
             let deadline = self.cluster.deadline().min(until);
             let opened = match self.prove_no_regress(deadline).await {
                 Ok(()) => self.open(deadline).await,
@@ -307,7 +312,7 @@ async fn create(
     key: Vec<u8>,
     options: WatchOptions,
     progress: Progress,
-) -> Result<Opened, etcd_client::Error> {
+) -> Result<ConfirmedWatch, etcd_client::Error> {
     let reports = match progress {
         Progress::Omit => false,
         Progress::Report => reports_progress(connection.client().status().await?.version()),
@@ -318,11 +323,11 @@ async fn create(
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }
-    Ok(Opened { stream, header: first.header().cloned(), first, reports })
+    Ok(ConfirmedWatch { stream, header: first.header().cloned(), first, reports })
 }
 
 fn undecodable() -> Error {
-    Error::new(ErrorKind::Undecodable, Operation::Watch, NAME).with_detail("an event without a key")
+    Error::new(ErrorKind::Undecodable, Operation::Watch, STORE_NAME).with_detail("an event without a key")
 }
 
 /// The events of a message from `next` on, one batch for each revision. etcd never cuts a revision in two, since the
@@ -350,7 +355,7 @@ fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
 
 /// How much of the room a batch takes: never more than all of it.
 fn room_for(batch: &Batch) -> u32 {
-    let of = |event: &Event| EVENT_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
+    let of = |event: &Event| EVENT_OVERHEAD_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
     let bytes: usize = batch.events.iter().map(of).sum();
-    u32::try_from(bytes).unwrap_or(WAITING_BYTES).min(WAITING_BYTES)
+    u32::try_from(bytes).unwrap_or(MAX_WAITING_BYTES).min(MAX_WAITING_BYTES)
 }

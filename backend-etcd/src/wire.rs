@@ -16,12 +16,12 @@ const NO_END: &[u8] = &[0];
 /// A range as etcd's protocol has it: a key and an end. An end without bytes means the key alone; an end of one zero
 /// byte means that there is no end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct KeySpan {
     pub(crate) key: Vec<u8>,
     pub(crate) end: Vec<u8>,
 }
 
-impl Span {
+impl KeySpan {
     pub(crate) fn of(range: &Range) -> Self {
         if let Range::Key(key) = range {
             return Self { key: key.as_bytes().to_vec(), end: Vec::new() };
@@ -54,7 +54,7 @@ pub(crate) fn get_options(request: &RangeRequest) -> (Vec<u8>, GetOptions) {
 }
 
 fn txn_get_options(request: &TxnRange) -> (Vec<u8>, GetOptions) {
-    let span = Span::of(&request.range);
+    let span = KeySpan::of(&request.range);
     let options = GetOptions::new().with_range(span.end).with_limit(request.limit.max(0));
     let options = match request.content {
         Content::Full => options,
@@ -76,7 +76,7 @@ pub(crate) fn compare(compare: &Compare) -> etcd_client::Compare {
         CompareOp::Less => WireOp::Less,
         CompareOp::Greater => WireOp::Greater,
     };
-    let Span { key, end } = Span::of(&compare.range);
+    let KeySpan { key, end } = KeySpan::of(&compare.range);
     let made = match &compare.target {
         Target::Version(version) => etcd_client::Compare::version(key, op, *version),
         Target::CreateRevision(revision) => etcd_client::Compare::create_revision(key, op, revision.get()),
@@ -98,7 +98,7 @@ pub(crate) fn op(op: &Op) -> TxnOp {
             TxnOp::put(key.as_bytes(), value.as_bytes(), Some(options))
         }
         Op::Delete { range, prev } => {
-            let Span { key, end } = Span::of(range);
+            let KeySpan { key, end } = KeySpan::of(range);
             let options = DeleteOptions::new().with_range(end);
             let options = match prev {
                 Prev::Omit => options,
@@ -157,8 +157,8 @@ fn count(number: i64) -> u64 {
 mod tests {
     use super::*;
 
-    fn span(key: &[u8], end: &[u8]) -> Span {
-        Span { key: key.to_vec(), end: end.to_vec() }
+    fn span(key: &[u8], end: &[u8]) -> KeySpan {
+        KeySpan { key: key.to_vec(), end: end.to_vec() }
     }
 
     #[test]
@@ -177,15 +177,15 @@ mod tests {
             (from_to(b"", b"b"), span(b"\0", b"b")),
             (from_to(b"\0", b"\0\0"), span(b"\0", b"\0\0")),
         ] {
-            assert_eq!(Span::of(&range), expected, "{range}");
-            assert!(!Span::of(&range).is_empty(), "{range}");
+            assert_eq!(KeySpan::of(&range), expected, "{range}");
+            assert!(!KeySpan::of(&range).is_empty(), "{range}");
         }
     }
 
     #[test]
     fn nothing_is_never_everything() {
         for (from, to) in [("b", "a"), ("a", "a"), ("a", ""), ("", ""), ("", "\0"), ("\0", "\0"), ("a", "\0")] {
-            let span = Span::of(&Range::FromTo(from.into(), to.into()));
+            let span = KeySpan::of(&Range::FromTo(from.into(), to.into()));
             assert!(span.is_empty() && span.key == span.end, "{from:?} to {to:?}: {span:?}");
             assert!(span.end.len() > 1, "{from:?} to {to:?}: {span:?}");
         }

@@ -4,7 +4,7 @@ mod support;
 
 use std::process::ExitCode;
 
-use conformance::{BoxError, Happens, KnownFailure};
+use conformance::{BoxError, FailureFrequency, KnownFailure};
 use support::harness::OnEtcd;
 
 /// Cases that some versions of etcd fail.
@@ -13,7 +13,7 @@ const LOST_DELETION: KnownFailure = KnownFailure {
     rule: "C4",
     reason: "etcd before 3.4.36 and 3.5.18 loses a deletion at the compaction revision; later ones do not",
     // Until the compaction has worked its way through the file, the deletion is there.
-    happens: Happens::Sometimes,
+    happens: FailureFrequency::Sometimes,
 };
 
 /// A case that etcd 3.4 fails; with later ones it was not tried.
@@ -21,7 +21,7 @@ const ANYBODY_COMPACTS: KnownFailure = KnownFailure {
     case: "F25_compacting_strangers",
     rule: "N3",
     reason: "etcd 3.4 lets anybody compact who reaches it; use client certificates",
-    happens: Happens::Always,
+    happens: FailureFrequency::Always,
 };
 
 /// The cases about stores that a process holds by itself; cases of their own judge a store whose server is killed.
@@ -31,7 +31,7 @@ const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 fn main() -> Result<ExitCode, BoxError> {
     let known: &[KnownFailure] = match support::version()? {
         [..=3, ..=3, _] | [3, 4, ..=35] | [3, 5, ..=17] => &[LOST_DELETION, ANYBODY_COMPACTS],
-        _ => &[KnownFailure { happens: Happens::Sometimes, ..ANYBODY_COMPACTS }],
+        _ => &[KnownFailure { happens: FailureFrequency::Sometimes, ..ANYBODY_COMPACTS }],
     };
     Ok(conformance::main_knowing(OnEtcd, &[conformance::WITHOUT_FILES, IGNORED].concat(), known))
 }

@@ -20,15 +20,15 @@ use redb::{BackendError, StorageBackend};
 /// More than redb's header takes.
 const HEADER_BYTES: usize = 4096;
 
-/// The state that a [`DbFile`] and its [`Switch`] share.
+/// The state that a [`DbFile`] and its [`FileSwitch`] share.
 #[derive(Debug)]
-struct Shared<B> {
+struct SharedFile<B> {
     file: B,
-    phase: Mutex<Phase>,
+    phase: Mutex<FilePhase>,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum FilePhase {
     /// redb is opening the file; a header that it wrote waits here.
     Opening(Option<Vec<u8>>),
     /// The file is as it was found, durable or not.
@@ -41,57 +41,57 @@ enum Phase {
 
 /// The file, as redb sees it; `B` is the file as it is.
 #[derive(Debug)]
-pub(crate) struct DbFile<B>(Arc<Shared<B>>);
+pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
 /// Our hand on a file that redb owns.
 #[derive(Debug)]
-pub(crate) struct Switch<B>(Arc<Shared<B>>);
+pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
 impl<B: StorageBackend> DbFile<B> {
-    pub(crate) fn new(file: B) -> (Self, Switch<B>) {
-        let shared = Arc::new(Shared { file, phase: Mutex::new(Phase::Opening(None)) });
-        (Self(Arc::clone(&shared)), Switch(shared))
+    pub(crate) fn new(file: B) -> (Self, FileSwitch<B>) {
+        let shared = Arc::new(SharedFile { file, phase: Mutex::new(FilePhase::Opening(None)) });
+        (Self(Arc::clone(&shared)), FileSwitch(shared))
     }
 }
 
-impl<B: StorageBackend> Switch<B> {
+impl<B: StorageBackend> FileSwitch<B> {
     /// redb has opened the file: brings it up to date.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
-            Phase::Opening(waiting) if self.0.is_new(waiting.as_deref()) => self.0.begin_writing(&mut phase),
-            Phase::Opening(_) => {
-                *phase = Phase::AsFound;
+            FilePhase::Opening(waiting) if self.0.is_new(waiting.as_deref()) => self.0.begin_writing(&mut phase),
+            FilePhase::Opening(_) => {
+                *phase = FilePhase::AsFound;
                 Ok(())
             }
-            Phase::AsFound | Phase::Open | Phase::Closed => Ok(()),
+            FilePhase::AsFound | FilePhase::Open | FilePhase::Closed => Ok(()),
         }
     }
 }
 
-impl<B> Switch<B> {
+impl<B> FileSwitch<B> {
     /// From here on nothing is written, read or synced.
     pub(crate) fn close(&self) {
-        *self.0.phase() = Phase::Closed;
+        *self.0.phase() = FilePhase::Closed;
     }
 }
 
-impl<B> Shared<B> {
-    fn phase(&self) -> MutexGuard<'_, Phase> {
+impl<B> SharedFile<B> {
+    fn phase(&self) -> MutexGuard<'_, FilePhase> {
         // It holds no invariant that a panic could break.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Unless nothing goes to the file any more.
     fn check_open(&self) -> io::Result<()> {
-        if matches!(*self.phase(), Phase::Closed) {
+        if matches!(*self.phase(), FilePhase::Closed) {
             return Err(io::Error::other("the store has been closed"));
         }
         Ok(())
     }
 }
 
-impl<B: StorageBackend> Shared<B> {
+impl<B: StorageBackend> SharedFile<B> {
     /// True if this header is not the one that the file has.
     fn is_new(&self, header: Option<&[u8]>) -> bool {
         header.is_some_and(|header| {
@@ -101,27 +101,27 @@ impl<B: StorageBackend> Shared<B> {
     }
 
     /// Before anything is written: a header that waits is, if it is a new one, and what was found becomes durable.
-    fn begin_writing(&self, phase: &mut Phase) -> io::Result<()> {
+    fn begin_writing(&self, phase: &mut FilePhase) -> io::Result<()> {
         match phase {
-            Phase::Opening(Some(header)) if self.is_new(Some(header)) => self.file.write(0, header)?,
-            Phase::Opening(_) | Phase::AsFound => {}
-            Phase::Open | Phase::Closed => return Ok(()),
+            FilePhase::Opening(Some(header)) if self.is_new(Some(header)) => self.file.write(0, header)?,
+            FilePhase::Opening(_) | FilePhase::AsFound => {}
+            FilePhase::Open | FilePhase::Closed => return Ok(()),
         }
         self.file.sync_data()?;
-        *phase = Phase::Open;
+        *phase = FilePhase::Open;
         Ok(())
     }
 
     /// Before anything is done that a waiting header has a part in.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
-        if matches!(*phase, Phase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
+        if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
     /// Lets a header that is written while opening wait; false if this is no such thing.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
-        let Phase::Opening(waiting) = &mut *phase else { return false };
+        let FilePhase::Opening(waiting) = &mut *phase else { return false };
         let is_header = offset == 0 && data.len() <= HEADER_BYTES;
         let replaces = waiting.as_ref().is_none_or(|waiting| waiting.len() == data.len());
         if is_header && replaces {
@@ -149,7 +149,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.0.check_open()?;
         let mut phase = self.0.phase();
-        if !matches!(*phase, Phase::Opening(None)) {
+        if !matches!(*phase, FilePhase::Opening(None)) {
             self.0.begin_writing(&mut phase)?;
         }
         drop(phase);
@@ -161,9 +161,9 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         let mut phase = self.0.phase();
         match &*phase {
             // Before the first write is soon enough.
-            Phase::Opening(_) => Ok(()),
-            Phase::AsFound => self.0.begin_writing(&mut phase),
-            Phase::Open | Phase::Closed => {
+            FilePhase::Opening(_) => Ok(()),
+            FilePhase::AsFound => self.0.begin_writing(&mut phase),
+            FilePhase::Open | FilePhase::Closed => {
                 drop(phase);
                 self.0.file.sync_data()
             }

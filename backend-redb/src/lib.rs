@@ -17,7 +17,7 @@ use std::path::Path;
 
 use driver::LocalDriver;
 use kv::Result;
-use kv_local::{Engine, Log, OpenOptions, Room};
+use kv_local::{CommitLog, Engine, OpenOptions, SpareSpace};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
@@ -41,17 +41,17 @@ impl Engine for Redb {
         &["db.redb"]
     }
 
-    fn log(&self) -> Log {
-        Log::Journal
+    fn log(&self) -> CommitLog {
+        CommitLog::Journal
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {
         Ok(Box::new(table::in_file(entry, store)?))
     }
 
-    fn shrink(&self, entry: &Path, store: &str) -> Result<Room> {
+    fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         table::shrink_file(entry, store)?;
-        Ok(Room::GivenBack)
+        Ok(SpareSpace::GivenBack)
     }
 }
 
@@ -59,7 +59,7 @@ impl Engine for Redb {
 /// table is opened: now, and again after a failed commit. `store` names it in errors.
 ///
 /// As with [`Engine::open`], what the table shows when it is opened need not be durable before the next commit: it belongs
-/// behind a [`kv_mvcc::journal::Journaled`].
+/// behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
 /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.

@@ -7,7 +7,7 @@ use kv_mvcc::Write;
 use redb::ReadableTable;
 
 use super::*;
-use crate::table::Opened;
+use crate::table::OpenDatabase;
 
 #[path = "../tests/disk/mod.rs"]
 mod disk;
@@ -25,7 +25,7 @@ fn writes(n: u32) -> Vec<Write> {
     writes
 }
 
-fn content(opened: &Opened<Disk>) -> BTreeMap<Vec<u8>, Vec<u8>> {
+fn content(opened: &OpenDatabase<Disk>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let Some(rows) = opened.rows().unwrap() else { return BTreeMap::new() };
     rows.iter()
         .unwrap()
@@ -49,7 +49,7 @@ fn expected(n: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
 /// Opens and commits, again and again, until the power fails; gives the last commit that was acknowledged.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
-        let Ok(opened) = Opened::on(disk.clone()) else { return done };
+        let Ok(opened) = OpenDatabase::on(disk.clone()) else { return done };
         for _ in 0..random.u32(0..4) {
             if opened.commit(&writes(done + 1)).is_err() {
                 return done;
@@ -65,19 +65,19 @@ fn a_power_cut_leaves_what_was_seen_or_what_was_committed_next() {
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
         let disk = Disk::default();
-        Opened::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
+        OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
         // Killed, with power: what was written stays, synced or not.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
         // Killed once more, and then the power fails.
         disk.set_operations_left(None);
-        let opened = Opened::on(disk.clone()).unwrap();
+        let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);
         let n = (0..).find(|n| expected(*n) == seen).unwrap();
         disk.set_operations_left(Some(random.u32(0..60)));
         let acknowledged = opened.commit(&writes(n + 1)).is_ok();
         disk.set_operations_left(None);
-        let left = content(&Opened::on(disk.after_power_cut(&mut random)).unwrap());
+        let left = content(&OpenDatabase::on(disk.after_power_cut(&mut random)).unwrap());
         assert!((n.saturating_sub(1)..=n + 1).any(|n| left == expected(n)), "seed {seed}");
         assert!(!acknowledged || left == expected(n + 1), "seed {seed}");
     }
@@ -86,10 +86,10 @@ fn a_power_cut_leaves_what_was_seen_or_what_was_committed_next() {
 #[test]
 fn a_commit_takes_two_syncs_and_the_first_one_another_before() {
     let disk = Disk::default();
-    Opened::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
+    OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
     for n in (2..50).step_by(2) {
         let before = disk.state().syncs;
-        let opened = Opened::on(disk.clone()).unwrap();
+        let opened = OpenDatabase::on(disk.clone()).unwrap();
         assert_eq!(disk.state().syncs - before, 0, "to open");
         opened.commit(&writes(n)).unwrap();
         assert_eq!(disk.state().syncs - before, 3, "to commit");
@@ -99,7 +99,7 @@ fn a_commit_takes_two_syncs_and_the_first_one_another_before() {
         assert_eq!(disk.state().syncs - before, 5, "to close");
     }
     let before = disk.state().writes;
-    assert_eq!(content(&Opened::on(disk.clone()).unwrap()), expected(49));
+    assert_eq!(content(&OpenDatabase::on(disk.clone()).unwrap()), expected(49));
     assert_eq!(disk.state().writes, before, "a look writes nothing");
 }
 

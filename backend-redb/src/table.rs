@@ -13,7 +13,7 @@ use redb::backends::FileBackend;
 use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, TableDefinition, TableError};
 
 use crate::error::from_redb;
-use crate::file::{DbFile, Switch};
+use crate::file::{DbFile, FileSwitch};
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
@@ -22,15 +22,15 @@ const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Gives the storage of a table, each time that it is opened.
-type Source<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
+type StorageSource<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
 
 /// The table of a redb file, or of another storage that redb takes.
 pub(crate) struct RedbTable<B> {
-    source: Source<B>,
+    source: StorageSource<B>,
     store: String,
     /// `None` only after a failed attempt to open it again. Views hold it for reading, so that the file can be closed
     /// for good before it is opened again.
-    database: RwLock<Option<Opened<B>>>,
+    database: RwLock<Option<OpenDatabase<B>>>,
 }
 
 impl<B> fmt::Debug for RedbTable<B> {
@@ -41,18 +41,18 @@ impl<B> fmt::Debug for RedbTable<B> {
 
 /// An open database whose end writes nothing.
 #[derive(Debug)]
-pub(crate) struct Opened<B> {
+pub(crate) struct OpenDatabase<B> {
     database: Database,
-    switch: Switch<B>,
+    switch: FileSwitch<B>,
 }
 
-impl<B> Drop for Opened<B> {
+impl<B> Drop for OpenDatabase<B> {
     fn drop(&mut self) {
         self.switch.close();
     }
 }
 
-impl<B: StorageBackend> Opened<B> {
+impl<B: StorageBackend> OpenDatabase<B> {
     /// Opens the database in `file`, or makes it if the file is empty.
     pub(crate) fn on(file: B) -> Result<Self, redb::Error> {
         let (file, switch) = DbFile::new(file);
@@ -81,7 +81,7 @@ impl<B: StorageBackend> Opened<B> {
     }
 
     /// The rows as they are now; `None` if nothing has been committed yet.
-    pub(crate) fn rows(&self) -> Result<Option<Rows>, redb::Error> {
+    pub(crate) fn rows(&self) -> Result<Option<RowsSnapshot>, redb::Error> {
         match self.database.begin_read()?.open_table(ROWS) {
             Ok(rows) => Ok(Some(rows)),
             Err(TableError::TableDoesNotExist(_)) => Ok(None),
@@ -91,17 +91,17 @@ impl<B: StorageBackend> Opened<B> {
 }
 
 /// A snapshot of the rows.
-pub(crate) type Rows = ReadOnlyTable<&'static [u8], &'static [u8]>;
+pub(crate) type RowsSnapshot = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl<B: StorageBackend> RedbTable<B> {
     /// Opens the table in what `source` gives, or makes it if that is empty.
-    pub(crate) fn open(source: Source<B>, store: &str) -> Result<Self> {
+    pub(crate) fn open(source: StorageSource<B>, store: &str) -> Result<Self> {
         let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
         table.recover()?;
         Ok(table)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Option<Opened<B>>> {
+    fn read(&self) -> RwLockReadGuard<'_, Option<OpenDatabase<B>>> {
         // A panic in the engine does not break what the lock guards, the `Option`.
         self.database.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,7 +125,7 @@ fn open_file(path: &Path) -> Result<FileBackend, redb::Error> {
 /// Moves what a file holds to its front and cuts off the rest. Being killed meanwhile loses nothing.
 pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
-        let mut opened = Opened::on(open_file(path)?)?;
+        let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
         // Leaves the allocator's state, as every commit does; redb's own last one has not.
         opened.commit(&[])
@@ -151,7 +151,7 @@ impl<B: StorageBackend> Table for RedbTable<B> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed before it is opened again: the file is locked as long as it is open.
         *guard = None;
-        let opened = (self.source)().and_then(Opened::on);
+        let opened = (self.source)().and_then(OpenDatabase::on);
         *guard = Some(opened.map_err(|error| from_redb(&self.store, Operation::Open, error))?);
         Ok(())
     }
@@ -159,9 +159,9 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 
 struct RedbView<'a, B> {
     // Above the guard, since fields are dropped in this order: nothing of the database may outlive it.
-    rows: Option<Rows>,
+    rows: Option<RowsSnapshot>,
     store: &'a str,
-    _open: RwLockReadGuard<'a, Option<Opened<B>>>,
+    _open: RwLockReadGuard<'a, Option<OpenDatabase<B>>>,
 }
 
 impl<B> RedbView<'_, B> {

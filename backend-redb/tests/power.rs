@@ -15,7 +15,7 @@ use conformance::{Ability, BoxError, Fixture, Harness};
 use disk::Disk;
 use fastrand::Rng;
 use kv::Store;
-use kv_mvcc::journal::{JOURNAL_BYTES, Journaled, Medium, Noted};
+use kv_mvcc::journal::{DurableParts, JOURNAL_BYTES, JournaledTable, Medium};
 use kv_mvcc::{MvccStore, Options};
 use redb::StorageBackend;
 
@@ -26,7 +26,7 @@ struct OnDisk;
 struct Files {
     table: Disk,
     journal: Disk,
-    noted: Arc<Mutex<Noted>>,
+    noted: Arc<Mutex<DurableParts>>,
 }
 
 impl Files {
@@ -38,7 +38,7 @@ impl Files {
     fn open(&self) -> kv::Result<Arc<MvccStore>> {
         let disk = self.table.clone();
         let table = backend_redb::table_on(move || Ok(disk.clone()), "redb")?;
-        let table = Journaled::open(table, Box::new(self.clone()), "redb")?;
+        let table = JournaledTable::open(table, Box::new(self.clone()), "redb")?;
         Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
     }
 
@@ -47,7 +47,7 @@ impl Files {
         let table = self.table.after_power_cut(random);
         let journal = table.beside();
         journal.state().clone_from(&self.journal.after_power_cut(random).state());
-        let noted = if random.bool() { *self.noted.lock().unwrap() } else { Noted::default() };
+        let noted = if random.bool() { *self.noted.lock().unwrap() } else { DurableParts::default() };
         Self { table, journal, noted: Arc::new(Mutex::new(noted)) }
     }
 }
@@ -71,11 +71,11 @@ impl Medium for Files {
         self.journal.sync_data()
     }
 
-    fn noted(&self) -> Noted {
+    fn noted(&self) -> DurableParts {
         *self.noted.lock().unwrap()
     }
 
-    fn note(&self, noted: Noted) {
+    fn note(&self, noted: DurableParts) {
         *self.noted.lock().unwrap() = noted;
     }
 }

@@ -19,7 +19,7 @@ use std::path::Path;
 
 use driver::LocalDriver;
 use kv::Result;
-use kv_local::{Engine, Log, OpenOptions};
+use kv_local::{CommitLog, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
 /// sled, as an engine of [`kv_local`].
@@ -43,8 +43,8 @@ impl Engine for Sled {
         &["sled/db", "sled/conf"]
     }
 
-    fn log(&self) -> Log {
-        Log::Own
+    fn log(&self) -> CommitLog {
+        CommitLog::Own
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

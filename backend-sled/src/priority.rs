@@ -9,7 +9,7 @@ use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
 /// The nice value with the highest priority. A real-time policy is no choice: a process that had one hung, since spinning threads
 /// never yield.
-const HIGHEST: i32 = -20;
+const HIGHEST_NICE: i32 = -20;
 
 /// Threads that this thread starts begin without its priority.
 const RESET_ON_FORK: u64 = libc::SCHED_FLAG_RESET_ON_FORK as u64;
@@ -17,7 +17,7 @@ const RESET_ON_FORK: u64 = libc::SCHED_FLAG_RESET_ON_FORK as u64;
 /// The kernel's `struct sched_attr` in its first version, which every kernel since Linux 3.14 takes.
 #[repr(C)]
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Attributes {
+struct SchedAttributes {
     size: u32,
     policy: u32,
     flags: u64,
@@ -28,16 +28,16 @@ struct Attributes {
     period: u64,
 }
 
-/// The size of [`Attributes`], in bytes.
-const SIZE: u32 = 48;
-const _: () = assert!(size_of::<Attributes>() == SIZE as usize);
+/// The size of [`SchedAttributes`], in bytes.
+const ATTRIBUTES_BYTES: u32 = 48;
+const _: () = assert!(size_of::<SchedAttributes>() == ATTRIBUTES_BYTES as usize);
 
-impl Attributes {
+impl SchedAttributes {
     /// Those of the calling thread. `None` if the kernel refuses to tell.
     fn current() -> Option<Self> {
         let mut attributes = Self::default();
-        // SAFETY: the kernel writes at most `SIZE` bytes to the attributes.
-        let code: c_long = unsafe { syscall(SYS_sched_getattr, 0, &raw mut attributes, SIZE, 0) };
+        // SAFETY: the kernel writes at most `ATTRIBUTES_BYTES` bytes to the attributes.
+        let code: c_long = unsafe { syscall(SYS_sched_getattr, 0, &raw mut attributes, ATTRIBUTES_BYTES, 0) };
         (code == 0).then_some(attributes)
     }
 
@@ -51,24 +51,25 @@ impl Attributes {
 
 /// The calling thread's priority until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Priority {
+pub(crate) struct PriorityGuard {
     /// The attributes before; `None` if the thread has kept them.
-    before: Option<Attributes>,
+    before: Option<SchedAttributes>,
 }
 
-impl Priority {
+impl PriorityGuard {
     /// Raises the priority of the calling thread, but not of threads that it starts. Does nothing for a process that somebody has
     /// given a priority or a policy, and for one without CAP_SYS_NICE.
     pub(crate) fn raise() -> Self {
-        let before = Attributes::current().filter(|current| {
-            let usual = Attributes { size: current.size, runtime: current.runtime, ..Attributes::default() };
-            *current == usual && Attributes { size: SIZE, nice: HIGHEST, flags: RESET_ON_FORK, ..usual }.set()
+        let before = SchedAttributes::current().filter(|current| {
+            let usual = SchedAttributes { size: current.size, runtime: current.runtime, ..SchedAttributes::default() };
+            *current == usual
+                && SchedAttributes { size: ATTRIBUTES_BYTES, nice: HIGHEST_NICE, flags: RESET_ON_FORK, ..usual }.set()
         });
         Self { before }
     }
 }
 
-impl Drop for Priority {
+impl Drop for PriorityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
             // The kernel has just granted more.
@@ -84,26 +85,29 @@ mod tests {
     use super::*;
 
     fn nice() -> i32 {
-        Attributes::current().unwrap().nice
+        SchedAttributes::current().unwrap().nice
     }
 
     #[test]
     fn a_thread_has_priority_until_it_is_dropped_and_its_threads_do_not() {
         // The test itself may run at another priority.
-        assert!(Attributes { size: SIZE, ..Attributes::default() }.set(), "the test needs CAP_SYS_NICE");
-        let before = Attributes::current().unwrap();
-        let raised = Priority::raise();
-        assert_eq!(nice(), HIGHEST);
+        assert!(
+            SchedAttributes { size: ATTRIBUTES_BYTES, ..SchedAttributes::default() }.set(),
+            "the test needs CAP_SYS_NICE"
+        );
+        let before = SchedAttributes::current().unwrap();
+        let raised = PriorityGuard::raise();
+        assert_eq!(nice(), HIGHEST_NICE);
         assert_eq!(thread::spawn(nice).join().unwrap(), 0);
         drop(raised);
-        assert_eq!(Attributes::current().unwrap(), before);
+        assert_eq!(SchedAttributes::current().unwrap(), before);
     }
 
     #[test]
     fn a_priority_that_the_process_has_been_given_stays() {
         let of_a_thread = thread::spawn(|| {
-            assert!(Attributes { nice: 5, ..Attributes::current().unwrap() }.set());
-            let _raised = Priority::raise();
+            assert!(SchedAttributes { nice: 5, ..SchedAttributes::current().unwrap() }.set());
+            let _raised = PriorityGuard::raise();
             nice()
         });
         assert_eq!(of_a_thread.join().unwrap(), 5);

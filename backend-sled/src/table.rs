@@ -16,22 +16,22 @@ use kv_mvcc::{Table, View, Visit, Write};
 use sled::{Batch, Config, Db};
 
 use crate::error::{from_io, from_sled};
-use crate::priority::Priority;
+use crate::priority::PriorityGuard;
 
 /// sled's page cache: little beside the rest of a process. sled keeps a page or more in each of its 256 parts, whatever is set.
 const CACHE_BYTES: u64 = 1024 * 1024;
 
 /// How long sled may take to let go of its file: its threads end some time after the last handle is dropped.
-const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a caller that waits for sled to write looks for an error that sled has noted.
-const INTERVAL: Duration = Duration::from_millis(100);
+const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long sled may take to hand a commit to the kernel.
-const WRITE: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long sled may take to open its files. It reads all of its log.
-const OPEN: Duration = Duration::from_secs(600);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The table of a sled folder.
 ///
@@ -42,11 +42,11 @@ pub(crate) struct SledTable {
     path: PathBuf,
     store: String,
     /// `None` after a failed commit, until it is opened again.
-    database: RwLock<Option<Opened>>,
+    database: RwLock<Option<OpenTree>>,
 }
 
 #[derive(Debug)]
-struct Opened {
+struct OpenTree {
     /// Shared with `database`: sled's threads note in it the first error of the disk.
     config: Config,
     /// `None` only while it is being dropped.
@@ -61,7 +61,7 @@ struct Opened {
 impl SledTable {
     /// Opens the folder, or makes it.
     pub(crate) fn open(path: &Path, store: &str) -> Result<Self> {
-        let opened = Opened::open(path, store)?;
+        let opened = OpenTree::open(path, store)?;
         Ok(Self { path: path.to_owned(), store: store.to_owned(), database: RwLock::new(Some(opened)) })
     }
 
@@ -71,7 +71,7 @@ impl SledTable {
 
     /// Changes the database. Nobody can read it again before it was opened anew, unless `work` succeeds: sled may show a
     /// batch that failed, or that a panic cut off, and nobody knows whether it is durable.
-    fn change(&self, work: impl FnOnce(&Opened) -> Result<(), sled::Error>) -> Result<()> {
+    fn change(&self, work: impl FnOnce(&OpenTree) -> Result<(), sled::Error>) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
         work(&opened).map_err(|error| from_sled(&self.store, Operation::Txn, error))?;
@@ -80,7 +80,7 @@ impl SledTable {
     }
 }
 
-impl Opened {
+impl OpenTree {
     fn open(path: &Path, store: &str) -> Result<Self> {
         let io = |error| from_io(store, Operation::Open, error);
         let log = open_log(path).map_err(io)?;
@@ -93,11 +93,12 @@ impl Opened {
         let worker = Worker::start().map_err(io)?;
         let clone = config.clone();
         let open = move || {
-            let _raised = Priority::raise();
+            let _raised = PriorityGuard::raise();
             clone.open()
         };
-        let database =
-            worker.watched(&config, OPEN, open, || {}).map_err(|error| from_sled(store, Operation::Open, error))?;
+        let database = worker
+            .watched(&config, OPEN_TIMEOUT, open, || {})
+            .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
         // A process that was killed between flush and sync leaves what can be read but is not durable yet, and opening
         // has written a new snapshot whose name is not durable yet.
@@ -120,7 +121,7 @@ impl Opened {
         let database = self.database()?;
         let clone = database.clone();
         let write = move || clone.apply_batch(batch).and_then(|()| clone.flush()).map(|_| clone);
-        self.worker.watched(&self.config, WRITE, write, || wake(database))?;
+        self.worker.watched(&self.config, WRITE_TIMEOUT, write, || wake(database))?;
         Ok(self.sync()?)
     }
 
@@ -144,7 +145,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenTree {
     /// Closes the database on a thread of its own, which is left behind if that takes too long, and ends with the process.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
@@ -152,7 +153,8 @@ impl Drop for Opened {
         // It can panic here after an error, or after another panic of its own. The worker may be stuck in a commit.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
-        let flush = || worker.watched(&self.config, RELEASE, move || clone.flush().map(|_| clone), || wake(&database));
+        let flush =
+            || worker.watched(&self.config, RELEASE_TIMEOUT, move || clone.flush().map(|_| clone), || wake(&database));
         let _ = catch_unwind(AssertUnwindSafe(flush));
         let Ok(worker) = Worker::start() else { return };
         let (closed, is_closed) = channel();
@@ -160,27 +162,27 @@ impl Drop for Opened {
             let _ = catch_unwind(AssertUnwindSafe(|| drop(database)));
             let _ = closed.send(());
         };
-        if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE).is_ok() {
+        if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
             // The next process that opens the store must find it free. Nothing can be done if it is not.
             let _ = wait_until_free(&self.log);
         }
     }
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type WorkerTask = Box<dyn FnOnce() + Send>;
 
 /// A thread that works for others, one after another, until its handle is dropped.
 #[derive(Debug)]
-struct Worker(Sender<Work>);
+struct Worker(Sender<WorkerTask>);
 
 impl Worker {
     fn start() -> io::Result<Self> {
-        let (sender, work) = channel::<Work>();
+        let (sender, work) = channel::<WorkerTask>();
         thread::Builder::new().name("sled-work".into()).spawn(move || work.into_iter().for_each(|work| work()))?;
         Ok(Self(sender))
     }
 
-    fn run(&self, work: Work) -> io::Result<()> {
+    fn run(&self, work: WorkerTask) -> io::Result<()> {
         self.0.send(work).map_err(|_| io::Error::other("the thread for sled's work has ended"))
     }
 
@@ -202,12 +204,12 @@ impl Worker {
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
-            if let Ok(result) = is_done.recv_timeout(INTERVAL) {
+            if let Ok(result) = is_done.recv_timeout(ERROR_CHECK_INTERVAL) {
                 return result.unwrap_or_else(|panic| resume_unwind(panic));
             }
             if let Err(error) = config.global_error() {
                 wake();
-                let _ = is_done.recv_timeout(RELEASE);
+                let _ = is_done.recv_timeout(RELEASE_TIMEOUT);
                 return Err(error);
             }
             if started.elapsed() > limit {
@@ -259,7 +261,7 @@ fn wait_until_free(log: &File) -> io::Result<bool> {
                 return Ok(true);
             }
             Err(TryLockError::Error(error)) => return Err(error),
-            Err(TryLockError::WouldBlock) if started.elapsed() > RELEASE => return Ok(false),
+            Err(TryLockError::WouldBlock) if started.elapsed() > RELEASE_TIMEOUT => return Ok(false),
             Err(TryLockError::WouldBlock) => {}
         }
         thread::sleep(pause);
@@ -285,13 +287,13 @@ impl Table for SledTable {
         let mut opened = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed before it is opened again: the log is locked as long as it is open.
         *opened = None;
-        *opened = Some(Opened::open(&self.path, &self.store)?);
+        *opened = Some(OpenTree::open(&self.path, &self.store)?);
         Ok(())
     }
 }
 
 struct SledView<'a> {
-    opened: RwLockReadGuard<'a, Option<Opened>>,
+    opened: RwLockReadGuard<'a, Option<OpenTree>>,
     store: &'a str,
 }
 

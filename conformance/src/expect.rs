@@ -7,10 +7,10 @@ use std::time::Duration;
 use kv::ErrorKind;
 
 /// How long a store may take to serve again after the faults are over, or to notice that nothing comes any more.
-pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
+pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How much of an expected or seen thing is shown.
-const SHOWN_CHARS: usize = 700;
+const MAX_SHOWN_CHARS: usize = 700;
 
 /// The result of a case.
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
@@ -94,12 +94,12 @@ impl From<tokio::task::JoinError> for Failure {
 }
 
 /// Names the rule of an expectation, where it is not the first rule of the case.
-pub(crate) trait OfRule {
+pub(crate) trait JudgedByRule {
     /// The same result; a failure is one of `rule`.
     fn of(self, rule: &'static str) -> Self;
 }
 
-impl<T> OfRule for Checked<T> {
+impl<T> JudgedByRule for Checked<T> {
     fn of(self, rule: &'static str) -> Self {
         self.map_err(|failure| failure.or_rule(Some(rule)))
     }
@@ -108,7 +108,7 @@ impl<T> OfRule for Checked<T> {
 /// Shows a thing, cut when it is long.
 pub(crate) fn shown(thing: &impl Debug) -> String {
     let text = format!("{thing:?}");
-    match text.char_indices().nth(SHOWN_CHARS) {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((cut, _)) => format!("{}... ({} characters)", &text[..cut], text.len()),
         None => text,
     }

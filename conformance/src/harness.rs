@@ -131,7 +131,7 @@ pub struct Server {
 
 /// Somebody whom a store does not let in, or not everywhere.
 #[derive(Debug)]
-pub struct Stranger {
+pub struct RefusedUser {
     /// Its description in a few words.
     pub name: &'static str,
     /// The store, as this one sees it.
@@ -152,7 +152,7 @@ pub trait Harness: Send + Sync + 'static {
 
     /// Whether others use the stores as well. Cases that need a store of their own are then ignored.
     ///
-    /// The default is nobody; [`Beside`](crate::Beside) makes an environment in which others do.
+    /// The default is nobody; [`PrefixHarness`](crate::PrefixHarness) makes an environment in which others do.
     fn tenancy(&self) -> Tenancy {
         Tenancy::Exclusive
     }
@@ -336,7 +336,7 @@ pub trait Fixture: Debug + Send + Sync {
     ///
     /// # Errors
     /// The reason why the handles could not be made.
-    async fn strangers(&self) -> Result<Vec<Stranger>, BoxError> {
+    async fn strangers(&self) -> Result<Vec<RefusedUser>, BoxError> {
         Err("the harness lists Logins or Tls but its fixture knows no strangers".into())
     }
 

@@ -15,14 +15,14 @@ use crate::harness::{Ability, BoxError, Fixture, Harness};
 
 /// The abilities of the one store that all cases share, one after the other: nothing writes to it past the case, and
 /// it is never new.
-const PASSED_ON: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
+const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// How many keys of others an error names.
-const NAMED: usize = 3;
+const MAX_NAMED_KEYS: usize = 3;
 
 /// The treatment of keys that no case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ForeignKeys {
     /// Keep them, and fail the case that found them: somebody else uses the store.
     Leave,
     /// Delete them.
@@ -34,25 +34,26 @@ pub enum Found {
 /// It can reopen, close and measure the store if the environment beneath can, and nothing else. A store that is not
 /// empty when a case begins is an error unless all found keys may be erased.
 #[derive(Debug)]
-pub struct InPlace<H> {
+pub struct InPlaceHarness<H> {
     store: H,
     abilities: Vec<Ability>,
-    found: Found,
+    found: ForeignKeys,
     turn: Arc<tokio::sync::Mutex<()>>,
-    written: Written,
+    written: WrittenKeys,
     begun: AtomicBool,
 }
 
-impl<H: Harness> InPlace<H> {
+impl<H: Harness> InPlaceHarness<H> {
     /// Cases on the one store of which `store` hands out handles.
-    pub fn new(store: H, found: Found) -> Self {
-        let abilities = store.abilities().iter().copied().filter(|ability| PASSED_ON.contains(ability)).collect();
+    pub fn new(store: H, found: ForeignKeys) -> Self {
+        let abilities =
+            store.abilities().iter().copied().filter(|ability| SHARED_ABILITIES.contains(ability)).collect();
         Self {
             store,
             abilities,
             found,
             turn: Arc::default(),
-            written: Written::default(),
+            written: WrittenKeys::default(),
             begun: AtomicBool::new(false),
         }
     }
@@ -73,7 +74,7 @@ impl<H: Harness> InPlace<H> {
 }
 
 #[async_trait]
-impl<H: Harness> Harness for InPlace<H> {
+impl<H: Harness> Harness for InPlaceHarness<H> {
     fn abilities(&self) -> &[Ability] {
         &self.abilities
     }
@@ -86,19 +87,19 @@ impl<H: Harness> Harness for InPlace<H> {
             fixture.finish().await?;
             return Err(error);
         }
-        Ok(Box::new(Tenant {
+        Ok(Box::new(InPlaceFixture {
             fixture,
             found: self.found,
             written: self.written.clone(),
-            state: State::Open,
+            state: TenantState::Open,
             _turn: turn,
         }))
     }
 }
 
 /// Deletes the keys that cases wrote, and all others if that is allowed.
-async fn empty(store: &Arc<dyn Store>, found: Found, written: &Written) -> Result<(), BoxError> {
-    if found == Found::Erase {
+async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
+    if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;
         written.keys().clear();
         return Ok(());
@@ -115,36 +116,36 @@ async fn empty(store: &Arc<dyn Store>, found: Found, written: &Written) -> Resul
     if foreign.is_empty() {
         return Ok(());
     }
-    let named: Vec<String> = foreign.iter().take(NAMED).map(Key::to_string).collect();
-    let more = if foreign.len() > NAMED { ", ..." } else { "" };
+    let named: Vec<String> = foreign.iter().take(MAX_NAMED_KEYS).map(Key::to_string).collect();
+    let more = if foreign.len() > MAX_NAMED_KEYS { ", ..." } else { "" };
     Err(format!("somebody else writes to this store meanwhile: {}{more}", named.join(", ")).into())
 }
 
 /// The store, while a case has it.
 #[derive(Debug)]
-struct Tenant {
+struct InPlaceFixture {
     fixture: Box<dyn Fixture>,
-    found: Found,
-    written: Written,
-    state: State,
+    found: ForeignKeys,
+    written: WrittenKeys,
+    state: TenantState,
     _turn: OwnedMutexGuard<()>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum TenantState {
     Open,
     /// The writes of the case wait until the store is opened for the next one, or for clearing up.
     Closed,
 }
 
-impl Tenant {
+impl InPlaceFixture {
     fn recorded(&self, inner: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Recorded { inner, written: self.written.clone() })
+        Arc::new(KeyRecordingStore { inner, written: self.written.clone() })
     }
 }
 
 #[async_trait]
-impl Fixture for Tenant {
+impl Fixture for InPlaceFixture {
     fn store(&self) -> Arc<dyn Store> {
         self.recorded(self.fixture.store())
     }
@@ -155,12 +156,12 @@ impl Fixture for Tenant {
 
     async fn reopen(&mut self) -> Result<(), BoxError> {
         self.fixture.reopen().await?;
-        self.state = State::Open;
+        self.state = TenantState::Open;
         Ok(())
     }
 
     async fn close(&mut self) -> Result<(), BoxError> {
-        self.state = State::Closed;
+        self.state = TenantState::Closed;
         self.fixture.close().await
     }
 
@@ -170,8 +171,8 @@ impl Fixture for Tenant {
 
     async fn finish(&mut self) -> Result<(), BoxError> {
         let emptied = match self.state {
-            State::Open => empty(&self.fixture.store(), self.found, &self.written).await,
-            State::Closed => Ok(()),
+            TenantState::Open => empty(&self.fixture.store(), self.found, &self.written).await,
+            TenantState::Closed => Ok(()),
         };
         self.fixture.finish().await?;
         emptied
@@ -180,9 +181,9 @@ impl Fixture for Tenant {
 
 /// The keys that cases have put.
 #[derive(Clone, Debug, Default)]
-struct Written(Arc<Mutex<BTreeSet<Key>>>);
+struct WrittenKeys(Arc<Mutex<BTreeSet<Key>>>);
 
-impl Written {
+impl WrittenKeys {
     fn keys(&self) -> MutexGuard<'_, BTreeSet<Key>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -190,13 +191,13 @@ impl Written {
 
 /// A store that remembers which keys were put, before they are.
 #[derive(Debug)]
-struct Recorded {
+struct KeyRecordingStore {
     inner: Arc<dyn Store>,
-    written: Written,
+    written: WrittenKeys,
 }
 
 #[async_trait]
-impl Store for Recorded {
+impl Store for KeyRecordingStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.inner.range(request).await
     }

@@ -9,17 +9,17 @@ use kv::{ErrorKind, Kv, Op, Outcome, Range, Revision, Txn};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
-use crate::subject::{Handle, in_time};
+use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
+use crate::subject::{BoundedHandle, in_time};
 
 /// The prefix of all written keys.
 const PREFIX: &str = "ledger/";
 /// The pause after a write that failed.
-const PAUSE: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The store's answer to a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum LedgerAnswer {
     /// It happened at this revision.
     Applied(Revision),
     /// It failed, and did not and will not happen.
@@ -31,19 +31,24 @@ pub(crate) enum Said {
 /// Every write, and its answer. Each is one transaction that puts two keys of its own, without any compare, so
 /// that a write that is sent twice shows.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(BTreeMap<String, Said>);
+pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 
 impl Ledger {
     /// Writes once under this name, with a value of so many bytes, and records the answer.
-    pub(crate) async fn write_sized(&mut self, handle: &Handle, name: String, bytes: usize) -> Checked<Said> {
+    pub(crate) async fn write_sized(
+        &mut self,
+        handle: &BoundedHandle,
+        name: String,
+        bytes: usize,
+    ) -> Checked<LedgerAnswer> {
         let put = |half: &str| Op::put(format!("{PREFIX}{name}/{half}"), vec![b'v'; bytes]);
         let said = match handle.txn(Txn::new().with_success([put("a"), put("b")])).await {
-            Ok(answer) => Said::Applied(answer.revision),
+            Ok(answer) => LedgerAnswer::Applied(answer.revision),
             Err(error) => {
                 in_time(&error)?;
                 match error.outcome() {
-                    Outcome::NotApplied => Said::NotApplied(error.kind().clone()),
-                    Outcome::Unknown => Said::Unknown(error.kind().clone()),
+                    Outcome::NotApplied => LedgerAnswer::NotApplied(error.kind().clone()),
+                    Outcome::Unknown => LedgerAnswer::Unknown(error.kind().clone()),
                 }
             }
         };
@@ -52,7 +57,7 @@ impl Ledger {
     }
 
     /// Writes once under this name, and records the answer.
-    pub(crate) async fn write(&mut self, handle: &Handle, name: String) -> Checked<Said> {
+    pub(crate) async fn write(&mut self, handle: &BoundedHandle, name: String) -> Checked<LedgerAnswer> {
         self.write_sized(handle, name, 1).await
     }
 
@@ -62,23 +67,24 @@ impl Ledger {
     }
 
     /// All answers.
-    pub(crate) fn said(&self) -> impl Iterator<Item = &Said> {
+    pub(crate) fn said(&self) -> impl Iterator<Item = &LedgerAnswer> {
         self.0.values()
     }
 
     /// How many writes failed.
     pub(crate) fn failed(&self) -> usize {
-        self.said().filter(|said| !matches!(said, Said::Applied(_))).count()
+        self.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).count()
     }
 
     /// The newest revision that was acknowledged.
     pub(crate) fn newest(&self) -> Revision {
-        let revisions = self.said().filter_map(|said| if let Said::Applied(at) = said { Some(*at) } else { None });
+        let revisions =
+            self.said().filter_map(|said| if let LedgerAnswer::Applied(at) = said { Some(*at) } else { None });
         revisions.max().unwrap_or(Revision::UNSET)
     }
 
     /// Checks that the store has all acknowledged writes and no refused one, and each write whole and once.
-    pub(crate) async fn is_true(&self, handle: &Handle) -> Checked {
+    pub(crate) async fn is_true(&self, handle: &BoundedHandle) -> Checked {
         let found = handle.read(Range::prefix(PREFIX)).await?;
         holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)
             .of("R8")?;
@@ -92,15 +98,15 @@ impl Ledger {
     }
 }
 
-fn check_write(name: &str, said: &Said, halves: (Option<&Kv>, Option<&Kv>)) -> Checked {
+fn check_write(name: &str, said: &LedgerAnswer, halves: (Option<&Kv>, Option<&Kv>)) -> Checked {
     let at = |half: Option<&Kv>| half.map(|kv| kv.mod_revision);
     same("the revisions of both halves of a write", at(halves.0), at(halves.1)).of("S5")?;
     let times = halves.0.map_or(0, |kv| kv.version);
     holds(&format!("{name} was written once at the most"), times <= 1, &halves).of("E3")?;
     match said {
-        Said::Applied(revision) => same("what was acknowledged", at(halves.0), Some(*revision)).of("S3"),
-        Said::NotApplied(_) => same("what certainly did not happen", at(halves.0), None).of("E2"),
-        Said::Unknown(_) => Ok(()),
+        LedgerAnswer::Applied(revision) => same("what was acknowledged", at(halves.0), Some(*revision)).of("S3"),
+        LedgerAnswer::NotApplied(_) => same("what certainly did not happen", at(halves.0), None).of("E2"),
+        LedgerAnswer::Unknown(_) => Ok(()),
     }
 }
 
@@ -113,7 +119,7 @@ pub(crate) struct Writers {
 
 impl Writers {
     /// One writer for each handle; `name` tells these writers from others.
-    pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = Handle>) -> Self {
+    pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();
         for (writer, handle) in handles.into_iter().enumerate() {
@@ -129,7 +135,7 @@ impl Writers {
         let wanted = *acknowledged.borrow() + writes;
         // The writers hold the other end.
         let wait = acknowledged.wait_for(|count| *count >= wanted);
-        within(RECOVERY, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
+        within(RECOVERY_TIMEOUT, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
     /// Lets them finish their calls; returns the answers to them.
@@ -149,7 +155,7 @@ fn gone(error: watch::error::RecvError) -> Failure {
 
 async fn write_on(
     name: String,
-    handle: Handle,
+    handle: BoundedHandle,
     stop: Arc<AtomicBool>,
     acknowledged: Arc<watch::Sender<usize>>,
 ) -> Checked<Ledger> {
@@ -157,8 +163,8 @@ async fn write_on(
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
         match ledger.write(&handle, format!("{name}-{count}")).await? {
-            Said::Applied(_) => acknowledged.send_modify(|count| *count += 1),
-            _ => tokio::time::sleep(PAUSE).await,
+            LedgerAnswer::Applied(_) => acknowledged.send_modify(|count| *count += 1),
+            _ => tokio::time::sleep(RETRY_INTERVAL).await,
         }
         count += 1;
     }

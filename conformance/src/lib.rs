@@ -15,7 +15,6 @@
 //!   breaks. No rule can be opted out of: a harness only says what its environment can do.
 //! - [`broken`] has stores that break one rule each; they prove that the suite fails when it must.
 
-mod beside;
 pub mod broken;
 mod case;
 mod expect;
@@ -28,6 +27,7 @@ mod ledger;
 mod mimic;
 mod model;
 mod patience;
+mod prefix_harness;
 mod prefixed;
 mod process;
 #[doc(hidden)]
@@ -47,17 +47,17 @@ mod subject;
 mod table;
 mod watcher;
 
-pub use beside::Beside;
 pub use case::{Case, Group};
 pub use expect::Failure;
-pub use harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger, Tenancy};
+pub use harness::{Ability, BoxError, Fixture, Harness, RefusedUser, Scene, Server, Tenancy};
 pub use ignored::{WITHOUT_FILES, WITHOUT_SERVERS};
-pub use in_place::{Found, InPlace};
-pub use mimic::{Happens, KnownFailure, main, main_knowing};
+pub use in_place::{ForeignKeys, InPlaceHarness};
+pub use mimic::{FailureFrequency, KnownFailure, main, main_knowing};
 pub use patience::patient;
-pub use prefixed::Prefixed;
+pub use prefix_harness::PrefixHarness;
+pub use prefixed::PrefixedStore;
 pub use roles::play_role;
 pub use rules::{Rule, rules};
-pub use runner::{Options, Report, Run, Verdict, run};
+pub use runner::{Report, Run, RunOptions, Verdict, run};
 pub use seed::seed;
 pub use table::cases;

@@ -13,13 +13,13 @@ use crate::case::Case;
 use crate::expect::Checked;
 use crate::harness::{Ability, Harness};
 use crate::roles::play_role;
-use crate::runner::Options;
+use crate::runner::RunOptions;
 use crate::seed::{SEED, given, seed};
 use crate::stage::Stage;
 use crate::table::cases;
 
 /// The environment variable that names a file for the time that each case took.
-const TIMES: &str = "CONFORMANCE_TIMES";
+const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 
 /// Judges a store by all cases, as the `main` of a test with `harness = false`.
 ///
@@ -39,12 +39,12 @@ pub struct KnownFailure {
     /// A description of the bug, and the versions that have it.
     pub reason: &'static str,
     /// Whether it must fail.
-    pub happens: Happens,
+    pub happens: FailureFrequency,
 }
 
 /// How sure a known failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happens {
+pub enum FailureFrequency {
     /// Each time: a case that passes is listed wrongly.
     Always,
     /// Depending on time and chance.
@@ -67,7 +67,7 @@ pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailu
         say(&difference);
         return ExitCode::FAILURE;
     }
-    let stage = match Stage::new(Arc::new(harness), Options::new()) {
+    let stage = match Stage::new(Arc::new(harness), RunOptions::new()) {
         Ok(stage) => Arc::new(stage),
         Err(error) => {
             say(&format!("no runtime for the cases: {error}"));
@@ -99,19 +99,19 @@ fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
 
 /// Adds a line to the file of the times that cases took: milliseconds, a tab, the case and the test program.
 fn note_time(case: &Case, took: Duration) {
-    let Some(path) = std::env::var_os(TIMES) else { return };
+    let Some(path) = std::env::var_os(TIMES_VARIABLE) else { return };
     let program = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let line = format!("{}\tcase {} in {program}\n", took.as_millis(), case.name);
     let written = OpenOptions::new().create(true).append(true).open(path);
     if let Err(error) = written.and_then(|mut file| file.write_all(line.as_bytes())) {
-        say(&format!("{TIMES}: {error}"));
+        say(&format!("{TIMES_VARIABLE}: {error}"));
     }
 }
 
 /// A case is as it should be: it passes, or it breaks the rule that it is known to break.
 fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     match (judged, known) {
-        (Ok(()), None | Some(KnownFailure { happens: Happens::Sometimes, .. })) => Ok(()),
+        (Ok(()), None | Some(KnownFailure { happens: FailureFrequency::Sometimes, .. })) => Ok(()),
         (Ok(()), Some(known)) => Err(format!("it is known to fail ({}), but it passed", known.reason)),
         (Err(failure), Some(known)) if failure.rule() == known.rule => Ok(()),
         (Err(failure), _) => Err(failure.to_string()),
@@ -179,9 +179,9 @@ mod tests {
 
     #[test]
     fn a_known_failure_has_to_fail_as_known() {
-        let happens = Happens::Always;
+        let happens = FailureFrequency::Always;
         let known = KnownFailure { case: "W11_start_at_mark_delete", rule: "C4", reason: "an old server", happens };
-        let chance = KnownFailure { happens: Happens::Sometimes, ..known };
+        let chance = KnownFailure { happens: FailureFrequency::Sometimes, ..known };
         let failure = |rule: &'static str| Failure::new("something", "this", "that").or_rule(Some(rule));
         assert_eq!(verdict(Ok(()), None), Ok(()));
         assert_eq!(verdict(Err(failure("C4")), Some(known)), Ok(()));

@@ -5,21 +5,21 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest limit that [`patient`] gives to a shorter one: what hangs fails within five minutes.
-const LONGEST: Duration = Duration::from_secs(270);
+const MAX_TIMEOUT: Duration = Duration::from_secs(270);
 /// The most by which a limit grows.
 const MAX_FACTOR: f64 = 16.0;
 /// How much work is timed: much more than a process gets at a time on a machine that has much else to do.
-const WORK: Duration = Duration::from_millis(40);
+const MEASURED_WORK: Duration = Duration::from_millis(40);
 /// How long a measurement counts.
-const FRESH: Duration = Duration::from_secs(5);
+const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
 /// A piece of the work: well below a millisecond.
-const STEPS: u32 = 20_000;
+const STEPS_PER_PIECE: u32 = 20_000;
 
 /// The limit for a wait that takes no longer than `limit` on a quiet machine: longer on one that has much else to do, at most
 /// 16 times, and four and a half minutes. The first call, and one every five seconds, measures for some 40 ms.
 #[must_use]
 pub fn patient(limit: Duration) -> Duration {
-    limit.mul_f64(slowness()).min(LONGEST).max(limit)
+    limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
 }
 
 /// How much longer work takes now than it would without other programs: 1 to 16. The largest of the last two measurements.
@@ -27,7 +27,7 @@ fn slowness() -> f64 {
     static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
     match *measured {
-        Some((at, factor)) if at.elapsed() < FRESH => factor,
+        Some((at, factor)) if at.elapsed() < MEASUREMENT_MAX_AGE => factor,
         before => {
             let now = measure().clamp(1.0, MAX_FACTOR);
             *measured = Some((Instant::now(), now));
@@ -42,13 +42,13 @@ fn measure() -> f64 {
     let (mut pieces, mut quickest) = (0_u32, Duration::MAX);
     loop {
         let piece = Instant::now();
-        for step in 0..STEPS {
+        for step in 0..STEPS_PER_PIECE {
             black_box(step);
         }
         pieces += 1;
         quickest = quickest.min(piece.elapsed()).max(Duration::from_nanos(1));
         let alone = quickest * pieces;
-        if alone >= WORK {
+        if alone >= MEASURED_WORK {
             return begun.elapsed().as_secs_f64() / alone.as_secs_f64();
         }
     }

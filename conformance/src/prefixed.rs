@@ -18,12 +18,12 @@ const NAME: &str = "prefixed";
 /// empty key, which would be the prefix itself, is refused as everywhere. The store beneath makes all other checks,
 /// with the prefix counted in.
 #[derive(Clone, Debug)]
-pub struct Prefixed {
+pub struct PrefixedStore {
     inner: Arc<dyn Store>,
     prefix: Key,
 }
 
-impl Prefixed {
+impl PrefixedStore {
     /// The keys of `inner` that begin with `prefix`. The prefix should end with a separator.
     pub fn new(inner: Arc<dyn Store>, prefix: impl Into<Key>) -> Self {
         Self { inner, prefix: prefix.into() }
@@ -127,7 +127,7 @@ impl Prefixed {
 }
 
 #[async_trait]
-impl Store for Prefixed {
+impl Store for PrefixedStore {
     async fn range(&self, mut request: RangeRequest) -> Result<RangeResponse> {
         request.range = self.confined(&request.range, Operation::Range)?;
         let found = self.inner.range(request).await.map_err(|error| self.error(error))?;
@@ -159,14 +159,14 @@ mod tests {
 
     use super::*;
     use crate::harness::Harness;
-    use crate::reference::References;
+    use crate::reference::ReferenceHarness;
 
-    async fn store() -> (Arc<dyn Store>, Prefixed) {
-        let inner = References.fresh().await.unwrap().store();
+    async fn store() -> (Arc<dyn Store>, PrefixedStore) {
+        let inner = ReferenceHarness.fresh().await.unwrap().store();
         for key in ["a", "p", "p.", "p0", "z", "\u{7f}"] {
             inner.put(key, "foreign").await.unwrap();
         }
-        (inner.clone(), Prefixed::new(inner, "p/"))
+        (inner.clone(), PrefixedStore::new(inner, "p/"))
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ const CHUNK_BYTES: usize = 16 << 10;
 
 /// The condition of the link between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkCondition {
     /// Everything comes through.
     Up,
     /// Everything comes through, each piece so much later.
@@ -41,7 +41,7 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Control {
     server: SocketAddr,
-    link: watch::Sender<Link>,
+    link: watch::Sender<LinkCondition>,
     /// Counts the cuts; each ends the existing connections.
     cuts: watch::Sender<u64>,
     /// How many bytes got lost.
@@ -62,7 +62,7 @@ impl Proxy {
         let address = listener.local_addr()?;
         let control = Arc::new(Control {
             server,
-            link: watch::Sender::new(Link::Up),
+            link: watch::Sender::new(LinkCondition::Up),
             cuts: watch::Sender::new(0),
             lost: watch::Sender::new(0),
             until_cut: Mutex::new(None),
@@ -77,7 +77,7 @@ impl Proxy {
     }
 
     /// The link is like this from now on, also for existing connections.
-    pub fn set(&self, link: Link) {
+    pub fn set(&self, link: LinkCondition) {
         self.control.link.send_replace(link);
     }
 
@@ -94,9 +94,9 @@ impl Proxy {
     /// Ends all connections and is up again.
     pub fn heal(&self) {
         // So nothing comes through old connections meanwhile, and no new one is made on the old link.
-        self.set(Link::Refusing);
+        self.set(LinkCondition::Refusing);
         self.cut();
-        self.set(Link::Up);
+        self.set(LinkCondition::Up);
     }
 
     /// Waits until bytes got lost since this was made.
@@ -137,7 +137,7 @@ impl Control {
 
 async fn listen(listener: TcpListener, control: Arc<Control>) {
     while let Ok((client, _)) = listener.accept().await {
-        if *control.link.borrow() != Link::Refusing {
+        if *control.link.borrow() != LinkCondition::Refusing {
             let cuts = control.cuts.subscribe();
             tokio::spawn(carry(client, control.clone(), cuts));
         }
@@ -183,14 +183,16 @@ async fn pump(
         if count == 0 {
             return Ok(());
         }
-        let link =
-            *links.wait_for(|link| !matches!(link, Link::Silent | Link::Refusing)).await.map_err(io::Error::other)?;
+        let link = *links
+            .wait_for(|link| !matches!(link, LinkCondition::Silent | LinkCondition::Refusing))
+            .await
+            .map_err(io::Error::other)?;
         match (link, way) {
-            (Link::LosesRequests, Direction::Request) | (Link::LosesReplies, Direction::Reply) => {
+            (LinkCondition::LosesRequests, Direction::Request) | (LinkCondition::LosesReplies, Direction::Reply) => {
                 control.lost.send_modify(|lost| *lost += count);
                 continue;
             }
-            (Link::Slow(delay), _) => tokio::time::sleep(delay).await,
+            (LinkCondition::Slow(delay), _) => tokio::time::sleep(delay).await,
             _ => {}
         }
         let (count, cut) = match way {
@@ -256,19 +258,19 @@ mod tests {
     async fn it_refuses_and_is_silent() {
         let (proxy, mut stream) = echo().await;
         assert_eq!(sent_back(&mut stream, &[7]).await, 1);
-        proxy.set(Link::Silent);
+        proxy.set(LinkCondition::Silent);
         stream.write_all(&[7]).await.unwrap();
         assert!(tokio::time::timeout(Duration::from_millis(100), stream.read(&mut [0])).await.is_err());
-        proxy.set(Link::Slow(Duration::from_millis(5)));
+        proxy.set(LinkCondition::Slow(Duration::from_millis(5)));
         assert_eq!(tokio::time::timeout(LONG, stream.read(&mut [0])).await.unwrap().unwrap(), 1);
-        proxy.set(Link::Refusing);
+        proxy.set(LinkCondition::Refusing);
         let mut refused = TcpStream::connect(proxy.address()).await.unwrap();
         assert_eq!(refused.read(&mut [0]).await.unwrap_or(0), 0);
     }
 
     #[tokio::test]
     async fn it_loses_what_it_is_told_to_lose() {
-        for link in [Link::LosesRequests, Link::LosesReplies] {
+        for link in [LinkCondition::LosesRequests, LinkCondition::LosesReplies] {
             let (proxy, mut stream) = echo().await;
             assert_eq!(sent_back(&mut stream, &[7]).await, 1);
             proxy.set(link);

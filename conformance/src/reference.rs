@@ -16,19 +16,19 @@ use crate::model::Model;
 const NAME: &str = "reference";
 
 #[derive(Debug)]
-struct Shared {
+struct SharedModel {
     model: Mutex<Model>,
     changed: watch::Sender<()>,
 }
 
 /// The model behind a lock.
 #[derive(Clone, Debug)]
-pub(crate) struct Reference(Arc<Shared>);
+pub(crate) struct ReferenceStore(Arc<SharedModel>);
 
-impl Reference {
+impl ReferenceStore {
     pub(crate) fn new() -> Self {
         let model = Mutex::new(Model::new(Revision::new(1)));
-        Self(Arc::new(Shared { model, changed: watch::Sender::new(()) }))
+        Self(Arc::new(SharedModel { model, changed: watch::Sender::new(()) }))
     }
 
     fn model(&self) -> MutexGuard<'_, Model> {
@@ -37,7 +37,7 @@ impl Reference {
 }
 
 #[async_trait]
-impl Store for Reference {
+impl Store for ReferenceStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         request.check(NAME)?;
         self.model().range(&request).map_err(|kind| Error::new(kind, Operation::Range, NAME))
@@ -86,21 +86,21 @@ impl Store for Reference {
 
 /// Makes reference stores; "opening again" keeps the model.
 #[derive(Debug)]
-pub(crate) struct References;
+pub(crate) struct ReferenceHarness;
 
 #[async_trait]
-impl Harness for References {
+impl Harness for ReferenceHarness {
     fn abilities(&self) -> &[Ability] {
         &[Ability::New, Ability::Reopen, Ability::Progress]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
-        Ok(Box::new(Reference::new()))
+        Ok(Box::new(ReferenceStore::new()))
     }
 }
 
 #[async_trait]
-impl Fixture for Reference {
+impl Fixture for ReferenceStore {
     fn store(&self) -> Arc<dyn Store> {
         Arc::new(self.clone())
     }

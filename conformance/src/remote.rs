@@ -21,19 +21,19 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness, Server};
-use crate::reference::Reference;
+use crate::reference::ReferenceStore;
 
 const NAME: &str = "remote";
 /// How long a client waits for the server.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the server of a watch shows that it is there.
-const BEAT: Duration = Duration::from_millis(50);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// The number that the server of a watch sends then.
-const ALIVE: u64 = 0;
+const HEARTBEAT_NUMBER: u64 = 0;
 
 /// The fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum ClientFault {
     Healthy,
     /// A watch that loses its connection says nothing any more.
     FallsSilent,
@@ -50,7 +50,7 @@ pub(crate) enum Manner {
 }
 
 #[derive(Debug)]
-enum Request {
+enum RemoteRequest {
     Range(RangeRequest),
     Txn(Txn),
     Watch(WatchRequest),
@@ -58,7 +58,7 @@ enum Request {
 }
 
 #[derive(Debug)]
-enum Answer {
+enum RemoteAnswer {
     Range(Result<RangeResponse>),
     Txn(Result<TxnResponse>),
     Watched(Result<Batch>),
@@ -66,45 +66,45 @@ enum Answer {
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct RequestBoard {
     next: AtomicU64,
-    requests: Mutex<HashMap<u64, Request>>,
-    answers: Mutex<HashMap<u64, Answer>>,
+    requests: Mutex<HashMap<u64, RemoteRequest>>,
+    answers: Mutex<HashMap<u64, RemoteAnswer>>,
 }
 
-impl Desk {
+impl RequestBoard {
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    fn ask(&self, request: Request) -> u64 {
+    fn ask(&self, request: RemoteRequest) -> u64 {
         let number = self.number();
         self.requests.lock().unwrap().insert(number, request);
         number
     }
 
-    fn answer(&self, answer: Answer) -> u64 {
+    fn answer(&self, answer: RemoteAnswer) -> u64 {
         let number = self.number();
         self.answers.lock().unwrap().insert(number, answer);
         number
     }
 }
 
-async fn serve(mut stream: TcpStream, store: Reference, desk: Arc<Desk>) -> std::io::Result<()> {
+async fn serve(mut stream: TcpStream, store: ReferenceStore, desk: Arc<RequestBoard>) -> std::io::Result<()> {
     loop {
         let number = stream.read_u64().await?;
         // One that was sent again is carried out again.
         let request = desk.requests.lock().unwrap().get(&number).map(|request| match request {
-            Request::Range(request) => Request::Range(request.clone()),
-            Request::Txn(txn) => Request::Txn(txn.clone()),
-            Request::Watch(request) => Request::Watch(request.clone()),
-            Request::Compact(revision) => Request::Compact(*revision),
+            RemoteRequest::Range(request) => RemoteRequest::Range(request.clone()),
+            RemoteRequest::Txn(txn) => RemoteRequest::Txn(txn.clone()),
+            RemoteRequest::Watch(request) => RemoteRequest::Watch(request.clone()),
+            RemoteRequest::Compact(revision) => RemoteRequest::Compact(*revision),
         });
         let answer = match request {
-            Some(Request::Range(request)) => Answer::Range(store.range(request).await),
-            Some(Request::Txn(txn)) => Answer::Txn(store.txn(txn).await),
-            Some(Request::Compact(revision)) => Answer::Compacted(store.compact(revision).await),
-            Some(Request::Watch(request)) => return serve_watch(stream, &store, &desk, request).await,
+            Some(RemoteRequest::Range(request)) => RemoteAnswer::Range(store.range(request).await),
+            Some(RemoteRequest::Txn(txn)) => RemoteAnswer::Txn(store.txn(txn).await),
+            Some(RemoteRequest::Compact(revision)) => RemoteAnswer::Compacted(store.compact(revision).await),
+            Some(RemoteRequest::Watch(request)) => return serve_watch(stream, &store, &desk, request).await,
             None => return Ok(()),
         };
         stream.write_u64(desk.answer(answer)).await?;
@@ -113,31 +113,31 @@ async fn serve(mut stream: TcpStream, store: Reference, desk: Arc<Desk>) -> std:
 
 async fn serve_watch(
     mut stream: TcpStream,
-    store: &Reference,
-    desk: &Desk,
+    store: &ReferenceStore,
+    desk: &RequestBoard,
     request: WatchRequest,
 ) -> std::io::Result<()> {
     let mut batches = store.watch(request).await.map_err(std::io::Error::other)?;
-    stream.write_u64(ALIVE).await?;
+    stream.write_u64(HEARTBEAT_NUMBER).await?;
     loop {
-        match timeout(BEAT, batches.next()).await {
-            Err(_) => stream.write_u64(ALIVE).await?,
+        match timeout(HEARTBEAT_INTERVAL, batches.next()).await {
+            Err(_) => stream.write_u64(HEARTBEAT_NUMBER).await?,
             Ok(None) => return Ok(()),
-            Ok(Some(batch)) => stream.write_u64(desk.answer(Answer::Watched(batch))).await?,
+            Ok(Some(batch)) => stream.write_u64(desk.answer(RemoteAnswer::Watched(batch))).await?,
         }
     }
 }
 
 /// A client.
 #[derive(Clone, Debug)]
-struct Remote {
+struct RemoteStore {
     addresses: Vec<SocketAddr>,
     preferred: Arc<AtomicUsize>,
-    desk: Arc<Desk>,
-    manner: Manner,
+    desk: Arc<RequestBoard>,
+    manner: ClientFault,
 }
 
-impl Remote {
+impl RemoteStore {
     fn error(kind: ErrorKind, operation: Operation) -> Error {
         Error::new(kind, operation, NAME)
     }
@@ -145,13 +145,13 @@ impl Remote {
     async fn in_time<T>(&self, work: impl Future<Output = std::io::Result<T>>) -> Result<T, ErrorKind> {
         let lost = |_| ErrorKind::Disconnected { resume_from: Revision::UNSET };
         match self.manner {
-            Manner::WaitsForEver => work.await.map_err(lost),
-            _ => timeout(PATIENCE, work).await.map_err(|_| ErrorKind::Timeout)?.map_err(lost),
+            ClientFault::WaitsForEver => work.await.map_err(lost),
+            _ => timeout(SERVER_TIMEOUT, work).await.map_err(|_| ErrorKind::Timeout)?.map_err(lost),
         }
     }
 
     /// A connection to a member, and the first number that came back.
-    async fn send(&self, request: Request, operation: Operation) -> Result<(TcpStream, u64)> {
+    async fn send(&self, request: RemoteRequest, operation: Operation) -> Result<(TcpStream, u64)> {
         let number = self.desk.ask(request);
         let first = self.preferred.load(Ordering::Relaxed);
         let mut last = ErrorKind::NotSent;
@@ -164,18 +164,18 @@ impl Remote {
             };
             let answered = self.in_time(exchange).await;
             let next = if answered.is_ok() { index } else { index + 1 };
-            if self.manner != Manner::NeverLearns {
+            if self.manner != ClientFault::NeverLearns {
                 self.preferred.store(next, Ordering::Relaxed);
             }
             match answered {
                 Ok(answer) => return Ok((stream, answer)),
                 Err(kind) => last = kind,
             }
-            if operation == Operation::Txn && self.manner != Manner::SendsAgain {
+            if operation == Operation::Txn && self.manner != ClientFault::SendsAgain {
                 break;
             }
         }
-        if self.manner == Manner::SendsAgain && last != ErrorKind::NotSent {
+        if self.manner == ClientFault::SendsAgain && last != ErrorKind::NotSent {
             let mut stream =
                 TcpStream::connect(self.addresses[0]).await.map_err(|_| Self::error(last.clone(), operation))?;
             stream.write_u64(number).await.unwrap();
@@ -184,10 +184,10 @@ impl Remote {
             }
         }
         let error = Self::error(last, operation);
-        Err(if self.manner == Manner::CallsItCertain { error.with_outcome(Outcome::NotApplied) } else { error })
+        Err(if self.manner == ClientFault::CallsItCertain { error.with_outcome(Outcome::NotApplied) } else { error })
     }
 
-    async fn call(&self, request: Request, operation: Operation) -> Result<Answer> {
+    async fn call(&self, request: RemoteRequest, operation: Operation) -> Result<RemoteAnswer> {
         let (_, number) = self.send(request, operation).await?;
         let answer = self.desk.answers.lock().unwrap().remove(&number);
         answer.ok_or_else(|| Self::error(ErrorKind::Undecodable, operation))
@@ -197,8 +197,8 @@ impl Remote {
     async fn item(&self, stream: &mut TcpStream) -> Result<Option<Result<Batch>>, ErrorKind> {
         let number = self.in_time(stream.read_u64()).await?;
         match self.desk.answers.lock().unwrap().remove(&number) {
-            Some(Answer::Watched(batch)) => Ok(Some(batch)),
-            _ if number == ALIVE => Ok(None),
+            Some(RemoteAnswer::Watched(batch)) => Ok(Some(batch)),
+            _ if number == HEARTBEAT_NUMBER => Ok(None),
             _ => Err(ErrorKind::Undecodable),
         }
     }
@@ -207,13 +207,13 @@ impl Remote {
     async fn cut_off(&self, request: &WatchRequest, resume_from: Revision) -> Result<TcpStream> {
         let error = Self::error(ErrorKind::Disconnected { resume_from }, Operation::Watch);
         match self.manner {
-            Manner::FallsSilent => std::future::pending().await,
-            Manner::SkipsTheGap => loop {
+            ClientFault::FallsSilent => std::future::pending().await,
+            ClientFault::SkipsTheGap => loop {
                 let latest = self.range(RangeRequest::new(request.range.clone())).await.map(|found| found.revision);
                 let Ok(latest) = latest else { continue };
                 let mut request = request.clone();
                 request.start = latest.next();
-                if let Ok((stream, _)) = self.send(Request::Watch(request), Operation::Watch).await {
+                if let Ok((stream, _)) = self.send(RemoteRequest::Watch(request), Operation::Watch).await {
                     return Ok(stream);
                 }
             },
@@ -223,23 +223,23 @@ impl Remote {
 }
 
 #[async_trait]
-impl Store for Remote {
+impl Store for RemoteStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        match self.call(Request::Range(request), Operation::Range).await? {
-            Answer::Range(answer) => answer,
+        match self.call(RemoteRequest::Range(request), Operation::Range).await? {
+            RemoteAnswer::Range(answer) => answer,
             _ => Err(Self::error(ErrorKind::Undecodable, Operation::Range)),
         }
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        match self.call(Request::Txn(txn), Operation::Txn).await? {
-            Answer::Txn(answer) => answer,
+        match self.call(RemoteRequest::Txn(txn), Operation::Txn).await? {
+            RemoteAnswer::Txn(answer) => answer,
             _ => Err(Self::error(ErrorKind::Undecodable, Operation::Txn)),
         }
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        let (stream, _) = self.send(Request::Watch(request.clone()), Operation::Watch).await?;
+        let (stream, _) = self.send(RemoteRequest::Watch(request.clone()), Operation::Watch).await?;
         let start = request.start;
         let cursor = Some((self.clone(), stream, request, start));
         Ok(futures::stream::unfold(cursor, |cursor| async {
@@ -263,60 +263,60 @@ impl Store for Remote {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        match self.call(Request::Compact(revision), Operation::Compact).await? {
-            Answer::Compacted(answer) => answer,
+        match self.call(RemoteRequest::Compact(revision), Operation::Compact).await? {
+            RemoteAnswer::Compacted(answer) => answer,
             _ => Err(Self::error(ErrorKind::Undecodable, Operation::Compact)),
         }
     }
 }
 
 /// Makes such stores, with clients of one manner.
-struct Remotes(Manner);
+struct RemoteHarness(ClientFault);
 
 #[derive(Debug)]
-struct Served {
+struct RemoteFixture {
     address: SocketAddr,
-    desk: Arc<Desk>,
-    manner: Manner,
+    desk: Arc<RequestBoard>,
+    manner: ClientFault,
     server: AbortHandle,
 }
 
-impl Drop for Served {
+impl Drop for RemoteFixture {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-impl Served {
-    fn client(&self, addresses: &[SocketAddr], manner: Manner) -> Arc<dyn Store> {
+impl RemoteFixture {
+    fn client(&self, addresses: &[SocketAddr], manner: ClientFault) -> Arc<dyn Store> {
         let (addresses, desk) = (addresses.to_vec(), self.desk.clone());
-        Arc::new(Remote { addresses, preferred: Arc::default(), desk, manner })
+        Arc::new(RemoteStore { addresses, preferred: Arc::default(), desk, manner })
     }
 }
 
 #[async_trait]
-impl Harness for Remotes {
+impl Harness for RemoteHarness {
     fn abilities(&self) -> &[Ability] {
         &[Ability::Network]
     }
 
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let (address, desk, store) = (listener.local_addr()?, Arc::<Desk>::default(), Reference::new());
+        let (address, desk, store) = (listener.local_addr()?, Arc::<RequestBoard>::default(), ReferenceStore::new());
         let at_desk = desk.clone();
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, store.clone(), at_desk.clone()));
             }
         });
-        Ok(Box::new(Served { address, desk, manner: self.0, server: server.abort_handle() }))
+        Ok(Box::new(RemoteFixture { address, desk, manner: self.0, server: server.abort_handle() }))
     }
 }
 
 #[async_trait]
-impl Fixture for Served {
+impl Fixture for RemoteFixture {
     fn store(&self) -> Arc<dyn Store> {
-        self.client(&[self.address], Manner::Healthy)
+        self.client(&[self.address], ClientFault::Healthy)
     }
 
     fn servers(&self) -> Vec<Server> {
@@ -331,17 +331,18 @@ impl Fixture for Served {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runner::{Options, Report, run};
+    use crate::runner::{Report, RunOptions, run};
     use crate::table::cases;
 
     /// The rules that a store with such clients breaks, of the cases that need a network and nothing more.
-    fn broken_rules(manner: Manner) -> Vec<&'static str> {
+    fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
         // Broken ones may hang, which is a failure, of the first rule of the case; healthy ones get time.
-        let limit = Duration::from_secs(if manner == Manner::Healthy { 60 } else { 3 });
+        let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {
-            let options = Options::new().with_filter(name).with_patience(Duration::from_secs(2)).with_case_limit(limit);
-            run(Remotes(manner), &options).unwrap()
+            let options =
+                RunOptions::new().with_filter(name).with_patience(Duration::from_secs(2)).with_case_limit(limit);
+            run(RemoteHarness(manner), &options).unwrap()
         };
         let reports: Vec<Report> = wanted.flat_map(|case| judge(case.name())).collect();
         assert!(reports.len() >= 8, "only {} cases", reports.len());
@@ -350,14 +351,14 @@ mod tests {
 
     #[test]
     fn every_broken_client_fails_by_its_rule() {
-        assert_eq!(broken_rules(Manner::Healthy), Vec::<&str>::new());
+        assert_eq!(broken_rules(ClientFault::Healthy), Vec::<&str>::new());
         for (manner, rule) in [
-            (Manner::FallsSilent, "W17"),
-            (Manner::SkipsTheGap, "W17"),
-            (Manner::SendsAgain, "E3"),
-            (Manner::CallsItCertain, "E2"),
-            (Manner::WaitsForEver, "N2"),
-            (Manner::NeverLearns, "N1"),
+            (ClientFault::FallsSilent, "W17"),
+            (ClientFault::SkipsTheGap, "W17"),
+            (ClientFault::SendsAgain, "E3"),
+            (ClientFault::CallsItCertain, "E2"),
+            (ClientFault::WaitsForEver, "N2"),
+            (ClientFault::NeverLearns, "N1"),
         ] {
             let rules = broken_rules(manner);
             assert!(rules.contains(&rule), "{manner:?} fails by {rules:?} only");

@@ -8,13 +8,13 @@ use futures::future::BoxFuture;
 use crate::expect::Failure;
 use crate::groups::{crash, crash_compacting, damage, disk, processes};
 use crate::harness::{BoxError, Harness};
-use crate::process::{BREAKS, FAILED, Job, ROLE, say};
+use crate::process::{BREAKS_PREFIX, FAILED_PREFIX, ROLE_VARIABLE, RoleJob, say};
 
 /// The function of a role.
-type Play = for<'a> fn(Job<'a>) -> BoxFuture<'a, Result<(), BoxError>>;
+type RoleFunction = for<'a> fn(RoleJob<'a>) -> BoxFuture<'a, Result<(), BoxError>>;
 
 /// All roles, by name.
-const ROLES: &[(&str, Play)] = &[
+const ROLES: &[(&str, RoleFunction)] = &[
     ("write", |job| Box::pin(crash::write(job))),
     ("write_many", |job| Box::pin(crash::write_many(job))),
     ("observe", |job| Box::pin(crash::observe(job))),
@@ -36,13 +36,13 @@ const ROLES: &[(&str, Play)] = &[
 /// that calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) must call this
 /// before it does anything else, and exit with the code, if there is one.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
-    let words = env::var(ROLE).ok()?;
+    let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);
     if let Err(error) = &done {
         // The case that started this process sees the exit code, too.
         let _ = say(match error.downcast_ref::<Failure>() {
-            Some(failure) => format!("{BREAKS}{} {}", failure.rule(), one_line(&failure.to_string())),
-            None => format!("{FAILED}{}", one_line(&error.to_string())),
+            Some(failure) => format!("{BREAKS_PREFIX}{} {}", failure.rule(), one_line(&failure.to_string())),
+            None => format!("{FAILED_PREFIX}{}", one_line(&error.to_string())),
         });
     }
     Some(if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -53,7 +53,7 @@ fn play(harness: &dyn Harness, words: &str) -> Result<(), BoxError> {
     let play = ROLES.iter().find(|(role, _)| *role == name).ok_or_else(|| format!("there is no role {name}"))?.1;
     let arguments = arguments.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(play(Job::of_this_process(harness, arguments)?));
+    let result = runtime.block_on(play(RoleJob::of_this_process(harness, arguments)?));
     runtime.shutdown_background();
     result
 }

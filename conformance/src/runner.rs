@@ -13,7 +13,7 @@ use crate::table::cases;
 /// Which cases run, and how long they wait.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Options {
+pub struct RunOptions {
     /// Only cases whose name contains this.
     pub filter: Option<String>,
     /// How long one call, or one step of a watch, may take. 10 s by default. This limit and the next one are for a quiet
@@ -26,13 +26,13 @@ pub struct Options {
     pub stop: Option<Arc<AtomicBool>>,
 }
 
-impl Default for Options {
+impl Default for RunOptions {
     fn default() -> Self {
         Self { filter: None, patience: Duration::from_secs(10), case_limit: Duration::from_secs(120), stop: None }
     }
 }
 
-impl Options {
+impl RunOptions {
     /// All cases, with patience for a slow disk.
     pub fn new() -> Self {
         Self::default()
@@ -117,7 +117,7 @@ impl Report {
 ///
 /// # Errors
 /// If no runtime could be started. A fault of a store is a [`Verdict`].
-pub fn run(harness: impl Harness, options: &Options) -> Result<Vec<Report>, BoxError> {
+pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
 
@@ -133,7 +133,7 @@ impl Run {
     ///
     /// # Errors
     /// If no runtime could be started.
-    pub fn new(harness: impl Harness, options: &Options) -> Result<Self, BoxError> {
+    pub fn new(harness: impl Harness, options: &RunOptions) -> Result<Self, BoxError> {
         let stage = Stage::new(Arc::new(harness), options.clone())?;
         let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();
         Ok(Self { stage, cases: cases.into_iter() })
@@ -179,9 +179,9 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Bad(Mishap);
+    struct MishapStore(Mishap);
 
-    impl Bad {
+    impl MishapStore {
         async fn happen<T>(&self) -> T {
             match self.0 {
                 Mishap::Panics => panic!("the engine is on fire"),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl Store for Bad {
+    impl Store for MishapStore {
         async fn range(&self, _: RangeRequest) -> Result<RangeResponse> {
             self.happen().await
         }
@@ -213,14 +213,14 @@ mod tests {
     }
 
     #[async_trait]
-    impl Fixture for Bad {
+    impl Fixture for MishapStore {
         fn store(&self) -> Arc<dyn Store> {
             Arc::new(Self(self.0))
         }
     }
 
     #[async_trait]
-    impl Harness for Bad {
+    impl Harness for MishapStore {
         fn abilities(&self) -> &[Ability] {
             &[]
         }
@@ -238,8 +238,8 @@ mod tests {
         // Only a store that blocks its thread has to run into the limit; on a busy machine all others may take longer.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
-        let options = Options::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);
-        let reports = run(Bad(mishap), &options).unwrap();
+        let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);
+        let reports = run(MishapStore(mishap), &options).unwrap();
         assert_eq!(reports.len(), 1);
         match &reports[0].verdict {
             Verdict::Failed(failure) => failure.to_string(),
@@ -263,8 +263,8 @@ mod tests {
     #[test]
     fn a_stopped_run_gives_up_at_once() {
         let stop = Arc::new(AtomicBool::new(false));
-        let options = Options::new().with_filter("B0").with_stop(stop.clone());
-        let run = Run::new(Bad(Mishap::NeverAnswers), &options).unwrap();
+        let options = RunOptions::new().with_filter("B0").with_stop(stop.clone());
+        let run = Run::new(MishapStore(Mishap::NeverAnswers), &options).unwrap();
         let cases = run.len();
         let reports = std::thread::scope(|scope| {
             let reports = scope.spawn(|| run.collect::<Vec<_>>());
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn what_cannot_run_is_ignored_with_the_reason() {
-        let reports = run(Bad(Mishap::NeverAnswers), &Options::new().with_filter("R10")).unwrap();
+        let reports = run(MishapStore(Mishap::NeverAnswers), &RunOptions::new().with_filter("R10")).unwrap();
         assert!(matches!(reports[0].verdict, Verdict::Ignored(reason) if reason.contains("open a store again")));
     }
 }

@@ -18,17 +18,17 @@ use crate::case::{Case, Weight};
 use crate::expect::{Checked, Failure};
 use crate::harness::{BoxError, Fixture, Harness, Scene, Tenancy};
 use crate::patience::patient;
-use crate::runner::{Options, Report, Verdict};
+use crate::runner::{Report, RunOptions, Verdict};
 use crate::subject::{CaseProgress, Subject};
 
 /// Threads for the cases and for the stores that they judge.
-const WORKERS: usize = 4;
+const WORKER_THREADS: usize = 4;
 
 /// How often a run that can be stopped checks whether it must stop.
-const GLANCE: Duration = Duration::from_millis(50);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a runtime with a thread to spare takes at most to do next to nothing on a quiet machine.
-const LEISURE: Duration = Duration::from_secs(2);
+const MAX_IDLE_RUNTIME_DELAY: Duration = Duration::from_secs(2);
 
 const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
 pub(crate) const STOPPED: &str = "the run was stopped";
@@ -39,20 +39,20 @@ pub(crate) struct Stage {
     /// The runtime in use, after the abandoned ones: tasks that the harness has started there may go on.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
-    options: Options,
+    options: RunOptions,
     /// Heavy cases have it alone.
     turns: RwLock<()>,
 }
 
 /// The reason to abandon a case.
 #[derive(Debug)]
-enum GivenUp {
+enum AbandonReason {
     Stopped,
     TooLate { limit: Duration, has_rounds: bool },
 }
 
 impl Stage {
-    pub(crate) fn new(harness: Arc<dyn Harness>, options: Options) -> Result<Self, BoxError> {
+    pub(crate) fn new(harness: Arc<dyn Harness>, options: RunOptions) -> Result<Self, BoxError> {
         Ok(Self { runtimes: Mutex::new(vec![runtime()?]), harness, options, turns: RwLock::default() })
     }
 
@@ -116,8 +116,8 @@ impl Stage {
             Err(given_up) => {
                 let blocked = self.give_up(&work);
                 match given_up {
-                    GivenUp::Stopped => return None,
-                    GivenUp::TooLate { limit, has_rounds } => {
+                    AbandonReason::Stopped => return None,
+                    AbandonReason::TooLate { limit, has_rounds } => {
                         let more = if blocked { BLOCKED } else { "" };
                         let of = if has_rounds { " of a round" } else { "" };
                         Failure::new("the case as a whole", "an end", format!("no end{of} within {limit:?}{more}"))
@@ -129,18 +129,19 @@ impl Stage {
     }
 
     /// The verdict of the case, unless it or a round of it takes too long, or the run is stopped.
-    fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, GivenUp> {
+    fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {
             let left = limit.saturating_sub(begun.elapsed());
-            match progress.recv_timeout(if self.options.stop.is_some() { left.min(GLANCE) } else { left }) {
+            match progress.recv_timeout(if self.options.stop.is_some() { left.min(STOP_CHECK_INTERVAL) } else { left })
+            {
                 Ok(CaseProgress::Finished(outcome)) => return Ok(outcome),
-                _ if self.options.stopped() => return Err(GivenUp::Stopped),
+                _ if self.options.stopped() => return Err(AbandonReason::Stopped),
                 Ok(CaseProgress::RoundBegan) => {
                     (has_rounds, limit, begun) = (true, patient(self.options.case_limit), Instant::now());
                 }
-                Err(RecvTimeoutError::Timeout) if left > GLANCE && self.options.stop.is_some() => {}
-                Err(_) => return Err(GivenUp::TooLate { limit, has_rounds }),
+                Err(RecvTimeoutError::Timeout) if left > STOP_CHECK_INTERVAL && self.options.stop.is_some() => {}
+                Err(_) => return Err(AbandonReason::TooLate { limit, has_rounds }),
             }
         }
     }
@@ -148,7 +149,7 @@ impl Stage {
     /// Ends a case that nobody waits for any longer. True if it goes on all the same, since a thread of it is blocked.
     fn give_up(&self, work: &JoinHandle<()>) -> bool {
         work.abort();
-        let end = Instant::now() + patient(LEISURE.min(self.options.case_limit));
+        let end = Instant::now() + patient(MAX_IDLE_RUNTIME_DELAY.min(self.options.case_limit));
         while !work.is_finished() && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
@@ -161,7 +162,7 @@ impl Stage {
         if let Some(runtime) = runtimes.last() {
             let (tell, answered) = mpsc::channel();
             runtime.spawn(async move { tell.send(()) });
-            if answered.recv_timeout(patient(LEISURE.min(self.options.case_limit))).is_ok() {
+            if answered.recv_timeout(patient(MAX_IDLE_RUNTIME_DELAY.min(self.options.case_limit))).is_ok() {
                 return Ok(runtime.handle().clone());
             }
         }
@@ -182,7 +183,7 @@ impl Drop for Stage {
 }
 
 fn runtime() -> Result<Runtime, BoxError> {
-    Ok(Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?)
+    Ok(Builder::new_multi_thread().worker_threads(WORKER_THREADS).enable_all().build()?)
 }
 
 async fn make(harness: &dyn Harness, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
@@ -224,12 +225,12 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::References;
+    use crate::reference::ReferenceHarness;
 
     #[test]
     fn the_time_for_a_case_begins_anew_with_each_round() {
         let limit = Duration::from_secs(1);
-        let stage = Stage::new(Arc::new(References), Options::new().with_case_limit(limit)).unwrap();
+        let stage = Stage::new(Arc::new(ReferenceHarness), RunOptions::new().with_case_limit(limit)).unwrap();
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
@@ -246,18 +247,18 @@ mod tests {
 
     #[test]
     fn a_stop_is_noticed_however_quick_the_rounds_are() {
-        let options = Options::new().with_stop(Arc::new(true.into()));
-        let stage = Stage::new(Arc::new(References), options).unwrap();
+        let options = RunOptions::new().with_stop(Arc::new(true.into()));
+        let stage = Stage::new(Arc::new(ReferenceHarness), options).unwrap();
         let (tell, progress) = mpsc::channel();
         tell.send(CaseProgress::RoundBegan).unwrap();
-        assert!(matches!(stage.wait_for(&progress), Err(GivenUp::Stopped)));
+        assert!(matches!(stage.wait_for(&progress), Err(AbandonReason::Stopped)));
     }
 
     #[test]
     fn a_case_that_hangs_in_a_round_is_given_up() {
-        let stage = Stage::new(Arc::new(References), Options::new().with_case_limit(Duration::ZERO)).unwrap();
+        let stage = Stage::new(Arc::new(ReferenceHarness), RunOptions::new().with_case_limit(Duration::ZERO)).unwrap();
         let (tell, progress) = mpsc::channel();
         tell.send(CaseProgress::RoundBegan).unwrap();
-        assert!(matches!(stage.wait_for(&progress), Err(GivenUp::TooLate { has_rounds: true, .. })));
+        assert!(matches!(stage.wait_for(&progress), Err(AbandonReason::TooLate { has_rounds: true, .. })));
     }
 }

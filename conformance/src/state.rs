@@ -13,7 +13,7 @@ pub(crate) struct State(BTreeMap<Key, Kv>);
 
 /// The effect of a transaction on a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Applied {
+pub(crate) struct TxnEffect {
     /// Whether the compares held.
     pub(crate) succeeded: bool,
     /// One result for each operation that ran; those of reads have no revision yet.
@@ -50,12 +50,12 @@ impl State {
     }
 
     /// Runs a transaction that passes its check; its writes get the revision `next`.
-    pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> Applied {
+    pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> TxnEffect {
         let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
         let mut events = Vec::new();
         let results = branch.iter().map(|op| self.apply(op, next, &mut events)).collect();
-        Applied { succeeded, results, events }
+        TxnEffect { succeeded, results, events }
     }
 
     /// Makes an event happen.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use kv::{Kv, Op, Range, Revision, Txn};
 
-use crate::expect::{Checked, Failure, OfRule, same};
-use crate::subject::{Handle, after};
+use crate::expect::{Checked, Failure, JudgedByRule, same};
+use crate::subject::{BoundedHandle, after};
 
 /// After so many steps their keys are written again.
-const KEPT: u64 = 20;
+const KEY_REUSE_STEPS: u64 = 20;
 
 /// The writes of each step, and the revision at which they began.
 #[derive(Clone, Copy, Debug)]
@@ -41,14 +41,14 @@ impl Steps {
     /// The state after so many steps.
     pub(crate) fn expected(&self, steps: u64) -> Vec<Kv> {
         let mut entries = BTreeMap::new();
-        for n in steps.saturating_sub(KEPT)..steps {
+        for n in steps.saturating_sub(KEY_REUSE_STEPS)..steps {
             for i in 0..self.width {
                 let kv = Kv {
                     key: key(i, n).into(),
                     value: value(self.width, n).into(),
-                    create_revision: self.revision(n % KEPT + 1),
+                    create_revision: self.revision(n % KEY_REUSE_STEPS + 1),
                     mod_revision: self.revision(n + 1),
-                    version: signed(n / KEPT) + 1,
+                    version: signed(n / KEY_REUSE_STEPS) + 1,
                     lease: None,
                 };
                 entries.insert(kv.key.clone(), kv);
@@ -58,21 +58,21 @@ impl Steps {
     }
 
     /// The store is as it has to be after so many steps and nothing else.
-    pub(crate) async fn check(&self, store: &Handle, steps: u64) -> Checked {
+    pub(crate) async fn check(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read(Range::prefix("step/")).await?;
         same("the revision", found.revision, self.revision(steps)).of("S5")?;
         same_entries(&format!("what is there after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
     }
 
     /// The state after so many steps can be read and is as it was.
-    pub(crate) async fn check_past(&self, store: &Handle, steps: u64) -> Checked {
+    pub(crate) async fn check_past(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read_at(Range::prefix("step/"), self.revision(steps)).await?;
         same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
     }
 
     /// After a crash: everything that was acknowledged is there, at most one step more, and each step whole. How many
     /// there are.
-    pub(crate) async fn check_crashed(&self, store: &Handle, acknowledged: u64) -> Checked<u64> {
+    pub(crate) async fn check_crashed(&self, store: &BoundedHandle, acknowledged: u64) -> Checked<u64> {
         let steps = self.at(store.revision().await?)?;
         if steps < acknowledged {
             return Err(Failure::new(
@@ -92,7 +92,7 @@ impl Steps {
 }
 
 fn key(i: u64, n: u64) -> String {
-    format!("step/{i:03}/{:02}", n % KEPT)
+    format!("step/{i:03}/{:02}", n % KEY_REUSE_STEPS)
 }
 
 /// Some are short, some longer than a page; with many keys all are short.

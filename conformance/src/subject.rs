@@ -17,20 +17,20 @@ use kv::{
     StoreExt, Txn, TxnResponse, WatchRequest, WatchStream,
 };
 
-use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
+use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 use crate::harness::{Ability, BoxError, Fixture, Harness, Tenancy};
 use crate::process::{self, Process};
 use crate::watcher::Watcher;
 
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
-pub(crate) use servers::Nobody;
+pub(crate) use servers::UnusedAddress;
 
 /// The pause between two reads that check whether a store answers again.
-const RETRY: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// The name of the store in the suite's own errors.
-const OURS: &str = "conformance";
-/// How many writes [`Handle::write_all`] keeps going at once.
-const WRITES_AT_ONCE: usize = 64;
+const SUITE_NAME: &str = "conformance";
+/// How many writes [`BoundedHandle::write_all`] keeps going at once.
+const MAX_CONCURRENT_WRITES: usize = 64;
 
 /// The progress of a case, for the thread that watches its time.
 #[derive(Debug)]
@@ -42,13 +42,13 @@ pub(crate) enum CaseProgress {
 
 /// A store of which every call is bounded in time.
 #[derive(Clone, Debug)]
-pub(crate) struct Handle {
+pub(crate) struct BoundedHandle {
     store: Arc<dyn Store>,
     patience: Duration,
     tenancy: Tenancy,
 }
 
-impl Deref for Handle {
+impl Deref for BoundedHandle {
     type Target = dyn Store;
 
     fn deref(&self) -> &Self::Target {
@@ -56,9 +56,9 @@ impl Deref for Handle {
     }
 }
 
-impl Handle {
+impl BoundedHandle {
     pub(crate) fn new(store: Arc<dyn Store>, patience: Duration, tenancy: Tenancy) -> Self {
-        Self { store: Arc::new(Bounded { inner: store, patience }), patience, tenancy }
+        Self { store: Arc::new(TimeoutStore { inner: store, patience }), patience, tenancy }
     }
 
     /// The revision is what this case's own writes make it. Where others write as well it is only not less than that.
@@ -118,7 +118,7 @@ impl Handle {
     /// Writes `count` revisions, each of one operation, as fast as the store takes them and in no particular order.
     pub(crate) async fn write_all(&self, count: usize, op: impl Fn(usize) -> Op) -> Checked {
         let mut writes = futures::stream::iter((0..count).map(|i| self.txn(Txn::new().with_success([op(i)]))))
-            .buffer_unordered(WRITES_AT_ONCE);
+            .buffer_unordered(MAX_CONCURRENT_WRITES);
         while let Some(written) = writes.next().await {
             written?;
         }
@@ -147,10 +147,10 @@ impl Handle {
                 if let Ok(found) = self.range(RangeRequest::new(Range::key("?"))).await {
                     return found.revision;
                 }
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         };
-        within(RECOVERY, "a store of which the faults are over", healed).await.of("N2")
+        within(RECOVERY_TIMEOUT, "a store of which the faults are over", healed).await.of("N2")
     }
 
     /// Waits for something, but not for ever.
@@ -162,12 +162,12 @@ impl Handle {
 /// The subject of a case: a handle on a fresh store, and the environment's abilities.
 pub(crate) struct Subject {
     // Before the fixture, so that handles are gone when it takes the store down.
-    handle: Option<Handle>,
+    handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
     /// Where the fixture goes when the case is over.
     home: Option<oneshot::Sender<Box<dyn Fixture>>>,
     harness: Arc<dyn Harness>,
-    none: Handle,
+    none: BoundedHandle,
     progress: mpsc::Sender<CaseProgress>,
 }
 
@@ -182,7 +182,7 @@ impl Drop for Subject {
 }
 
 impl Deref for Subject {
-    type Target = Handle;
+    type Target = BoundedHandle;
 
     fn deref(&self) -> &Self::Target {
         self.handle.as_ref().unwrap_or(&self.none)
@@ -199,8 +199,8 @@ impl Subject {
     ) -> (Self, oneshot::Receiver<Box<dyn Fixture>>) {
         let tenancy = harness.tenancy();
         let (home, over) = oneshot::channel();
-        let handle = Some(Handle::new(fixture.store(), patience, tenancy));
-        let none = Handle { store: Arc::new(Gone), patience, tenancy };
+        let handle = Some(BoundedHandle::new(fixture.store(), patience, tenancy));
+        let none = BoundedHandle { store: Arc::new(ClosedStore), patience, tenancy };
         (Self { handle, fixture: Some(fixture), home: Some(home), harness, none, progress }, over)
     }
 
@@ -212,17 +212,17 @@ impl Subject {
         self.fixture.as_mut().ok_or_else(|| environment("the store", &"it is gone".into()))
     }
 
-    fn handle_on(&self, store: Arc<dyn Store>) -> Handle {
-        Handle::new(store, self.none.patience, self.none.tenancy)
+    fn handle_on(&self, store: Arc<dyn Store>) -> BoundedHandle {
+        BoundedHandle::new(store, self.none.patience, self.none.tenancy)
     }
 
     /// A handle for a task of its own.
-    pub(crate) fn handle(&self) -> Handle {
-        Handle::clone(self)
+    pub(crate) fn handle(&self) -> BoundedHandle {
+        BoundedHandle::clone(self)
     }
 
     /// Another handle on the same store.
-    pub(crate) async fn another(&self) -> Checked<Handle> {
+    pub(crate) async fn another(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.another().await.map_err(|error| environment("another handle", &error))?;
         Ok(self.handle_on(store))
     }
@@ -252,7 +252,7 @@ impl Subject {
     }
 
     /// Takes the store again after [`let_go`](Self::let_go).
-    pub(crate) async fn take_back(&mut self) -> Checked {
+    pub(crate) async fn retake(&mut self) -> Checked {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
@@ -323,9 +323,9 @@ impl Subject {
     }
 
     /// Opens the store at an address beside its holder.
-    pub(crate) async fn join(&self, address: &str, wait: Duration) -> Result<Joined> {
+    pub(crate) async fn join(&self, address: &str, wait: Duration) -> Result<JoinedStore> {
         let fixture = self.harness.join(address, wait).await?;
-        Ok(Joined { handle: self.handle_on(fixture.store()), _fixture: fixture })
+        Ok(JoinedStore { handle: self.handle_on(fixture.store()), _fixture: fixture })
     }
 
     /// How long one call may take.
@@ -341,14 +341,14 @@ impl Subject {
 
 /// A store that was joined. Dropping it lets go of the store.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct JoinedStore {
     // Before the fixture, so that the handle is gone when it goes.
-    handle: Handle,
+    handle: BoundedHandle,
     _fixture: Box<dyn Fixture>,
 }
 
-impl Deref for Joined {
-    type Target = Handle;
+impl Deref for JoinedStore {
+    type Target = BoundedHandle;
 
     fn deref(&self) -> &Self::Target {
         &self.handle
@@ -358,7 +358,7 @@ impl Deref for Joined {
 /// The store returned this error by itself: the suite's own patience had not run out.
 #[track_caller]
 pub(crate) fn in_time(error: &Error) -> Checked {
-    if error.store() != OURS {
+    if error.store() != SUITE_NAME {
         return Ok(());
     }
     Err(Failure::new("a call while something is wrong", "an end by itself", error.to_string())).of("N2")
@@ -371,22 +371,22 @@ fn environment(what: &str, error: &BoxError) -> Failure {
 
 /// A store around a store that gives up on calls after a while.
 #[derive(Debug)]
-struct Bounded {
+struct TimeoutStore {
     inner: Arc<dyn Store>,
     patience: Duration,
 }
 
-impl Bounded {
+impl TimeoutStore {
     async fn wait<T>(&self, operation: Operation, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         tokio::time::timeout(self.patience, work).await.unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Timeout, operation, OURS)
+            Err(Error::new(ErrorKind::Timeout, operation, SUITE_NAME)
                 .with_detail(format!("the store did not answer within {:?}", self.patience)))
         })
     }
 }
 
 #[async_trait]
-impl Store for Bounded {
+impl Store for TimeoutStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.wait(Operation::Range, self.inner.range(request)).await
     }
@@ -406,14 +406,14 @@ impl Store for Bounded {
 
 /// The store of a subject while it is closed: every call says so.
 #[derive(Debug)]
-struct Gone;
+struct ClosedStore;
 
 fn gone<T>(operation: Operation) -> Result<T> {
-    Err(Error::new(ErrorKind::Closed, operation, OURS))
+    Err(Error::new(ErrorKind::Closed, operation, SUITE_NAME))
 }
 
 #[async_trait]
-impl Store for Gone {
+impl Store for ClosedStore {
     async fn range(&self, _: RangeRequest) -> Result<RangeResponse> {
         gone(Operation::Range)
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use futures::StreamExt;
 use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Range, Revision, WatchRequest, WatchStream};
 
-use crate::expect::{Checked, Failure, OfRule, RECOVERY, holds, same, within};
+use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 
 /// A watch of which every step is bounded in time and every batch is checked.
 pub(crate) struct Watcher {
@@ -28,7 +28,7 @@ impl Watcher {
 
     /// The same watch, while something is wrong: it may take as long as a store may take to notice and to recover.
     pub(crate) fn through_faults(mut self) -> Self {
-        self.patience = RECOVERY;
+        self.patience = RECOVERY_TIMEOUT;
         self.silence = "W17";
         self
     }

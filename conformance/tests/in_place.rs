@@ -5,7 +5,7 @@ mod one;
 
 use std::sync::Arc;
 
-use conformance::{Found, InPlace, Options, Report, Verdict, run};
+use conformance::{ForeignKeys, InPlaceHarness, Report, RunOptions, Verdict, run};
 use kv::{Range, StoreExt};
 use one::One;
 use tokio::runtime::Runtime;
@@ -23,7 +23,7 @@ fn all_cases_pass_on_one_store_and_leave_it_empty() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let one = One::in_memory();
-    let reports = run(InPlace::new(one.clone(), Found::Leave), &Options::new()).unwrap();
+    let reports = run(InPlaceHarness::new(one.clone(), ForeignKeys::Leave), &RunOptions::new()).unwrap();
     assert!(failed(&reports).is_empty(), "{:#?}", failed(&reports));
     let passed = reports.iter().filter(|report| matches!(report.verdict, Verdict::Passed)).count();
     assert!(passed >= 110, "only {passed} cases ran");
@@ -36,7 +36,8 @@ fn a_key_of_somebody_else_is_left_alone_and_named() {
     let _entered = runtime.enter();
     let one = One::in_memory();
     let at = runtime.block_on(one.0.put("theirs", "v")).unwrap();
-    let reports = run(InPlace::new(one.clone(), Found::Leave), &Options::new().with_filter("B0")).unwrap();
+    let reports =
+        run(InPlaceHarness::new(one.clone(), ForeignKeys::Leave), &RunOptions::new().with_filter("B0")).unwrap();
     assert_eq!(failed(&reports).len(), reports.len());
     for report in &reports {
         let Verdict::Failed(failure) = &report.verdict else { panic!("{report:?}") };
@@ -52,7 +53,8 @@ fn everything_is_erased_only_where_that_was_asked_for() {
     let _entered = runtime.enter();
     let one = One::in_memory();
     runtime.block_on(one.0.put("theirs", "v")).unwrap();
-    let reports = run(InPlace::new(one.clone(), Found::Erase), &Options::new().with_filter("B0")).unwrap();
+    let reports =
+        run(InPlaceHarness::new(one.clone(), ForeignKeys::Erase), &RunOptions::new().with_filter("B0")).unwrap();
     assert!(failed(&reports).is_empty(), "{:#?}", failed(&reports));
     assert_eq!(runtime.block_on(one.0.count(Range::All)).unwrap(), 0);
 }
@@ -62,7 +64,7 @@ fn what_a_case_that_was_given_up_has_left_is_cleared_up() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let one = One::in_memory();
-    let in_place = Arc::new(InPlace::new(one.clone(), Found::Leave));
+    let in_place = Arc::new(InPlaceHarness::new(one.clone(), ForeignKeys::Leave));
     runtime.block_on(async {
         let fixture = conformance::Harness::fresh(&in_place).await.unwrap();
         fixture.store().put("ours", "v").await.unwrap();

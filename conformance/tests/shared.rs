@@ -7,7 +7,7 @@ mod one;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use conformance::{Beside, Options, Report, Tenancy, Verdict, cases, run};
+use conformance::{PrefixHarness, Report, RunOptions, Tenancy, Verdict, cases, run};
 use futures::StreamExt;
 use kv::{Key, Op, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use one::One;
@@ -20,7 +20,7 @@ const BUSY: &str = "m/suite-of-somebody-else";
 
 /// Runs the cases while somebody else writes all the time.
 fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
-    let (harness, stop) = (Beside::new(One(store.clone()), OURS), AtomicBool::new(false));
+    let (harness, stop) = (PrefixHarness::new(One(store.clone()), OURS), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let write = async {
@@ -35,7 +35,7 @@ fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
             };
             tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(write);
         });
-        let reports = run(harness, &Options::new());
+        let reports = run(harness, &RunOptions::new());
         stop.store(true, Ordering::SeqCst);
         reports.unwrap()
     })

@@ -201,7 +201,7 @@ impl Ipam {
 
 impl PendingEndpoint {
     async fn begin(&self) -> Result<(Attempts, Transaction)> {
-        let options = TransactOptions::new(self.deadline).with_beside([import_lock::import_lock_key()]);
+        let options = TransactOptions::new(self.deadline).with_extra_reads([import_lock::import_lock_key()]);
         let mut attempts = Attempts::new(Arc::clone(self.ipam.store()), options);
         let tx = attempts.begin().await?;
         Ok((attempts, tx))

@@ -25,7 +25,7 @@ macro_rules! transact {
     };
     (on $store:expr, $deadline:expr, |$tx:ident| $body:expr) => {{
         let store = $store;
-        let options = kv::TransactOptions::new($deadline).with_beside([$crate::import_lock::import_lock_key(), $crate::model::keys::quotas()]);
+        let options = kv::TransactOptions::new($deadline).with_extra_reads([$crate::import_lock::import_lock_key(), $crate::model::keys::quotas()]);
         let done: $crate::Result<kv::Committed<_>> = kv::transact!(store, options, |$tx| {
             let done: $crate::Result<_> = async { $body }.await;
             $crate::import_lock::unless_import_locked($tx, done).await

@@ -434,7 +434,7 @@ impl WriteSet<'_> {
 
     async fn has_few_keys(&mut self, ranges: &[Range]) -> Result<bool> {
         let keys = self.tx.peek_ranges(ranges).await?;
-        Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED))
+        Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
     /// A stored block that overlaps with this stored block of addresses. Not guarded. Costs one request, or none if the

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use backend_etcd::{Credentials, EtcdStore, Options, Tls};
-use conformance::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
+use conformance::{Ability, BoxError, Fixture, Harness, RefusedUser, Scene, Server};
 use etcd_client::Client;
 use kv::Store;
 use tempfile::TempDir;
@@ -81,9 +81,9 @@ impl Held {
         Ok(())
     }
 
-    fn stranger(name: &'static str, options: &Options) -> Result<Stranger, BoxError> {
+    fn stranger(name: &'static str, options: &Options) -> Result<RefusedUser, BoxError> {
         let store = EtcdStore::open(&options.clone().with_call_timeout(Duration::from_secs(5)))?;
-        Ok(Stranger { name, store: Arc::new(store), secrets: vec!["hidden".to_owned(), "PRIVATE".to_owned()] })
+        Ok(RefusedUser { name, store: Arc::new(store), secrets: vec!["hidden".to_owned(), "PRIVATE".to_owned()] })
     }
 }
 
@@ -211,7 +211,7 @@ impl Fixture for Held {
         Ok(())
     }
 
-    async fn strangers(&self) -> Result<Vec<Stranger>, BoxError> {
+    async fn strangers(&self) -> Result<Vec<RefusedUser>, BoxError> {
         let url = self.etcd()?.url();
         let Some(certificates) = &self.certificates else {
             let wrong = Credentials::new("root", "hidden-other");

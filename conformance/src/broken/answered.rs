@@ -12,9 +12,9 @@ use super::Twist;
 
 /// Counts calls, and picks some of them.
 #[derive(Debug, Default)]
-struct NowAndThen(AtomicU64);
+struct EveryFewCalls(AtomicU64);
 
-impl NowAndThen {
+impl EveryFewCalls {
     /// True for every fourth one.
     fn is_now(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) % 4 == 3
@@ -57,7 +57,7 @@ impl Twist for StaleWhileOthersWrite {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ForgetsAcknowledged(NowAndThen);
+pub(super) struct ForgetsAcknowledged(EveryFewCalls);
 
 #[async_trait]
 impl Twist for ForgetsAcknowledged {
@@ -72,7 +72,7 @@ impl Twist for ForgetsAcknowledged {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct WritesTwice(NowAndThen);
+pub(super) struct WritesTwice(EveryFewCalls);
 
 #[async_trait]
 impl Twist for WritesTwice {
@@ -87,7 +87,7 @@ impl Twist for WritesTwice {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct CallsUnknownDefinite(NowAndThen);
+pub(super) struct CallsUnknownDefinite(EveryFewCalls);
 
 #[async_trait]
 impl Twist for CallsUnknownDefinite {

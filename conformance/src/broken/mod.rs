@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
 use crate::harness::Tenancy;
-use crate::harness::{Ability, BoxError, Fixture, Harness, Scene, Server, Stranger};
+use crate::harness::{Ability, BoxError, Fixture, Harness, RefusedUser, Scene, Server};
 
 /// A way to break a store.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +48,14 @@ impl Broken {
 
     /// The stores of `harness`, broken in this way.
     pub fn around(self, harness: impl Harness) -> impl Harness {
-        Around { harness, broken: self }
+        BrokenHarness { harness, broken: self }
     }
 }
 
 /// All the ways.
 pub fn broken() -> Vec<Broken> {
     fn way<T: Twist + Default>(name: &'static str, case: &'static str, rule: &'static str) -> Broken {
-        Broken { name, case, rule, wrap: |inner| Arc::new(Twisted { inner, twist: T::default() }) }
+        Broken { name, case, rule, wrap: |inner| Arc::new(TwistedStore { inner, twist: T::default() }) }
     }
     vec![
         way::<reads::StaleReads>(
@@ -136,13 +136,13 @@ trait Twist: Debug + Send + Sync + 'static {
 }
 
 #[derive(Debug)]
-struct Twisted<T> {
+struct TwistedStore<T> {
     inner: Arc<dyn Store>,
     twist: T,
 }
 
 #[async_trait]
-impl<T: Twist> Store for Twisted<T> {
+impl<T: Twist> Store for TwistedStore<T> {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.twist.range(&*self.inner, request).await
     }
@@ -160,14 +160,14 @@ impl<T: Twist> Store for Twisted<T> {
     }
 }
 
-struct Around<H> {
+struct BrokenHarness<H> {
     harness: H,
     broken: Broken,
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl<H: Harness> Harness for Around<H> {
+impl<H: Harness> Harness for BrokenHarness<H> {
     fn abilities(&self) -> &[Ability] {
         self.harness.abilities()
     }
@@ -197,7 +197,7 @@ impl<H: Harness> Harness for Around<H> {
     }
 }
 
-impl<H> Around<H> {
+impl<H> BrokenHarness<H> {
     fn broken(&self, inner: Box<dyn Fixture>) -> Box<dyn Fixture> {
         let store = Some((self.broken.wrap)(inner.store()));
         Box::new(BrokenFixture { store, inner, broken: self.broken })
@@ -266,9 +266,9 @@ impl Fixture for BrokenFixture {
         self.inner.make_room().await
     }
 
-    async fn strangers(&self) -> Result<Vec<Stranger>, BoxError> {
+    async fn strangers(&self) -> Result<Vec<RefusedUser>, BoxError> {
         let strangers = self.inner.strangers().await?;
-        let wrap = |stranger: Stranger| Stranger { store: (self.broken.wrap)(stranger.store), ..stranger };
+        let wrap = |stranger: RefusedUser| RefusedUser { store: (self.broken.wrap)(stranger.store), ..stranger };
         Ok(strangers.into_iter().map(wrap).collect())
     }
 
@@ -300,8 +300,8 @@ impl Fixture for BrokenFixture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference::References;
-    use crate::runner::{Options, Report, Verdict, run};
+    use crate::reference::ReferenceHarness;
+    use crate::runner::{Report, RunOptions, Verdict, run};
 
     fn failures(harness: impl Harness, filter: &str) -> Vec<Report> {
         failures_within(Duration::from_secs(1), harness, filter)
@@ -309,7 +309,7 @@ mod tests {
 
     fn failures_within(patience: Duration, harness: impl Harness, filter: &str) -> Vec<Report> {
         let limits = (patience, 20 * patience);
-        let options = Options::new().with_filter(filter).with_patience(limits.0).with_case_limit(limits.1);
+        let options = RunOptions::new().with_filter(filter).with_patience(limits.0).with_case_limit(limits.1);
         let reports = run(harness, &options).unwrap();
         assert!(!reports.is_empty(), "no case is called {filter}");
         reports.into_iter().filter(|report| matches!(report.verdict, Verdict::Failed(_))).collect()
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_healthy_store_passes() {
-        let failed = failures(References, "");
+        let failed = failures(ReferenceHarness, "");
         assert!(failed.is_empty(), "{failed:#?}");
     }
 
@@ -329,13 +329,13 @@ mod tests {
     fn every_broken_store_fails_its_case_by_its_rule() {
         for broken in broken() {
             let expected = [(broken.case(), Some(broken.rule()))];
-            let mut failed = failures(broken.around(References), broken.case());
+            let mut failed = failures(broken.around(ReferenceHarness), broken.case());
             if names(&failed) != expected {
                 // On a busy machine a second may be too short for what the store still does right.
-                failed = failures_within(Duration::from_secs(10), broken.around(References), broken.case());
+                failed = failures_within(Duration::from_secs(10), broken.around(ReferenceHarness), broken.case());
             }
             if names(&failed) != expected {
-                let all = failures(broken.around(References), "");
+                let all = failures(broken.around(ReferenceHarness), "");
                 panic!("a store that {} fails {failed:#?}; by all cases: {:?}", broken.name(), names(&all));
             }
         }

@@ -2,7 +2,7 @@
 
 use kv::{Key, Op, Range, StoreExt};
 
-use crate::expect::{Checked, OfRule, holds, same, some};
+use crate::expect::{Checked, JudgedByRule, holds, same, some};
 use crate::subject::{Subject, delete_result, entry, put_result, span};
 
 pub(crate) async fn get_missing_key(t: Subject) -> Checked {

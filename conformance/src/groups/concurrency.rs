@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
-use kv::{Compare, CompareOp, Conditional, Key, Kv, Op, Range, Revision, StoreExt, Target, Txn, Value};
+use kv::{Compare, CompareOp, ConditionalOutcome, Key, Kv, Op, Range, Revision, StoreExt, Target, Txn, Value};
 use tokio::task::{JoinHandle, yield_now};
 
-use crate::expect::{Checked, Failure, OfRule, holds, same, some};
-use crate::subject::{Branch, Handle, Subject, after, text, took};
+use crate::expect::{Checked, Failure, JudgedByRule, holds, same, some};
+use crate::subject::{BoundedHandle, Branch, Subject, after, text, took};
 
 /// A client for each number, every other one on a handle of its own; what all of them return.
-async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(Handle, usize) -> F) -> Checked<Vec<T>>
+async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(BoundedHandle, usize) -> F) -> Checked<Vec<T>>
 where
     T: Send + 'static,
     F: Future<Output = Checked<T>> + Send + 'static,
@@ -33,14 +33,14 @@ fn number(kv: &Kv) -> Checked<i64> {
 }
 
 /// How often an update that others get in the way of is tried before the case fails.
-const ATTEMPTS: usize = 2000;
+const MAX_ATTEMPTS: usize = 2000;
 
 fn gave_up<T>(what: &str) -> Checked<T> {
-    Err(Failure::new(what, "success at last", format!("{ATTEMPTS} attempts that all failed")))
+    Err(Failure::new(what, "success at last", format!("{MAX_ATTEMPTS} attempts that all failed")))
 }
 
-async fn increment(t: &Handle, key: &str) -> Checked<Revision> {
-    for _ in 0..ATTEMPTS {
+async fn increment(t: &BoundedHandle, key: &str) -> Checked<Revision> {
+    for _ in 0..MAX_ATTEMPTS {
         let now = some("the counter", t.get(key).await?)?;
         let next = number(&now)? + 1;
         if let Some(at) = t.update_if(key, next.to_string(), now.mod_revision).await?.done() {
@@ -91,8 +91,8 @@ pub(crate) async fn one_creator(t: Subject) -> Checked {
             (winners[0].0.to_string(), winners[0].1),
         )?;
         let answered = made.iter().all(|(_, outcome)| match outcome {
-            Conditional::Done(_) => true,
-            Conditional::Found(found) => found.as_ref() == Some(&now),
+            ConditionalOutcome::Done(_) => true,
+            ConditionalOutcome::Found(found) => found.as_ref() == Some(&now),
         });
         holds("what the others were told is there", answered, &now)?;
     }
@@ -148,8 +148,8 @@ pub(crate) async fn bank(t: Subject) -> Checked {
     audited
 }
 
-async fn transfer(t: &Handle, from: &str, to: &str, amount: i64) -> Checked {
-    for _ in 0..ATTEMPTS {
+async fn transfer(t: &BoundedHandle, from: &str, to: &str, amount: i64) -> Checked {
+    for _ in 0..MAX_ATTEMPTS {
         let source = some("an account", t.get(from).await?)?;
         let target = some("an account", t.get(to).await?)?;
         let txn = Txn::new()
@@ -247,8 +247,8 @@ pub(crate) async fn block_of_addresses(t: Subject) -> Checked {
 }
 
 /// Takes the first free address of the block, whatever others do meanwhile.
-async fn take_address(t: &Handle, owner: u8) -> Checked<usize> {
-    for _ in 0..ATTEMPTS {
+async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
+    for _ in 0..MAX_ATTEMPTS {
         let block = some("the block", t.get("block").await?)?;
         let mut bytes = block.value.as_bytes().to_vec();
         let free = some("a free address", bytes.iter().position(|byte| *byte == b'.'))?;

@@ -5,23 +5,23 @@ use std::time::Duration;
 
 use kv::{Event, Op, Range, Revision, StoreExt, Txn, WatchRequest};
 
-use crate::expect::{Checked, Failure, OfRule, holds, same};
+use crate::expect::{Checked, Failure, JudgedByRule, holds, same};
 use crate::harness::BoxError;
-use crate::process::{Job, Process, moment, number, say, temporary_folder};
+use crate::process::{Process, RoleJob, moment, number, say, temporary_folder};
 use crate::steps::Steps;
-use crate::subject::{Handle, Subject};
+use crate::subject::{BoundedHandle, Subject};
 
 /// Kills a writer of steps again and again.
 async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
     let steps = Steps { width, base: t.revision().await? };
-    let mut kills = Kills::default();
+    let mut kills = KillTimes::default();
     let mut done = 0;
     t.let_go().await?;
     for round in 0..rounds {
         t.next_round();
         let writer = t.process("write", &[width, done])?;
         let last = kills.at_any_moment(writer, round, "done").await?;
-        t.take_back().await?;
+        t.retake().await?;
         done = steps.check_crashed(&t, last.map_or(done, |last| last + 1)).await.map_err(|f| in_round(f, round))?;
         t.let_go().await?;
     }
@@ -34,12 +34,12 @@ pub(super) fn in_round(failure: Failure, round: u64) -> Failure {
 
 /// Moments for kills.
 #[derive(Debug, Default)]
-struct Kills {
+struct KillTimes {
     /// How long it takes a process to its first word.
     start: Duration,
 }
 
-impl Kills {
+impl KillTimes {
     /// Kills a process: in every other round before its first word or around it, otherwise after some of them. The
     /// last number that it said after `word`.
     async fn at_any_moment(&mut self, mut process: Process, round: u64, word: &str) -> Checked<Option<u64>> {
@@ -71,7 +71,7 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
 
 /// Role: writes one step after the other, as wide as the first argument says, from the second one on, and as many as
 /// the third one says, or for ever.
-pub(crate) async fn write(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
     let fixture = job.join().await?;
@@ -99,7 +99,7 @@ fn writers_keys(writer: usize) -> [String; 2] {
 }
 
 /// Role: writers that each count up two keys of their own, as fast as they can.
-pub(crate) async fn write_many(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn write_many(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     let mut tasks = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
@@ -140,7 +140,7 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
         moment(Duration::from_micros(round * 37 % 1500)).await;
         let rest = process.kill().await?;
         said.extend(rest.iter().filter_map(|line| line.strip_prefix("done")).map(str::to_owned));
-        t.take_back().await?;
+        t.retake().await?;
         start = check_writers(&t, start, &mut counts, &said).await.map_err(|failure| in_round(failure, round))?;
         t.let_go().await?;
     }
@@ -149,7 +149,7 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
 
 /// Every revision since `start` is one whole step of one writer; the acknowledged ones are at their revisions.
 /// Returns the store's revision.
-async fn check_writers(t: &Handle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
+async fn check_writers(t: &BoundedHandle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
     let now = t.revision().await?;
     let before = counts.to_vec();
     let (mut written, mut acknowledged) = (BTreeMap::new(), BTreeMap::new());
@@ -206,7 +206,7 @@ fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
 }
 
 /// Role: writes, and says of each revision when a reader and a watch beside the writer have seen it.
-pub(crate) async fn observe(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
     let store = fixture.store();
@@ -260,7 +260,7 @@ pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
         for line in process.kill().await? {
             seen = seen.max(seen_in(&line)?);
         }
-        t.take_back().await?;
+        t.retake().await?;
         let now = t.revision().await?;
         holds(
             &format!("revision {seen}, which was seen before kill {round}, or a later one"),
@@ -280,7 +280,7 @@ fn seen_in(line: &str) -> Checked<u64> {
 }
 
 /// Role: opens the store and lets go of it, for ever.
-pub(crate) async fn open(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     loop {
         say("opening")?;
         drop(job.join().await?);
@@ -313,7 +313,7 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
             moment(opening * (round * 7 % 20 + kill) / 20).await;
             opener.kill().await?;
         }
-        t.take_back().await?;
+        t.retake().await?;
         done = steps.check_crashed(&t, done).await.map_err(|failure| in_round(failure, u64::from(round)))?;
         t.let_go().await?;
     }

@@ -5,23 +5,23 @@ use std::time::Duration;
 use kv::{Op, Range, RangeRequest, StoreExt, Txn};
 
 use super::crash::in_round;
-use crate::expect::{Checked, Failure, OfRule, compacted, holds, same};
+use crate::expect::{Checked, Failure, JudgedByRule, compacted, holds, same};
 use crate::harness::BoxError;
-use crate::process::{Job, moment, number, say};
+use crate::process::{RoleJob, moment, number, say};
 use crate::steps::Steps;
-use crate::subject::{Handle, Subject, after};
+use crate::subject::{BoundedHandle, Subject, after};
 
 /// How many steps lie between two compactions.
 const COMPACT_EVERY: u64 = 10;
-const WIDE: u64 = 60;
+const STEP_WIDTH: u64 = 60;
 
 /// Role: writes wide steps, and now and then compacts at the one before the last.
-pub(crate) async fn compact(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (base, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
     let store = fixture.store();
     for n in first.. {
-        let revision = store.txn(Steps::txn(WIDE, n)).await?.revision;
+        let revision = store.txn(Steps::txn(STEP_WIDTH, n)).await?.revision;
         say(format_args!("done {n}"))?;
         if n % COMPACT_EVERY == COMPACT_EVERY - 1 {
             let mark = after(revision, -1);
@@ -36,7 +36,7 @@ pub(crate) async fn compact(job: Job<'_>) -> Result<(), BoxError> {
 
 /// The progress of a compacting process, by its own words.
 #[derive(Clone, Copy, Debug, Default)]
-struct Compacting {
+struct CompactionProgress {
     /// Steps that are done.
     done: u64,
     /// After how many steps the mark is.
@@ -45,7 +45,7 @@ struct Compacting {
     tried: u64,
 }
 
-impl Compacting {
+impl CompactionProgress {
     fn hear(&mut self, line: &str) -> Checked {
         match line.split_once(' ') {
             Some(("done", n)) => self.done = number(n)? + 1,
@@ -60,9 +60,9 @@ impl Compacting {
 /// After a process is killed in a compaction, the old mark or the new one holds, and every state from it on.
 pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
     let rounds = 100;
-    let steps = Steps { width: WIDE, base: t.revision().await? };
+    let steps = Steps { width: STEP_WIDTH, base: t.revision().await? };
     let base = steps.base.get().unsigned_abs();
-    let mut known = Compacting::default();
+    let mut known = CompactionProgress::default();
     let mut taken = Duration::from_millis(1);
     t.let_go().await?;
     for round in 0..rounds {
@@ -84,14 +84,18 @@ pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
         for line in process.kill().await? {
             known.hear(&line)?;
         }
-        t.take_back().await?;
+        t.retake().await?;
         known = check_compacted(&t, &steps, known).await.map_err(|failure| in_round(failure, round))?;
         t.let_go().await?;
     }
     Ok(())
 }
 
-async fn check_compacted(t: &Handle, steps: &Steps, mut known: Compacting) -> Checked<Compacting> {
+async fn check_compacted(
+    t: &BoundedHandle,
+    steps: &Steps,
+    mut known: CompactionProgress,
+) -> Checked<CompactionProgress> {
     known.done = steps.check_crashed(t, known.done).await?;
     if known.tried == 0 {
         return Ok(known);
@@ -115,7 +119,7 @@ async fn check_compacted(t: &Handle, steps: &Steps, mut known: Compacting) -> Ch
 }
 
 /// Role: creates a key, deletes it and compacts right there, for ever.
-pub(crate) async fn compact_deletions(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     let store = fixture.store();
     loop {
@@ -142,7 +146,7 @@ pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
         for line in process.kill().await? {
             last = number(line.trim_start_matches("at"))?;
         }
-        t.take_back().await?;
+        t.retake().await?;
         let now = t.revision().await?;
         holds(&format!("revision {last} or later, after kill {round}"), now.get().unsigned_abs() >= last, &now)?;
         same("the revision of the next write", t.put("next", "v").await?, now.next())?;

@@ -8,9 +8,9 @@ use std::process::Stdio;
 use fastrand::Rng;
 use kv::{ErrorKind, Outcome, Revision};
 
-use crate::expect::{Checked, Failure, OfRule, holds, same, shown};
+use crate::expect::{Checked, Failure, JudgedByRule, holds, same, shown};
 use crate::harness::BoxError;
-use crate::process::{self, Job, Process, broken, say, temporary_folder};
+use crate::process::{self, Process, RoleJob, broken, say, temporary_folder};
 use crate::seed::{SEED, seed};
 use crate::steps::Steps;
 use crate::subject::Subject;
@@ -18,10 +18,10 @@ use crate::subject::Subject;
 /// Steps in a store that is damaged.
 const STEPS: u64 = 60;
 
-const KEPT: Steps = Steps { width: 5, base: Revision::new(1) };
+const KEPT_STEPS: Steps = Steps { width: 5, base: Revision::new(1) };
 
 /// Role: reads all of a store, writes, and reads all again after opening it once more.
-pub(crate) async fn examine(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn examine(job: RoleJob<'_>) -> Result<(), BoxError> {
     let verdict = match use_twice(&job).await {
         Ok(Ok(())) => "right".to_owned(),
         Ok(Err(wrong)) => return Err(wrong.into()),
@@ -30,19 +30,19 @@ pub(crate) async fn examine(job: Job<'_>) -> Result<(), BoxError> {
     Ok(say(verdict.replace('\n', " "))?)
 }
 
-async fn use_twice(job: &Job<'_>) -> kv::Result<Checked> {
+async fn use_twice(job: &RoleJob<'_>) -> kv::Result<Checked> {
     for steps in [STEPS, STEPS + 1] {
         let fixture = job.join().await?;
         let store = fixture.store();
         let all = kv::RangeRequest::new(kv::Range::prefix("step/"));
         let found = store.range(all).await?;
-        if (found.revision, &found.kvs) != (KEPT.revision(steps), &KEPT.expected(steps)) {
+        if (found.revision, &found.kvs) != (KEPT_STEPS.revision(steps), &KEPT_STEPS.expected(steps)) {
             let expected = format!("the {STEPS} steps, or an error");
             let got = format!("revision {} and {} keys", found.revision, found.kvs.len());
             return Ok(Err(Failure::new("what is read from a damaged store", expected, got)).of("E6"));
         }
         if steps == STEPS {
-            store.txn(Steps::txn(KEPT.width, steps)).await?;
+            store.txn(Steps::txn(KEPT_STEPS.width, steps)).await?;
         }
     }
     Ok(Ok(()))
@@ -50,13 +50,13 @@ async fn use_twice(job: &Job<'_>) -> kv::Result<Checked> {
 
 /// The result of the examination of a damaged store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Found {
+enum DamageFinding {
     Right,
     Refused(String),
 }
 
 /// Has a process check the store, so that a hang, an abort or a broken engine's threads are seen for what they are.
-async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<Found> {
+async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFinding> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
     // Engines that panic over damage say so there.
     command.stderr(Stdio::null());
@@ -64,9 +64,9 @@ async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<Found> {
     let said = process.line().await.map_err(|failure| failure.with_note(what))?;
     let verdict = said.unwrap_or_else(|| "nothing: it ended".to_owned());
     if verdict == "right" {
-        return Ok(Found::Right);
+        return Ok(DamageFinding::Right);
     }
-    let refused = verdict.strip_prefix("refused ").map(|error| Found::Refused(error.to_owned()));
+    let refused = verdict.strip_prefix("refused ").map(|error| DamageFinding::Refused(error.to_owned()));
     refused.ok_or_else(|| Failure::new(format!("a damaged store: {what}"), "its content, or an error", verdict))
 }
 
@@ -88,7 +88,7 @@ async fn good_store(t: &Subject, folder: &Path) -> Checked {
     fs::create_dir(folder).map_err(|error| broken("a folder", &error))?;
     let address = t.address_in(folder)?;
     for n in 0..STEPS {
-        t.join(&address, t.patience()).await?.txn(Steps::txn(KEPT.width, n)).await?;
+        t.join(&address, t.patience()).await?.txn(Steps::txn(KEPT_STEPS.width, n)).await?;
     }
     Ok(())
 }
@@ -150,11 +150,15 @@ pub(crate) async fn data_gone(t: Subject) -> Checked {
         let before = fs::read(&path).ok();
         let what = format!("{} is {what}", path.display());
         let found = examined(&t, &bad, &what).await?;
-        let refused = matches!(&found, Found::Refused(error) if is_typed(error) || error.starts_with("Io"));
+        let refused = matches!(&found, DamageFinding::Refused(error) if is_typed(error) || error.starts_with("Io"));
         holds(&format!("an error that says so: {what}"), refused, &found)?;
         same(&format!("the file that was damaged: {what}"), fs::read(&path).ok() == before, true)?;
         put_back(&path, &bytes).map_err(|error| broken("mending a store", &error))?;
-        same(&format!("the store when the file is back: {what}"), examined(&t, &bad, &what).await?, Found::Right)?;
+        same(
+            &format!("the store when the file is back: {what}"),
+            examined(&t, &bad, &what).await?,
+            DamageFinding::Right,
+        )?;
     }
     Ok(())
 }
@@ -192,8 +196,8 @@ pub(crate) async fn any_damage(t: Subject) -> Checked {
         let what = damage(&files_of(&bad)?, &mut random).map_err(|error| broken("damaging a store", &error))?;
         let what = format!("{SEED}={seed}, round {round}: {what}");
         match examined(&t, &bad, &what).await? {
-            Found::Right => right += 1,
-            Found::Refused(error) => {
+            DamageFinding::Right => right += 1,
+            DamageFinding::Refused(error) => {
                 holds(&format!("an error that says so: {what}"), is_typed(&error), &shown(&error))?;
                 refused += 1;
             }
@@ -245,7 +249,7 @@ pub(crate) async fn later_version(t: Subject) -> Checked {
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
     // Another process gets the store when this one has closed it cleanly, and closes it cleanly when it ends.
-    same("the store", examined(&t, &kept, "nothing is damaged").await?, Found::Right)?;
+    same("the store", examined(&t, &kept, "nothing is damaged").await?, DamageFinding::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;
     match t.join(&t.address_in(&kept)?, t.patience()).await {

@@ -8,28 +8,28 @@ use std::time::Duration;
 use futures::future::join_all;
 use kv::{ErrorKind, Outcome, StoreExt};
 
-use crate::expect::{Checked, OfRule, holds, same};
+use crate::expect::{Checked, JudgedByRule, holds, same};
 use crate::harness::BoxError;
-use crate::process::{self, Job, Process, broken, command_under, say, temporary_folder, with_folder};
+use crate::process::{self, Process, RoleJob, broken, command_under, say, temporary_folder, with_folder};
 use crate::steps::Steps;
-use crate::subject::{Handle, Subject};
+use crate::subject::{BoundedHandle, Subject};
 
 /// The outcome of the put of one key.
 #[derive(Debug)]
-struct Tried {
+struct PutAttempt {
     key: String,
     /// `None` if it was acknowledged.
     failed: Option<(Outcome, ErrorKind)>,
 }
 
-impl Tried {
-    async fn put(store: &Handle, key: String, bytes: usize) -> Self {
+impl PutAttempt {
+    async fn put(store: &BoundedHandle, key: String, bytes: usize) -> Self {
         let failed = store.put(key.as_str(), value(&key, bytes)).await.err();
         Self { key, failed: failed.map(|error| (error.outcome(), error.kind().clone())) }
     }
 
     /// The contents of the store agree with its answers.
-    async fn check(&self, store: &Handle) -> Checked {
+    async fn check(&self, store: &BoundedHandle) -> Checked {
         let found = store.get(self.key.as_str()).await?;
         let whole = found.as_ref().is_none_or(|kv| kv.value.as_bytes().starts_with(self.key.as_bytes()));
         holds("a value that was written, or none", whole, &found).of("S5")?;
@@ -47,7 +47,7 @@ fn value(key: &str, bytes: usize) -> Vec<u8> {
     key.bytes().cycle().take(bytes.max(key.len())).collect()
 }
 
-async fn check_all(store: &Handle, tried: &[Tried]) -> Checked {
+async fn check_all(store: &BoundedHandle, tried: &[PutAttempt]) -> Checked {
     for one in tried {
         one.check(store).await?;
     }
@@ -55,17 +55,17 @@ async fn check_all(store: &Handle, tried: &[Tried]) -> Checked {
 }
 
 /// How many writes are on their way at once.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_WRITES: usize = 8;
 /// A disk that takes so many is not full.
-const ENOUGH: usize = 20_000;
+const MAX_WRITES: usize = 20_000;
 /// A file that takes up some of a small disk.
-const BALLAST: &str = "ballast";
-const BALLAST_BYTES: usize = 2 * 1024 * 1024;
+const FILLER_FILE: &str = "ballast";
+const FILLER_BYTES: usize = 2 * 1024 * 1024;
 
 /// Role: writes until there is no room, goes on for a while, makes room, and checks the store's answers.
-pub(crate) async fn fill(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn fill(job: RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
-        fs::write(folder.join(BALLAST), vec![1; BALLAST_BYTES])?;
+        fs::write(folder.join(FILLER_FILE), vec![1; FILLER_BYTES])?;
     }
     let fixture = job.join().await?;
     let store = job.handle(&*fixture);
@@ -74,11 +74,11 @@ pub(crate) async fn fill(job: Job<'_>) -> Result<(), BoxError> {
     while failed < 40 {
         // Small ones may still fit when large ones do not.
         let bytes = if failed % 2 == 1 { 10 } else { 30_000 };
-        let keys = (0..AT_ONCE).map(|i| format!("fill/{:06}", tried.len() + i));
-        let some = join_all(keys.map(|key| Tried::put(&store, key, bytes))).await;
+        let keys = (0..MAX_CONCURRENT_WRITES).map(|i| format!("fill/{:06}", tried.len() + i));
+        let some = join_all(keys.map(|key| PutAttempt::put(&store, key, bytes))).await;
         failed += some.iter().filter(|one| one.failed.is_some()).count();
         tried.extend(some);
-        if tried.len() > ENOUGH {
+        if tried.len() > MAX_WRITES {
             return Err("the disk did not fill".into());
         }
     }
@@ -102,7 +102,7 @@ fn is_damage(kind: &ErrorKind) -> bool {
 }
 
 /// Reads on a full disk return the acknowledged state.
-async fn reads_are_right(store: &Handle, tried: &[Tried]) -> Result<(), BoxError> {
+async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<(), BoxError> {
     for one in tried.iter().filter(|one| one.failed.is_none()).take(20) {
         if let Ok(found) = store.get(one.key.as_str()).await {
             holds(&format!("{}, which was acknowledged", one.key), found.is_some(), &found).of("S3")?;
@@ -112,9 +112,9 @@ async fn reads_are_right(store: &Handle, tried: &[Tried]) -> Result<(), BoxError
 }
 
 /// Takes away the ballast, or else the limit.
-fn make_room(job: &Job<'_>) -> Result<(), BoxError> {
+fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
-        return Ok(fs::remove_file(folder.join(BALLAST))?);
+        return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
     }
     let own = std::process::id().to_string();
     let lifted = Command::new("prlimit").args(["--pid", &own, "--fsize=unlimited:unlimited"]).status()?;
@@ -158,9 +158,9 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 let store = t.handle();
                 tokio::spawn(async move {
                     let mut tried = Vec::new();
-                    while tried.last().is_none_or(|one: &Tried| one.failed.is_none()) {
+                    while tried.last().is_none_or(|one: &PutAttempt| one.failed.is_none()) {
                         let key = format!("closed/{round}/{writer}/{}", tried.len());
-                        tried.push(Tried::put(&store, key, 20).await);
+                        tried.push(PutAttempt::put(&store, key, 20).await);
                     }
                     tried
                 })
@@ -199,7 +199,7 @@ pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
 }
 
 /// How many acknowledgements are checked.
-const TRACED: u64 = 40;
+const TRACED_WRITES: u64 = 40;
 
 /// Between any two acknowledgements a file of the store is synced, by the kernel's own account.
 pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
@@ -209,25 +209,25 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     fs::create_dir(&kept).map_err(|error| broken("a folder", &error))?;
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-y", "-e", "trace=fsync,fdatasync,write", "-o"]).arg(&trace);
-    let command = process::command("write", &[2, 0, TRACED], &t.address_in(&kept)?)?;
+    let command = process::command("write", &[2, 0, TRACED_WRITES], &t.address_in(&kept)?)?;
     let process = Process::start(command_under(strace, &command), t.patience())?;
-    same("how many writes were acknowledged", process.end().await?.len() as u64, TRACED)?;
+    same("how many writes were acknowledged", process.end().await?.len() as u64, TRACED_WRITES)?;
     let trace = fs::read_to_string(&trace).map_err(|error| broken("reading what strace wrote", &error))?;
     let kept = fs::canonicalize(&kept).map_err(|error| broken("the folder's real path", &error))?;
-    let syncs = Syncs::count(&trace, &kept);
-    same("how many acknowledgements were seen", syncs.before_each.len() as u64, TRACED)?;
+    let syncs = SyncTrace::count(&trace, &kept);
+    same("how many acknowledgements were seen", syncs.before_each.len() as u64, TRACED_WRITES)?;
     let bare = syncs.before_each.iter().position(|count| *count == 0);
     holds("one sync or more before each acknowledgement", bare.is_none(), &syncs.before_each)
 }
 
 /// The syncs in a trace.
 #[derive(Debug, Default)]
-struct Syncs {
+struct SyncTrace {
     /// How many were begun and ended, without an error, between an acknowledgement and the one before it.
     before_each: Vec<usize>,
 }
 
-impl Syncs {
+impl SyncTrace {
     fn count(trace: &str, folder: &Path) -> Self {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
@@ -268,6 +268,6 @@ mod tests {
                      7 write(1<pipe:[1]>, \"done 1\\n\", 7) = 7\n8 <... fsync resumed>) = 0\n\
                      8 fdatasync(6</s/db> <unfinished ...>\n8 <... fdatasync resumed>) = 0\n\
                      9 fdatasync(6</s/db>) = -1 EIO\n7 write(1<pipe:[1]>, \"done 2\\n\", 7) = 7\n";
-        assert_eq!(Syncs::count(trace, Path::new("/s")).before_each, [1, 0, 1]);
+        assert_eq!(SyncTrace::count(trace, Path::new("/s")).before_each, [1, 0, 1]);
     }
 }

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use kv::{Auth, Error, ErrorKind, Op, Range, RangeRequest, Revision, StoreExt, WatchRequest};
 
-use crate::expect::{Checked, Failure, RECOVERY, holds, refused, same};
-use crate::harness::Stranger;
-use crate::ledger::{Ledger, Said};
-use crate::subject::{Handle, Subject, in_time};
+use crate::expect::{Checked, Failure, RECOVERY_TIMEOUT, holds, refused, same};
+use crate::harness::RefusedUser;
+use crate::ledger::{Ledger, LedgerAnswer};
+use crate::subject::{BoundedHandle, Subject, in_time};
 
 /// An error in one line and without a secret.
 fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
@@ -19,8 +19,8 @@ fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
 }
 
 /// Every kind of call fails like that.
-async fn is_kept_out(t: &Subject, stranger: Stranger) -> Checked {
-    let Stranger { name, store, secrets } = stranger;
+async fn is_kept_out(t: &Subject, stranger: RefusedUser) -> Checked {
+    let RefusedUser { name, store, secrets } = stranger;
     let handle = t.bounded(store);
     let watch = handle.watch(WatchRequest::new(Range::All, Revision::new(1))).await.map(|_| ());
     for (call, said) in [
@@ -50,7 +50,7 @@ pub(crate) async fn strangers(t: Subject) -> Checked {
 
 pub(crate) async fn compacting_strangers(t: Subject) -> Checked {
     let at = t.put("k", "ours").await?;
-    for Stranger { name, store, secrets } in t.strangers().await? {
+    for RefusedUser { name, store, secrets } in t.strangers().await? {
         match t.bounded(store).compact(at).await {
             Err(error) => kept_out(name, &secrets, &error)?,
             Ok(()) => return Err(Failure::new(format!("a compaction by {name}"), "an error", "an answer")),
@@ -87,21 +87,21 @@ pub(crate) async fn guest(t: Subject) -> Checked {
 
 pub(crate) async fn logins_run_out(t: Subject) -> Checked {
     /// Longer than a login lasts.
-    const LONG: Duration = Duration::from_millis(3500);
+    const LONG_FREEZE: Duration = Duration::from_millis(3500);
     let first = t.put("k", "v").await?;
     let mut early = t.watcher(Range::key("k"), first).await?;
     same("the first batch", early.next().await?.revision, first)?;
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(LONG_FREEZE).await;
     let second = t.put("k", "w").await?;
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(LONG_FREEZE).await;
     for read in futures::future::join_all((0..8).map(|_| t.get("k"))).await {
         same("a read after the login ran out", read?.map(|kv| kv.mod_revision), Some(second))?;
     }
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(LONG_FREEZE).await;
     let mut late = t.watcher(Range::key("k"), second).await?;
     same("the first batch of a new watch", late.next().await?.revision, second)?;
     same("the next batch of an old watch", early.next().await?.revision, second)?;
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(LONG_FREEZE).await;
     let third = t.put("k", "x").await?;
     same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
 }
@@ -110,15 +110,18 @@ pub(crate) async fn logins_run_out(t: Subject) -> Checked {
 async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
     const WRITERS: usize = 32;
     const BYTES: usize = 50_000;
-    let until = Instant::now() + RECOVERY;
+    let until = Instant::now() + RECOVERY_TIMEOUT;
     let writers = (0..WRITERS).map(|writer| {
-        let handle: Handle = t.handle();
+        let handle: BoundedHandle = t.handle();
         async move {
             let mut ledger = Ledger::default();
             let mut full = 0;
             for i in 0.. {
                 let said = ledger.write_sized(&handle, format!("{round}-{writer}-{i}"), BYTES).await?;
-                let no_room = matches!(said, Said::Unknown(ErrorKind::NoSpace) | Said::NotApplied(ErrorKind::NoSpace));
+                let no_room = matches!(
+                    said,
+                    LedgerAnswer::Unknown(ErrorKind::NoSpace) | LedgerAnswer::NotApplied(ErrorKind::NoSpace)
+                );
                 full += usize::from(no_room);
                 if full == 4 {
                     break;

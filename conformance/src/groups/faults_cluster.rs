@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use kv::{Compare, Conditional, ErrorKind, Outcome, Range, Revision, StoreExt, Txn};
+use kv::{Compare, ConditionalOutcome, ErrorKind, Outcome, Range, Revision, StoreExt, Txn};
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
 
 use super::faults_watch::all_of;
-use crate::expect::{Checked, OfRule, holds, same, some};
-use crate::ledger::{Ledger, Said, Writers};
-use crate::subject::{Handle, Subject, in_time};
+use crate::expect::{Checked, JudgedByRule, holds, same, some};
+use crate::ledger::{Ledger, LedgerAnswer, Writers};
+use crate::subject::{BoundedHandle, Subject, in_time};
 
 const WRITERS: usize = 8;
 const MEMBERS: usize = 3;
 
 /// A handle that tries all servers, this one first.
-async fn first_at(t: &Subject, server: usize) -> Checked<Handle> {
+async fn first_at(t: &Subject, server: usize) -> Checked<BoundedHandle> {
     let mut addresses = t.addresses()?;
     same("the environment: servers of a cluster", addresses.len(), MEMBERS)?;
     addresses.rotate_left(server);
@@ -24,7 +24,7 @@ async fn first_at(t: &Subject, server: usize) -> Checked<Handle> {
 }
 
 /// A handle that sends its requests to this server only.
-async fn only(t: &Subject, server: usize) -> Checked<Handle> {
+async fn only(t: &Subject, server: usize) -> Checked<BoundedHandle> {
     let addresses = t.addresses()?;
     t.connect(&[*some("the environment: a server", addresses.get(server))?]).await
 }
@@ -48,13 +48,13 @@ pub(crate) async fn follower_dies(t: Subject) -> Checked {
     ledger.is_true(&t).await
 }
 
-fn failures(ledger: &Ledger) -> Vec<&Said> {
-    ledger.said().filter(|said| !matches!(said, Said::Applied(_))).collect()
+fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
+    ledger.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).collect()
 }
 
 /// The observations of the clients that count together.
 #[derive(Debug, Default)]
-struct Counted {
+struct ClientCounts {
     /// The highest count of an acknowledged write or a read.
     seen: AtomicI64,
     acknowledged: AtomicI64,
@@ -66,7 +66,7 @@ fn number(value: Option<&kv::Kv>) -> i64 {
 }
 
 /// Adds one, `times` times, each time by a write that is guarded by what was read.
-async fn count_up(handle: Handle, counted: Arc<Counted>, times: usize) -> Checked {
+async fn count_up(handle: BoundedHandle, counted: Arc<ClientCounts>, times: usize) -> Checked {
     let mut done = 0;
     while done < times {
         let least = counted.seen.load(Ordering::SeqCst);
@@ -81,12 +81,12 @@ async fn count_up(handle: Handle, counted: Arc<Counted>, times: usize) -> Checke
         holds(&format!("at least {least}, which was seen before"), now >= least, &now).of("S1")?;
         let guard = before.map_or(Revision::UNSET, |kv| kv.mod_revision);
         match handle.update_if("count", (now + 1).to_string(), guard).await {
-            Ok(Conditional::Done(_)) => {
+            Ok(ConditionalOutcome::Done(_)) => {
                 counted.acknowledged.fetch_add(1, Ordering::SeqCst);
                 counted.seen.fetch_max(now + 1, Ordering::SeqCst);
                 done += 1;
             }
-            Ok(Conditional::Found(_)) => {}
+            Ok(ConditionalOutcome::Found(_)) => {}
             Err(error) => {
                 in_time(&error)?;
                 if error.outcome() == Outcome::Unknown {
@@ -101,7 +101,7 @@ async fn count_up(handle: Handle, counted: Arc<Counted>, times: usize) -> Checke
 pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     const TIMES: usize = 40;
     let mut watcher = t.watcher(Range::key("count"), t.revision().await?.next()).await?.through_faults();
-    let counted = Arc::new(Counted::default());
+    let counted = Arc::new(ClientCounts::default());
     for round in 0..2 {
         let (leader, _) = roles(&t).await?;
         let mut tasks = JoinSet::new();
@@ -142,7 +142,7 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
 /// Two of three hang, the leader among them. The third gets a request, which must fail by itself.
 async fn without_quorum<T: std::fmt::Debug, F: Future<Output = kv::Result<T>>>(
     t: &Subject,
-    work: impl FnOnce(Handle) -> F,
+    work: impl FnOnce(BoundedHandle) -> F,
     rule: &'static str,
 ) -> Checked<(ErrorKind, Outcome)> {
     let (leader, [other, lonely]) = roles(t).await?;
@@ -268,13 +268,13 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
         let mut ledger = Ledger::default();
         let mut lost = Vec::new();
         for i in 0..CALLS {
-            if let said @ (Said::NotApplied(_) | Said::Unknown(_)) =
+            if let said @ (LedgerAnswer::NotApplied(_) | LedgerAnswer::Unknown(_)) =
                 ledger.write(&handle, format!("{dead}-{i}")).await?
             {
                 lost.push((i, said));
             }
             if let Err(error) = handle.get("k").await {
-                lost.push((i, Said::NotApplied(error.kind().clone())));
+                lost.push((i, LedgerAnswer::NotApplied(error.kind().clone())));
             }
             if i % 10 == 0 {
                 handle.watcher(Range::key("k"), Revision::new(1)).await.of("N1")?;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use kv::{Compare, ErrorKind, Op, OpResult, Outcome, Range, Revision, StoreExt, Txn};
 
-use crate::expect::{Checked, OfRule, holds, same, some};
-use crate::ledger::{Ledger, Said};
-use crate::proxy::{Link, Proxy};
-use crate::subject::{Handle, Nobody, Subject, in_time};
+use crate::expect::{Checked, JudgedByRule, holds, same, some};
+use crate::ledger::{Ledger, LedgerAnswer};
+use crate::proxy::{LinkCondition, Proxy};
+use crate::subject::{BoundedHandle, Subject, UnusedAddress, in_time};
 
 const ROUNDS: usize = 5;
 
@@ -15,12 +15,12 @@ const ROUNDS: usize = 5;
 /// the transaction.
 async fn without_reply(
     t: &Subject,
-    (proxy, far): (&Proxy, &Handle),
+    (proxy, far): (&Proxy, &BoundedHandle),
     txn: Txn,
 ) -> Checked<(kv::Result<kv::TxnResponse>, Revision)> {
     let mut watcher = t.watcher(Range::key("k"), t.revision().await?.next()).await?;
     far.heals().await?;
-    proxy.set(Link::LosesReplies);
+    proxy.set(LinkCondition::LosesReplies);
     let writer = far.clone();
     let write = tokio::spawn(async move { writer.txn(txn).await });
     let applied = watcher.next().await?.revision;
@@ -84,7 +84,7 @@ pub(crate) async fn lost_request(t: Subject) -> Checked {
     for round in 0..ROUNDS {
         let (proxy, far) = t.through_proxy().await?;
         far.heals().await?;
-        proxy.set(Link::LosesRequests);
+        proxy.set(LinkCondition::LosesRequests);
         let name = format!("{round}");
         let writer = tokio::spawn(async move {
             let mut ledger = Ledger::default();
@@ -101,13 +101,13 @@ pub(crate) async fn lost_request(t: Subject) -> Checked {
 }
 
 pub(crate) async fn never_sent(t: Subject) -> Checked {
-    let nobody = Nobody::new()?;
+    let nobody = UnusedAddress::new()?;
     let lonely = t.connect(&[nobody.address()?]).await?;
     let before = t.revision().await?;
     let mut ledger = Ledger::default();
     for i in 0..ROUNDS {
         let said = ledger.write(&lonely, format!("{i}")).await?;
-        let certain = matches!(&said, Said::NotApplied(kind) if kind.is_transient());
+        let certain = matches!(&said, LedgerAnswer::NotApplied(kind) if kind.is_transient());
         holds("a definite error after which one may try again", certain, &said)?;
     }
     let read = lonely.get("k").await.map(|_| ()).map_err(|error| error.kind().clone());
@@ -117,18 +117,18 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
 }
 
 /// Of calls to these addresses, at most the first fails, and each is carried out once.
-async fn loses_at_most_the_first(t: &Subject, far: &Handle, name: &str) -> Checked {
+async fn loses_at_most_the_first(t: &Subject, far: &BoundedHandle, name: &str) -> Checked {
     const CALLS: usize = 20;
     let before = t.revision().await?;
     let mut ledger = Ledger::default();
     let mut failed = Vec::new();
     for i in 0..CALLS {
         match ledger.write(far, format!("{name}-{i}")).await? {
-            Said::Applied(_) => {}
+            LedgerAnswer::Applied(_) => {}
             said => failed.push((i, said)),
         }
         if let Err(error) = far.get("ledger").await {
-            failed.push((i, Said::NotApplied(error.kind().clone())));
+            failed.push((i, LedgerAnswer::NotApplied(error.kind().clone())));
         }
         far.watcher(Range::prefix("ledger"), before.next()).await.of("N1")?;
     }
@@ -138,9 +138,9 @@ async fn loses_at_most_the_first(t: &Subject, far: &Handle, name: &str) -> Check
 }
 
 pub(crate) async fn nobody_and_a_silent_one_beside(t: Subject) -> Checked {
-    let nobody = Nobody::new()?;
+    let nobody = UnusedAddress::new()?;
     let (proxy, _) = t.through_proxy().await?;
-    proxy.set(Link::Silent);
+    proxy.set(LinkCondition::Silent);
     let live = t.addresses()?;
     let (nobody, silent) = (nobody.address()?, proxy.address());
     for (name, others) in [("nobody", vec![nobody]), ("silent", vec![silent]), ("both", vec![nobody, silent])] {
@@ -155,7 +155,7 @@ pub(crate) async fn nobody_and_a_silent_one_beside(t: Subject) -> Checked {
 pub(crate) async fn slow_network(t: Subject) -> Checked {
     const WRITERS: usize = 8;
     let (proxy, far) = t.through_proxy().await?;
-    proxy.set(Link::Slow(Duration::from_millis(20)));
+    proxy.set(LinkCondition::Slow(Duration::from_millis(20)));
     let base = t.revision().await?;
     let mut watcher = far.watcher(Range::prefix("ledger/"), base.next()).await?;
     let writes = (0..WRITERS).map(|writer| {
@@ -164,7 +164,7 @@ pub(crate) async fn slow_network(t: Subject) -> Checked {
             let mut ledger = Ledger::default();
             for i in 0..10 {
                 let said = ledger.write(&far, format!("{writer}-{i}")).await?;
-                holds("a write over a slow network succeeds", matches!(said, Said::Applied(_)), &said)?;
+                holds("a write over a slow network succeeds", matches!(said, LedgerAnswer::Applied(_)), &said)?;
             }
             Checked::Ok(ledger)
         })

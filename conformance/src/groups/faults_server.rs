@@ -3,14 +3,14 @@
 use kv::{ErrorKind, Op, Range, StoreExt};
 use nix::sys::signal::Signal;
 
-use crate::expect::{Checked, OfRule, holds, same, some};
-use crate::ledger::{Ledger, Said, Writers};
-use crate::subject::{Handle, Subject, in_time};
+use crate::expect::{Checked, JudgedByRule, holds, same, some};
+use crate::ledger::{Ledger, LedgerAnswer, Writers};
+use crate::subject::{BoundedHandle, Subject, in_time};
 
 const WRITERS: usize = 8;
 const ROUNDS: usize = 5;
 
-async fn handles(t: &Subject, count: usize) -> Checked<Vec<Handle>> {
+async fn handles(t: &Subject, count: usize) -> Checked<Vec<BoundedHandle>> {
     let addresses = t.addresses()?;
     let mut handles = Vec::with_capacity(count);
     while handles.len() < count {
@@ -59,7 +59,8 @@ pub(crate) async fn frozen_server(t: Subject) -> Checked {
         let stuck = async {
             let mut ledger = Ledger::default();
             let said = ledger.write(first, format!("{round}-frozen")).await?;
-            holds("no acknowledgement by a frozen server", !matches!(said, Said::Applied(_)), &said).of("S3")?;
+            holds("no acknowledgement by a frozen server", !matches!(said, LedgerAnswer::Applied(_)), &said)
+                .of("S3")?;
             ledger.extend(writers.stop().await?);
             Ok(ledger)
         };
@@ -96,8 +97,10 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     same("a read of the past", seen.map_err(|error| error.kind().clone()), Err(ErrorKind::RevisionRegressed))?;
     let mut ledger = Ledger::default();
     let said = ledger.write(&t, "late".to_owned()).await?;
-    let noticed =
-        matches!(&said, Said::NotApplied(ErrorKind::RevisionRegressed) | Said::Unknown(ErrorKind::RevisionRegressed));
+    let noticed = matches!(
+        &said,
+        LedgerAnswer::NotApplied(ErrorKind::RevisionRegressed) | LedgerAnswer::Unknown(ErrorKind::RevisionRegressed)
+    );
     holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;

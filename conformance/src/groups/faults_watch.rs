@@ -3,9 +3,9 @@
 use kv::{ErrorKind, Range, Revision, StoreExt};
 use nix::sys::signal::Signal;
 
-use crate::expect::{Checked, Failure, OfRule, is_compacted, same};
-use crate::proxy::Link;
-use crate::subject::{Handle, Subject};
+use crate::expect::{Checked, Failure, JudgedByRule, is_compacted, same};
+use crate::proxy::LinkCondition;
+use crate::subject::{BoundedHandle, Subject};
 use crate::watcher::Watcher;
 
 const RANGE: &str = "w/";
@@ -13,7 +13,7 @@ const RANGE: &str = "w/";
 const VALUE_BYTES: usize = 4 << 10;
 
 /// Writes `count` revisions of the watched range; the last one.
-async fn writes(t: &Handle, count: usize) -> Checked<Revision> {
+async fn writes(t: &BoundedHandle, count: usize) -> Checked<Revision> {
     let mut last = Revision::UNSET;
     for i in 0..count {
         last = t.put(format!("{RANGE}{i}"), vec![b'v'; VALUE_BYTES]).await?;
@@ -21,19 +21,19 @@ async fn writes(t: &Handle, count: usize) -> Checked<Revision> {
     Ok(last)
 }
 
-async fn watch_from(handle: &Handle, start: Revision) -> Checked<Watcher> {
+async fn watch_from(handle: &BoundedHandle, start: Revision) -> Checked<Watcher> {
     Ok(handle.watcher(Range::prefix(RANGE), start).await?.through_faults())
 }
 
 /// Watches again from where a watch ended, as soon as the store can be reached.
-async fn watch_again(handle: &Handle, range: Range, resume_from: Revision) -> Checked<Watcher> {
+async fn watch_again(handle: &BoundedHandle, range: Range, resume_from: Revision) -> Checked<Watcher> {
     handle.heals().await?;
     Ok(handle.watcher(range, resume_from).await?.through_faults())
 }
 
 /// Reads a watch up to `last`: every revision once, in order. A watch may end with `Disconnected` where it stands; then
 /// another one goes on.
-pub(crate) async fn all_of(handle: &Handle, watcher: &mut Watcher, last: Revision) -> Checked {
+pub(crate) async fn all_of(handle: &BoundedHandle, watcher: &mut Watcher, last: Revision) -> Checked {
     while watcher.resume_from() <= last {
         let next = watcher.resume_from();
         match watcher.step().await? {
@@ -65,12 +65,12 @@ pub(crate) async fn cut_mid_stream(t: Subject) -> Checked {
             1 => proxy.cut(),
             // For longer than one attempt to come back.
             _ => {
-                proxy.set(Link::Refusing);
+                proxy.set(LinkCondition::Refusing);
                 proxy.cut();
             }
         }
         let last = writes(&t, WRITES).await?;
-        proxy.set(Link::Up);
+        proxy.set(LinkCondition::Up);
         all_of(&cut_off, &mut watcher, last).await.map_err(|failure| failure.with_note(&format!("round {round}")))?;
     }
     Ok(())
@@ -81,11 +81,11 @@ pub(crate) async fn compacted_while_cut_off(t: Subject) -> Checked {
     let last = writes(&t, 5).await?;
     let mut watcher = watch_from(&cut_off, last).await?;
     all_of(&cut_off, &mut watcher, last).await?;
-    proxy.set(Link::Refusing);
+    proxy.set(LinkCondition::Refusing);
     proxy.cut();
     let mark = writes(&t, 5).await?;
     t.compact(mark).await?;
-    proxy.set(Link::Up);
+    proxy.set(LinkCondition::Up);
     let kind = match watcher.step().await? {
         Err(ErrorKind::Disconnected { .. }) => {
             match watch_again(&cut_off, watcher.range(), last.next()).await?.step().await? {
@@ -131,7 +131,7 @@ pub(crate) async fn silent_network(t: Subject) -> Checked {
     let last = writes(&t, 3).await?;
     let mut watcher = watch_from(&watching, last).await?;
     all_of(&watching, &mut watcher, last).await?;
-    proxy.set(Link::Silent);
+    proxy.set(LinkCondition::Silent);
     let last = writes(&t, 3).await?;
     falls_silent(&mut watcher).await?;
     proxy.heal();

@@ -2,21 +2,21 @@
 
 use kv::{Content, ErrorKind, InvalidArgument, Key, Op, Range, RangeRequest, Revision, StoreExt};
 
-use crate::expect::{Checked, OfRule, compacted, holds, refused, same};
-use crate::subject::{Handle, Subject, after, entry, text};
+use crate::expect::{Checked, JudgedByRule, compacted, holds, refused, same};
+use crate::subject::{BoundedHandle, Subject, after, entry, text};
 
 /// The value of a key as it was, as text.
-async fn value_at(t: &Handle, key: &str, at: Revision) -> Checked<Option<String>> {
+async fn value_at(t: &BoundedHandle, key: &str, at: Revision) -> Checked<Option<String>> {
     Ok(t.read_at(Range::key(key), at).await?.kvs.first().map(|kv| text(&kv.value)))
 }
 
 /// A read of the past that may be refused.
-async fn try_at(t: &Handle, key: &str, at: Revision) -> kv::Result<kv::RangeResponse> {
+async fn try_at(t: &BoundedHandle, key: &str, at: Revision) -> kv::Result<kv::RangeResponse> {
     t.range(RangeRequest::new(Range::key(key)).with_at(at)).await
 }
 
 /// Puts `k` so many times; the revisions of the puts.
-async fn puts(t: &Handle, count: usize) -> Checked<Vec<Revision>> {
+async fn puts(t: &BoundedHandle, count: usize) -> Checked<Vec<Revision>> {
     let mut revisions = Vec::with_capacity(count);
     for i in 0..count {
         revisions.push(t.put("k", format!("v{i}")).await?);

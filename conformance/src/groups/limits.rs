@@ -5,8 +5,8 @@ use kv::{
     Revision, StoreExt, Txn, WatchRequest,
 };
 
-use crate::expect::{Checked, OfRule, holds, refused, same, too_large, within};
-use crate::subject::{Handle, Subject, after, delete_result};
+use crate::expect::{Checked, JudgedByRule, holds, refused, same, too_large, within};
+use crate::subject::{BoundedHandle, Subject, after, delete_result};
 
 pub(crate) async fn empty_keys(t: Subject) -> Checked {
     let before = t.revision().await?;
@@ -129,7 +129,7 @@ pub(crate) async fn pages_past_the_longest_keys(t: Subject) -> Checked {
     refused("a start that is longer still", t.range(RangeRequest::new(too_far)).await, refusal).of("X1")
 }
 
-impl Handle {
+impl BoundedHandle {
     /// A read by prefix that may be refused.
     async fn read_prefix(&self, prefix: Vec<u8>) -> kv::Result<kv::RangeResponse> {
         self.range(RangeRequest::new(Range::prefix(prefix))).await

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
-use kv::wrap::{Fault, Faulty};
+use kv::wrap::{Fault, FaultyStore};
 use kv::{Error, Operation, Store};
 
 use crate::expect::{Checked, holds};
@@ -12,17 +12,17 @@ use crate::history::Summary;
 
 /// How good the way to the store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Network {
+pub(crate) enum NetworkQuality {
     Good,
     /// Requests and replies are lost, delayed and held back, and watches are cut.
     Bad,
 }
 
-impl Network {
+impl NetworkQuality {
     /// The store as a client sees it through this network.
-    pub(crate) fn between(self, store: Arc<dyn Store>, seed: u64) -> Faulty<Arc<dyn Store>> {
+    pub(crate) fn between(self, store: Arc<dyn Store>, seed: u64) -> FaultyStore<Arc<dyn Store>> {
         let random = Mutex::new(Rng::with_seed(seed));
-        Faulty::new(store, move |operation| {
+        FaultyStore::new(store, move |operation| {
             let mut random = random.lock().unwrap_or_else(PoisonError::into_inner);
             match (self, operation) {
                 (Self::Good, _) => None,

@@ -3,15 +3,15 @@
 use fastrand::Rng;
 use kv::{Outcome, Range, Revision};
 
-use crate::expect::{Checked, Failure, OfRule, holds};
+use crate::expect::{Checked, Failure, JudgedByRule, holds};
 use crate::seed::{SEED, seed};
 use crate::steps::Steps;
-use crate::subject::{Handle, Subject};
+use crate::subject::{BoundedHandle, Subject};
 
 /// How often the power fails.
-const CUTS: u64 = 200;
+const POWER_CUTS: u64 = 200;
 /// The most operations of the disk between two cuts.
-const OPERATIONS: u32 = 160;
+const MAX_OPERATIONS_PER_CUT: u32 = 160;
 
 /// The power fails at any operation of the disk, while the store is used or opened. No acknowledged or seen write is
 /// lost, no step is there by half, and no write is there that was refused as not applied.
@@ -20,13 +20,13 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let seed = seed();
     let mut random = Rng::with_seed(seed);
     let mut done = 0;
-    for cut in 0..CUTS {
+    for cut in 0..POWER_CUTS {
         t.next_round();
-        t.cut_power_after(random.u32(0..OPERATIONS))?;
+        t.cut_power_after(random.u32(0..MAX_OPERATIONS_PER_CUT))?;
         if cut % 3 == 2 {
             t.reopen_without_power().await?;
         }
-        let work = Work::until_it_fails(&t.handle(), done).await;
+        let work = WorkBeforeCut::until_it_fails(&t.handle(), done).await;
         t.restore_power(random.u64(..)).await?;
         let note = |failure: Failure| failure.with_note(&format!("{SEED}={seed}, cut {cut}"));
         let now = t.revision().await?;
@@ -37,11 +37,11 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
         let lie = work.outcome == Outcome::NotApplied && done > work.done;
         holds("nothing of a step that failed as not applied", !lie, &done).of("E2").map_err(note)?;
     }
-    holds("some work between the cuts", done > CUTS / 2, &done)
+    holds("some work between the cuts", done > POWER_CUTS / 2, &done)
 }
 
 /// The steps before the power failed.
-struct Work {
+struct WorkBeforeCut {
     /// Steps that were acknowledged.
     done: u64,
     /// The outcome, by the error, of the step after them.
@@ -50,8 +50,8 @@ struct Work {
     seen: Revision,
 }
 
-impl Work {
-    async fn until_it_fails(store: &Handle, first: u64) -> Self {
+impl WorkBeforeCut {
+    async fn until_it_fails(store: &BoundedHandle, first: u64) -> Self {
         let mut work = Self { done: first, outcome: Outcome::Unknown, seen: Revision::UNSET };
         let mut watch = match store.revision().await {
             Ok(now) => store.watcher(Range::prefix("step/"), now.next()).await.ok(),

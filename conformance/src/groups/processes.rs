@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use kv::{Compare, ErrorKind, Op, Range, Revision, StoreExt, Txn};
 
-use crate::expect::{Checked, Failure, OfRule, holds, refused, same, some};
+use crate::expect::{Checked, Failure, JudgedByRule, holds, refused, same, some};
 use crate::harness::{Ability, BoxError};
-use crate::process::{self, Job, Process, broken, number, say, temporary_folder};
+use crate::process::{self, Process, RoleJob, broken, number, say, temporary_folder};
 use crate::steps::Steps;
 use crate::subject::{Subject, text};
 
 /// The wait of a process that must wait in vain.
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
 /// A process that takes turns reports every tenth one. The time for a line is the time for ten turns of each process.
 const REPORTED_TURNS: u64 = 10;
 
 /// Role: joins and reports the result; the argument is how long to wait, in milliseconds.
-pub(crate) async fn try_to_join(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     let wait = Duration::from_millis(job.argument(0)?);
     let started = Instant::now();
     match job.join_within(wait).await {
@@ -38,7 +38,7 @@ pub(crate) async fn try_to_join(job: Job<'_>) -> Result<(), BoxError> {
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
-    for wait in [Duration::ZERO, SHORT] {
+    for wait in [Duration::ZERO, SHORT_WAIT_TIMEOUT] {
         let started = Instant::now();
         refused("joining in this process while it is in use", t.join(&address, wait).await, ErrorKind::Locked)?;
         holds("as long a wait as was asked", started.elapsed() >= wait, &started.elapsed())?;
@@ -53,11 +53,11 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.let_go().await?;
     same("what somebody who waited finds", waiting.say("joined").await?, "v".to_owned())?;
     waiting.end().await?;
-    t.take_back().await
+    t.retake().await
 }
 
 /// Role: opens, counts one up and closes, as often as the argument says.
-pub(crate) async fn count(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     for turn in 0..job.argument(0)? {
         if turn % REPORTED_TURNS == 0 {
             say(format_args!("turn {turn}"))?;
@@ -93,7 +93,7 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
         }
         process.end().await?;
     }
-    t.take_back().await?;
+    t.retake().await?;
     let counter = some("the counter", t.get("counter").await?)?;
     same("the counter", text(&counter.value), (PROCESSES * TURNS).to_string()).of("S1")?;
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
@@ -122,11 +122,11 @@ pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
         }
         done = steps.check_crashed(&*joined?, done).await?;
     }
-    t.take_back().await
+    t.retake().await
 }
 
 /// Role: opens, writes a step and closes, for ever.
-pub(crate) async fn take_turns(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     for n in job.argument(1)?.. {
         let fixture = job.join().await?;
         fixture.store().txn(Steps::txn(job.argument(0)?, n)).await?;
@@ -152,7 +152,7 @@ pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
         same("the steps at the end of the turn", steps.at(reader.revision().await?)?, seen)?;
     }
     writer.kill().await?;
-    t.take_back().await
+    t.retake().await
 }
 
 /// A watch here has everything that was written elsewhere, once, in order.
@@ -163,7 +163,7 @@ pub(crate) async fn watched_from_elsewhere(mut t: Subject) -> Checked {
         drop(live);
         t.let_go().await?;
         write_some(t.process("write", &[2, 0])?).await?;
-        t.take_back().await?;
+        t.retake().await?;
         live = t.watcher(Range::All, from).await?;
     } else {
         write_some(t.process("write", &[2, 0])?).await?;
@@ -195,7 +195,7 @@ fn puts_of(n: u64) -> Vec<(kv::Key, kv::Value)> {
 }
 
 /// Role: opens the store and starts a process of its own that outlives it.
-pub(crate) async fn beget(job: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     fixture.store().put("k", "v").await?;
     let mut command = process::command("linger", &[], job.address()).map_err(|failure| failure.to_string())?;
@@ -205,7 +205,7 @@ pub(crate) async fn beget(job: Job<'_>) -> Result<(), BoxError> {
 }
 
 /// Role: is there until its standard input ends.
-pub(crate) async fn linger(_: Job<'_>) -> Result<(), BoxError> {
+pub(crate) async fn linger(_: RoleJob<'_>) -> Result<(), BoxError> {
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
     Ok(())
 }
@@ -218,7 +218,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     // The child ends with this.
     let stdin = parent.take_stdin();
     parent.kill().await?;
-    t.take_back().await?;
+    t.retake().await?;
     same("what the holder wrote", t.value("k").await?.as_deref(), Some("v"))?;
     let alive = Path::new("/proc").join(&child).exists();
     drop(stdin);
@@ -240,11 +240,15 @@ pub(crate) async fn two_paths(t: Subject) -> Checked {
     };
     let store = t.join(&address, t.patience()).await?;
     store.put("k", "v").await?;
-    refused("joining by a link while it is in use", t.join(&linked, SHORT).await, ErrorKind::Locked)?;
+    refused("joining by a link while it is in use", t.join(&linked, SHORT_WAIT_TIMEOUT).await, ErrorKind::Locked)?;
     beside(0)?.say("locked").await?;
     drop(store);
     same("what is found by a relative path", beside(10_000)?.say("joined").await?, "v".to_owned()).of("S2")?;
     let store = t.join(&linked, t.patience()).await?;
     same("what is found by a link", store.value("k").await?.as_deref(), Some("v")).of("S2")?;
-    refused("joining by the path while the link is in use", t.join(&address, SHORT).await, ErrorKind::Locked)
+    refused(
+        "joining by the path while the link is in use",
+        t.join(&address, SHORT_WAIT_TIMEOUT).await,
+        ErrorKind::Locked,
+    )
 }

@@ -10,7 +10,7 @@ use proptest_state_machine::strategy::Sequential;
 use tokio::runtime;
 use tokio::task::spawn_blocking;
 
-use crate::expect::{Checked, Failure, OfRule, holds, same, shown};
+use crate::expect::{Checked, Failure, JudgedByRule, holds, same, shown};
 use crate::groups::steps::{Step, step};
 use crate::model::Model;
 use crate::seed::{SEED, seed};
@@ -18,20 +18,20 @@ use crate::subject::Subject;
 
 /// How many sequences there are and how many steps each has at most.
 #[derive(Clone, Copy)]
-struct Effort {
+struct SequenceCounts {
     sequences: u32,
     steps: usize,
 }
 
 /// How long a failing sequence is made shorter, in milliseconds.
-const SHRINKING_MS: u32 = 10_000;
+const SHRINKING_TIMEOUT_MS: u32 = 10_000;
 
 pub(crate) async fn against_the_model(t: Subject) -> Checked {
-    judge(t, Effort { sequences: 24, steps: 70 }, Reopening::Never).await
+    judge(t, SequenceCounts { sequences: 24, steps: 70 }, Reopening::Never).await
 }
 
 pub(crate) async fn against_the_model_reopened(t: Subject) -> Checked {
-    judge(t, Effort { sequences: 6, steps: 40 }, Reopening::Sometimes).await
+    judge(t, SequenceCounts { sequences: 6, steps: 40 }, Reopening::Sometimes).await
 }
 
 /// Whether the store is closed and opened again between calls.
@@ -42,7 +42,7 @@ pub(crate) enum Reopening {
 }
 
 /// Random sequences of steps. Their revisions count from a store at its first revision.
-fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model, Vec<Step>, Seen)> {
+fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model, Vec<Step>, StepCounter)> {
     Sequential::new(
         (1..steps).into(),
         || proptest::strategy::Just(Model::compacted_at(Revision::new(1))).boxed(),
@@ -60,9 +60,9 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
 }
 
 /// The number of steps of a sequence that ran; the shrinker drops the steps that never ran first.
-type Seen = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
+type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
-async fn judge(t: Subject, effort: Effort, reopening: Reopening) -> Checked {
+async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
     let runtime = runtime::Handle::current();
     spawn_blocking(move || {
         let mut rng = [0; 32];
@@ -70,14 +70,14 @@ async fn judge(t: Subject, effort: Effort, reopening: Reopening) -> Checked {
         let config = Config {
             cases: effort.sequences,
             failure_persistence: None,
-            max_shrink_time: SHRINKING_MS,
+            max_shrink_time: SHRINKING_TIMEOUT_MS,
             max_shrink_iters: 2000,
             ..Config::default()
         };
         let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &rng));
         // The last one that fails is the shortest.
         let last = Mutex::new(None);
-        let run = Mutex::new(Run { t, model: Model::new(Revision::UNSET), shift: 0 });
+        let run = Mutex::new(SequenceRun { t, model: Model::new(Revision::UNSET), shift: 0 });
         let judged = runner.run(&sequences(effort.steps, reopening), |(_, steps, seen)| {
             let mut run = run.lock().map_err(|_| TestCaseError::reject("an earlier sequence panicked"))?;
             let checked = runtime.block_on(run.whole(&steps, &seen));
@@ -100,15 +100,15 @@ async fn judge(t: Subject, effort: Effort, reopening: Reopening) -> Checked {
     .await?
 }
 
-struct Run {
+struct SequenceRun {
     t: Subject,
     model: Model,
     /// The offset of the revisions of a sequence.
     shift: i64,
 }
 
-impl Run {
-    async fn whole(&mut self, steps: &[Step], seen: &Seen) -> Checked {
+impl SequenceRun {
+    async fn whole(&mut self, steps: &[Step], seen: &StepCounter) -> Checked {
         self.start().await?;
         for step in steps {
             if let Some(seen) = seen {

@@ -6,39 +6,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
-use kv::wrap::Faulty;
+use kv::wrap::FaultyStore;
 use kv::{Compare, CompareOp, Error, Kv, Op, Outcome, Range, RangeRequest, Store, Target, Txn, Value};
 use tokio::task::{spawn_blocking, yield_now};
 
 use crate::expect::{Checked, Failure, holds};
-use crate::groups::network::{Network, is_injected, left_doubts};
-use crate::history::wgl::{Action, Call, Effect, KEYS, Seen, State, explain};
-use crate::history::{History, Recorder, Replay, Summary, read_log};
+use crate::groups::network::{NetworkQuality, is_injected, left_doubts};
+use crate::history::wgl::{Action, Call, Effect, KEYS, KeyStates, ObservedAnswer, explain};
+use crate::history::{CallHistory, Recorder, Replay, Summary, read_log};
 use crate::seed::{seed, seeded};
-use crate::subject::{Handle, Subject, read_result};
+use crate::subject::{BoundedHandle, Subject, read_result};
 
 const CLIENTS: usize = 8;
 
 /// How many rounds there are, and how many calls each client makes in one. Each call of unknown outcome doubles the
 /// work of the search, so there must not be many in one round.
-fn rounds(network: Network) -> (usize, usize) {
+fn rounds(network: NetworkQuality) -> (usize, usize) {
     match network {
-        Network::Good => (12, 30),
-        Network::Bad => (30, 10),
+        NetworkQuality::Good => (12, 30),
+        NetworkQuality::Bad => (30, 10),
     }
 }
 
 pub(crate) async fn random_clients(t: Subject) -> Checked {
-    seeded(judge(&t, Network::Good, seed())).await.map(drop)
+    seeded(judge(&t, NetworkQuality::Good, seed())).await.map(drop)
 }
 
 pub(crate) async fn lost_replies(t: Subject) -> Checked {
-    left_doubts(&seeded(judge(&t, Network::Bad, seed())).await?)
+    left_doubts(&seeded(judge(&t, NetworkQuality::Bad, seed())).await?)
 }
 
-async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
+async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summary> {
     let base = t.revision().await?;
-    let history = Arc::new(History::new());
+    let history = Arc::new(CallHistory::new());
     let clock = Arc::new(AtomicU64::new(0));
     let mut clients = Vec::with_capacity(CLIENTS);
     for number in 0..CLIENTS {
@@ -46,10 +46,18 @@ async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
         let store = network.between(t.another().await?.store(), random);
         let handle = t.over(Recorder::new(store.clone(), history.clone()));
         let random = Rng::with_seed(random);
-        clients.push(Client { store, handle, random, clock: clock.clone(), known: [0; KEYS], number, written: 0 });
+        clients.push(RandomClient {
+            store,
+            handle,
+            random,
+            clock: clock.clone(),
+            known: [0; KEYS],
+            number,
+            written: 0,
+        });
     }
     let reader = t.over(Recorder::new(t.store(), history.clone()));
-    let mut before = State::default();
+    let mut before = KeyStates::default();
     let (rounds, each) = rounds(network);
     for _ in 0..rounds {
         let calls;
@@ -66,7 +74,7 @@ async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
 }
 
 /// Lets all clients make some calls at once, and then delivers what the network held back.
-async fn round(clients: Vec<Client>, each: usize) -> Checked<(Vec<Client>, Vec<Call>)> {
+async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomClient>, Vec<Call>)> {
     let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run(each))).collect();
     let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
     for client in running {
@@ -79,21 +87,21 @@ async fn round(clients: Vec<Client>, each: usize) -> Checked<(Vec<Client>, Vec<C
 }
 
 /// Reads all keys when nobody writes: those reads are calls as well.
-async fn pause(reader: &Handle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, State)> {
-    let mut state = State::default();
+async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
+    let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
         let start = clock.fetch_add(1, Ordering::SeqCst);
         let found = reader.read(Range::key(name(key))).await?;
         let end = clock.fetch_add(1, Ordering::SeqCst);
         *value = number(found.kvs.first())?;
-        calls.push(Call { client: CLIENTS, start, end, action: Action::Get(key), seen: Seen::Value(*value) });
+        calls.push(Call { client: CLIENTS, start, end, action: Action::Get(key), seen: ObservedAnswer::Value(*value) });
     }
     Ok((calls, state))
 }
 
-struct Client {
-    store: Faulty<Arc<dyn Store>>,
-    handle: Handle,
+struct RandomClient {
+    store: FaultyStore<Arc<dyn Store>>,
+    handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
     /// The last value that this client saw at each key, so that some of its swaps succeed.
@@ -102,7 +110,7 @@ struct Client {
     written: usize,
 }
 
-impl Client {
+impl RandomClient {
     async fn run(mut self, each: usize) -> Checked<(Self, Vec<Call>)> {
         let mut calls = Vec::with_capacity(each);
         for _ in 0..each {
@@ -120,9 +128,9 @@ impl Client {
         Ok((self, calls))
     }
 
-    fn learn(&mut self, action: Action, seen: Seen) {
+    fn learn(&mut self, action: Action, seen: ObservedAnswer) {
         match (action, seen) {
-            (Action::Get(key), Seen::Value(Some(number))) => self.known[key] = number,
+            (Action::Get(key), ObservedAnswer::Value(Some(number))) => self.known[key] = number,
             (Action::Put(key, number) | Action::Swap(key, _, number) | Action::Move(_, key, number), _) => {
                 self.known[key] = number;
             }
@@ -145,11 +153,11 @@ impl Client {
     }
 
     /// Carries the action out. Returns the client's view, unless the action certainly did not happen.
-    async fn perform(&self, action: Action) -> Checked<Option<Seen>> {
+    async fn perform(&self, action: Action) -> Checked<Option<ObservedAnswer>> {
         let text = |number: u32| number.to_string();
         let txn = match action {
             Action::Get(key) => match self.handle.range(RangeRequest::new(Range::key(name(key)))).await {
-                Ok(found) => return Ok(Some(Seen::Value(number(found.kvs.first())?))),
+                Ok(found) => return Ok(Some(ObservedAnswer::Value(number(found.kvs.first())?))),
                 Err(error) => return unseen(error),
             },
             Action::Put(key, new) => Txn::new().with_success([Op::put(name(key), text(new))]),
@@ -172,16 +180,16 @@ impl Client {
             let found = &read_result(&answer, 0)?.kvs;
             holds("nothing in the else-branch of a delete of an absent key", found.is_empty(), found)?;
         }
-        Ok(Some(Seen::Effect(Effect::from(answer.succeeded))))
+        Ok(Some(ObservedAnswer::Effect(Effect::from(answer.succeeded))))
     }
 }
 
 /// The view of a client on a call that failed because of the network.
-fn unseen(error: Error) -> Checked<Option<Seen>> {
+fn unseen(error: Error) -> Checked<Option<ObservedAnswer>> {
     match error.outcome() {
         _ if !is_injected(&error) => Err(error.into()),
         Outcome::NotApplied => Ok(None),
-        Outcome::Unknown => Ok(Some(Seen::Nothing)),
+        Outcome::Unknown => Ok(Some(ObservedAnswer::Nothing)),
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kv::{Compare, Content, Key, Kv, Op, Range, RangeRequest, RangeResponse, Revision, StoreExt, Txn};
 use tokio::task::yield_now;
 
-use crate::expect::{Checked, OfRule, holds, same, some};
-use crate::subject::{Branch, Handle, Subject, entry, span, took};
+use crate::expect::{Checked, JudgedByRule, holds, same, some};
+use crate::subject::{BoundedHandle, Branch, Subject, entry, span, took};
 
 /// Keys around the bytes at which prefixes go wrong, in order.
 const AWKWARD: [&[u8]; 10] = [b"v\xff", b"w", b"w\0", b"w\0a", b"wa", b"w\xfe", b"w\xff", b"w\xff\xff", b"x", b"\xff"];
@@ -21,7 +21,7 @@ fn owned(keys: &[&[u8]]) -> Vec<Vec<u8>> {
 }
 
 /// Writes these keys, the last one first.
-async fn put_keys(t: &Handle, keys: &[&[u8]]) -> Checked {
+async fn put_keys(t: &BoundedHandle, keys: &[&[u8]]) -> Checked {
     for key in keys.iter().rev() {
         t.put(*key, "v").await?;
     }
@@ -196,7 +196,7 @@ pub(crate) async fn no_torn_reads(t: Subject) -> Checked {
 }
 
 /// Every read of everything sees the one token, wherever it is.
-async fn read_tokens(t: &Handle, reads: usize) -> Checked {
+async fn read_tokens(t: &BoundedHandle, reads: usize) -> Checked {
     let mut last = Revision::UNSET;
     for _ in 0..reads {
         let found = t.read(Range::All).await?;

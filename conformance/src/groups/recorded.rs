@@ -7,51 +7,51 @@ use futures::{FutureExt, StreamExt};
 use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, WatchRequest};
 use tokio::task::{JoinHandle, yield_now};
 
-use crate::expect::{Checked, OfRule, holds, same};
-use crate::groups::network::{Network, is_injected, left_doubts};
-use crate::groups::workload::{Call, KEYS, Workload, key};
-use crate::history::{History, Recorded, Recorder, Replay, Summary, read_log};
+use crate::expect::{Checked, JudgedByRule, holds, same};
+use crate::groups::network::{NetworkQuality, is_injected, left_doubts};
+use crate::groups::workload::{CallGenerator, GeneratedCall, KEYS, key};
+use crate::history::{CallHistory, RecordedPart, Recorder, Replay, Summary, read_log};
 use crate::seed::{seed, seeded};
-use crate::subject::{Handle, Subject, after};
+use crate::subject::{BoundedHandle, Subject, after};
 
 const CLIENTS: u64 = 8;
 const CALLS: usize = 60;
 /// A watch is dropped after so many batches, and a new one goes on from there.
-const BATCHES: usize = 40;
+const BATCHES_PER_WATCH: usize = 40;
 
 pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
     let base = t.revision().await?;
-    let summary = seeded(judge(&t, Network::Good, seed())).await?;
+    let summary = seeded(judge(&t, NetworkQuality::Good, seed())).await?;
     let expected = after(base, i64::try_from(summary.acknowledged).unwrap_or(i64::MAX));
     t.revision_is("the store's revision", t.revision().await?, expected).of("R2")?;
     holds("acknowledged, refused and other calls in the history", summary.refused > 0, &summary)
 }
 
 pub(crate) async fn lost_replies_and_watches(t: Subject) -> Checked {
-    left_doubts(&seeded(judge(&t, Network::Bad, seed())).await?)
+    left_doubts(&seeded(judge(&t, NetworkQuality::Bad, seed())).await?)
 }
 
-async fn judge(t: &Subject, network: Network, seed: u64) -> Checked<Summary> {
-    let Run { base, recorded, log, complaints } = run(t, network, seed).await?;
+async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summary> {
+    let RecordedRun { base, recorded, log, complaints } = run(t, network, seed).await?;
     let summary = Replay::new(base, []).judge(recorded, &log)?;
     same("errors that nothing explains", complaints, Vec::<String>::new())?;
     Ok(summary)
 }
 
 /// The calls of clients, and the final state.
-pub(crate) struct Run {
+pub(crate) struct RecordedRun {
     /// The store's revision before.
     pub(crate) base: Revision,
-    pub(crate) recorded: Recorded,
+    pub(crate) recorded: RecordedPart,
     pub(crate) log: Vec<Batch>,
     /// Errors that the network did not make.
     pub(crate) complaints: Vec<String>,
 }
 
 /// Lets clients and watches run.
-pub(crate) async fn run(t: &Subject, network: Network, seed: u64) -> Checked<Run> {
+pub(crate) async fn run(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<RecordedRun> {
     let base = t.revision().await?;
-    let history = Arc::new(History::new());
+    let history = Arc::new(CallHistory::new());
     let mut watches = Vec::new();
     for (number, range) in [Range::All, Range::prefix("k/1"), Range::key(key(0))].into_iter().enumerate() {
         let store = network.between(t.another().await?.store(), seed ^ number as u64);
@@ -65,7 +65,7 @@ pub(crate) async fn run(t: &Subject, network: Network, seed: u64) -> Checked<Run
         let random = seed.wrapping_add(number);
         let store = network.between(t.another().await?.store(), random);
         let handle = t.over(Recorder::new(store.clone(), history.clone()));
-        clients.push((store, tokio::spawn(client(handle, Workload::new(random, number, network)))));
+        clients.push((store, tokio::spawn(client(handle, CallGenerator::new(random, number, network)))));
     }
     let mut complaints = Vec::new();
     for (store, client) in clients {
@@ -74,12 +74,12 @@ pub(crate) async fn run(t: &Subject, network: Network, seed: u64) -> Checked<Run
     }
     let last = end(&t.over(Recorder::new(t.store(), history.clone())), watches).await?;
     let log = t.within("the log of all keys", read_log(&***t, Range::All, base.next(), last)).await??;
-    Ok(Run { base, recorded: history.take(), log, complaints })
+    Ok(RecordedRun { base, recorded: history.take(), log, complaints })
 }
 
 /// Writes to all keys at once, and waits for that to arrive at all watches.
-async fn end(t: &Handle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision> {
-    let last = t.run((0..KEYS).map(|i| Op::put(key(i), END))).await?.revision;
+async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision> {
+    let last = t.run((0..KEYS).map(|i| Op::put(key(i), END_VALUE))).await?.revision;
     for watch in watches {
         watch.await?.of("W2")?;
     }
@@ -87,21 +87,21 @@ async fn end(t: &Handle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision>
 }
 
 /// The value of the last write of a run.
-const END: &str = "end";
+const END_VALUE: &str = "end";
 
 /// Reads a watch until the end of the run, in several pieces.
-async fn watch(t: Handle, mut request: WatchRequest) -> Checked {
+async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     loop {
         let mut stream = match t.watch(request.clone()).await {
             Ok(stream) => stream,
             Err(error) if is_injected(&error) => continue,
             Err(error) => return Err(error.into()),
         };
-        for _ in 0..BATCHES {
+        for _ in 0..BATCHES_PER_WATCH {
             match t.within("a watch that has not seen the last write", stream.next()).await? {
                 Some(Ok(batch)) => {
                     request.start = batch.revision.next();
-                    if batch.events.iter().any(|event| event.kv.value.as_bytes() == END.as_bytes()) {
+                    if batch.events.iter().any(|event| event.kv.value.as_bytes() == END_VALUE.as_bytes()) {
                         return Ok(());
                     }
                 }
@@ -115,7 +115,7 @@ async fn watch(t: Handle, mut request: WatchRequest) -> Checked {
 }
 
 /// Makes its calls; their answers are judged later. Returns the errors that the network cannot have made.
-async fn client(t: Handle, mut workload: Workload) -> Checked<Vec<String>> {
+async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {
         let call = workload.next();
@@ -124,12 +124,12 @@ async fn client(t: Handle, mut workload: Workload) -> Checked<Vec<String>> {
             continue;
         }
         match call {
-            Call::Read(request) => match t.range(request).await {
+            GeneratedCall::Read(request) => match t.range(request).await {
                 Ok(answer) => workload.learn(&answer.kvs),
                 Err(error) if is_injected(&error) => {}
                 Err(error) => complaints.push(error.to_string()),
             },
-            Call::Txn(txn) => match t.txn(txn.clone()).await {
+            GeneratedCall::Txn(txn) => match t.txn(txn.clone()).await {
                 Ok(answer) => workload.learn_txn(&txn, &answer),
                 Err(error) if is_injected(&error) || txn.check("client").is_err() => {}
                 Err(error) => complaints.push(error.to_string()),
@@ -141,10 +141,10 @@ async fn client(t: Handle, mut workload: Workload) -> Checked<Vec<String>> {
 }
 
 /// Begins a call and does not wait for its end.
-async fn abandon(t: &Handle, call: Call, patience: usize) {
+async fn abandon(t: &BoundedHandle, call: GeneratedCall, patience: usize) {
     let mut begun = match call {
-        Call::Read(request) => t.range(request).map(drop).boxed(),
-        Call::Txn(txn) => t.txn(txn).map(drop).boxed(),
+        GeneratedCall::Read(request) => t.range(request).map(drop).boxed(),
+        GeneratedCall::Txn(txn) => t.txn(txn).map(drop).boxed(),
     };
     for _ in 0..patience {
         if futures::poll!(&mut begun).is_ready() {

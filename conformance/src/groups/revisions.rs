@@ -2,7 +2,7 @@
 
 use kv::{Compare, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn};
 
-use crate::expect::{Checked, OfRule, holds, same, some};
+use crate::expect::{Checked, JudgedByRule, holds, same, some};
 use crate::subject::{Branch, Subject, after, entry, read_result, took};
 
 pub(crate) async fn fresh_store(t: Subject) -> Checked {

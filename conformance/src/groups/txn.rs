@@ -2,8 +2,10 @@
 
 use kv::{Compare, Content, InvalidArgument, Key, Op, OpResult, Range, StoreExt, Txn, TxnRange};
 
-use crate::expect::{Checked, OfRule, refused, same};
-use crate::subject::{Branch, Handle, Subject, after, delete_result, entry, put_result, read_result, span, took};
+use crate::expect::{Checked, JudgedByRule, refused, same};
+use crate::subject::{
+    BoundedHandle, Branch, Subject, after, delete_result, entry, put_result, read_result, span, took,
+};
 
 pub(crate) async fn get_put_get(t: Subject) -> Checked {
     let first = t.put("k", "old").await?;
@@ -43,7 +45,7 @@ pub(crate) async fn range_after_writes(t: Subject) -> Checked {
 }
 
 /// A transaction is refused as writing `k` twice, and nothing of it happens.
-async fn is_duplicate(t: &Handle, what: &str, txn: Txn) -> Checked {
+async fn is_duplicate(t: &BoundedHandle, what: &str, txn: Txn) -> Checked {
     let before = t.read(Range::All).await?;
     refused(what, t.txn(txn).await, InvalidArgument::DuplicateKey(Key::from("k")))?;
     let now = t.read(Range::All).await?;
@@ -146,7 +148,7 @@ pub(crate) async fn failed_txn_writes_nothing(t: Subject) -> Checked {
 pub(crate) async fn disjoint_txns_race(t: Subject) -> Checked {
     const ROUNDS: i64 = 200;
     let base = t.revision().await?;
-    let racer = |handle: Handle, key: &'static str| async move {
+    let racer = |handle: BoundedHandle, key: &'static str| async move {
         let mut at = handle.put(key, "0").await?;
         for round in 1..=ROUNDS {
             let update = Txn::new()

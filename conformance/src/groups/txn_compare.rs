@@ -3,7 +3,7 @@
 use kv::CompareOp::{self, Equal, Greater, Less, NotEqual};
 use kv::{Compare, ErrorKind, Kv, LeaseId, Op, Range, Revision, StoreExt, Target, Txn};
 
-use crate::expect::{Checked, OfRule, refused, same};
+use crate::expect::{Checked, JudgedByRule, refused, same};
 use crate::subject::{Branch, Subject, after, delete_result, entry, read_result, span, took};
 
 const OPERATORS: [CompareOp; 4] = [Equal, NotEqual, Less, Greater];

@@ -5,7 +5,7 @@ use kv::{
     WatchRequest,
 };
 
-use crate::expect::{Checked, OfRule, holds, refused, same};
+use crate::expect::{Checked, JudgedByRule, holds, refused, same};
 use crate::subject::{Branch, Subject, entry, span, took};
 
 /// The event of a put.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kv::{Op, Range, StoreExt, WatchRequest};
 use tokio::runtime::Handle as Runtime;
 
-use crate::expect::{Checked, OfRule, holds, same};
+use crate::expect::{Checked, JudgedByRule, holds, same};
 use crate::groups::watch_past::all_or_compacted;
 use crate::subject::{Subject, after};
 
@@ -70,7 +70,7 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const BYTES: usize = 1 << 20;
     const ROUNDS: usize = 20;
     // A disk that others keep busy can hold up a call or two; watchers that do not read hold up every one.
-    const MAY_BE_SLOW: usize = ROUNDS / 5;
+    const MAX_SLOW_ROUNDS: usize = ROUNDS / 5;
     // How long the calls of a round may take beside them, by default a second on a quiet machine.
     let prompt = t.patience() / 10;
     let base = t.revision().await?;
@@ -91,15 +91,15 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
         let batch = t.watcher(Range::key("q"), put).await?.next().await?;
         same("the revision that another watcher gets", batch.revision, put)?;
         slow.extend(Some(begun.elapsed()).filter(|took| *took > prompt));
-        if slow.len() > MAY_BE_SLOW {
+        if slow.len() > MAX_SLOW_ROUNDS {
             break;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let checked = format!(
-        "at most {MAY_BE_SLOW} of {ROUNDS} rounds longer than {prompt:?} beside {WATCHERS} watchers that do not read"
+        "at most {MAX_SLOW_ROUNDS} of {ROUNDS} rounds longer than {prompt:?} beside {WATCHERS} watchers that do not read"
     );
-    holds(&checked, slow.len() <= MAY_BE_SLOW, &slow)?;
+    holds(&checked, slow.len() <= MAX_SLOW_ROUNDS, &slow)?;
     let now = t.revision().await?;
     for watcher in &mut stalled {
         // A store may bound its history by itself, so the mark can be anywhere up to now.
@@ -110,14 +110,14 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
 
 pub(crate) async fn dropped_watches(t: Subject) -> Checked {
     const WATCHES: usize = 10_000;
-    const AT_ONCE: usize = 500;
+    const OPENED_TOGETHER: usize = 500;
     let base = t.revision().await?;
     t.put("p/k", "v").await?;
     let tasks = || Runtime::current().metrics().num_alive_tasks();
     let before = tasks();
-    for round in 0..WATCHES / AT_ONCE {
-        let mut held = Vec::with_capacity(AT_ONCE);
-        for i in 0..AT_ONCE {
+    for round in 0..WATCHES / OPENED_TOGETHER {
+        let mut held = Vec::with_capacity(OPENED_TOGETHER);
+        for i in 0..OPENED_TOGETHER {
             let start = if i % 2 == 0 { base.next() } else { after(base, 1_000_000) };
             held.push(t.watcher(Range::prefix("p/"), start).await?);
         }

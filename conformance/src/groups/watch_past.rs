@@ -2,12 +2,12 @@
 
 use kv::{ErrorKind, EventKind, MAX_TXN_OPS, Op, Prev, Range, Revision, StoreExt, WatchRequest};
 
-use crate::expect::{Checked, OfRule, holds, is_compacted, same};
-use crate::subject::{Handle, Subject, after};
+use crate::expect::{Checked, JudgedByRule, holds, is_compacted, same};
+use crate::subject::{BoundedHandle, Subject, after};
 use crate::watcher::Watcher;
 
 /// Puts `p/k` so many times; the revisions of the puts.
-async fn puts(t: &Handle, count: usize) -> Checked<Vec<Revision>> {
+async fn puts(t: &BoundedHandle, count: usize) -> Checked<Vec<Revision>> {
     let mut revisions = Vec::with_capacity(count);
     for i in 0..count {
         revisions.push(t.put("p/k", format!("v{i}")).await?);
@@ -65,7 +65,7 @@ pub(crate) async fn future_and_other_keys(t: Subject) -> Checked {
 }
 
 /// A watch ends with `Compacted` before it delivers anything.
-async fn is_too_late(t: &Handle, range: Range, start: Revision, mark: Revision) -> Checked {
+async fn is_too_late(t: &BoundedHandle, range: Range, start: Revision, mark: Revision) -> Checked {
     let mut watcher = t.watcher(range.clone(), start).await?;
     match watcher.step().await? {
         Err(kind) => is_compacted(&format!("a watch of {range} from {start}, below the mark"), &kind, mark)?,

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use kv::{Op, Progress, Range, Revision, StoreExt, WatchRequest};
 
-use crate::expect::{Checked, Failure, OfRule, holds, same};
-use crate::subject::{Handle, Subject};
+use crate::expect::{Checked, Failure, JudgedByRule, holds, same};
+use crate::subject::{BoundedHandle, Subject};
 use crate::watcher::Watcher;
 
 /// How long a store may take that reports progress (W19).
-const SOON: Duration = Duration::from_secs(1);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-async fn reporting(t: &Handle, range: Range, start: Revision) -> Checked<Watcher> {
+async fn reporting(t: &BoundedHandle, range: Range, start: Revision) -> Checked<Watcher> {
     t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
 }
 
@@ -67,7 +67,7 @@ pub(crate) async fn soon(t: Subject) -> Checked {
         }
         let took = begun.elapsed();
         // The patience has grown with the load of the machine.
-        holds("progress within a second", took < SOON.max(t.patience() / 10), &took).of("W19")?;
+        holds("progress within a second", took < PROGRESS_TIMEOUT.max(t.patience() / 10), &took).of("W19")?;
     }
     let Some(seen) = watcher.seen_progress() else {
         return Err(Failure::new("a watch with progress", "a report", "none")).of("W19");

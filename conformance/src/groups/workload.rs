@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};
 
-use crate::groups::network::Network;
+use crate::groups::network::NetworkQuality;
 
 /// How many keys there are.
 pub(crate) const KEYS: usize = 6;
@@ -15,24 +15,24 @@ pub(crate) fn key(i: usize) -> String {
 
 /// A call to make.
 #[derive(Clone, Debug)]
-pub(crate) enum Call {
+pub(crate) enum GeneratedCall {
     Read(RangeRequest),
     Txn(Txn),
 }
 
 /// A source of calls that is the same for the same seed, as long as the answers are.
-pub(crate) struct Workload {
+pub(crate) struct CallGenerator {
     random: Rng,
     client: u64,
-    network: Network,
+    network: NetworkQuality,
     writes: u32,
     /// The last state that this client saw of each key.
     known: Vec<Revision>,
     newest: Revision,
 }
 
-impl Workload {
-    pub(crate) fn new(seed: u64, client: u64, network: Network) -> Self {
+impl CallGenerator {
+    pub(crate) fn new(seed: u64, client: u64, network: NetworkQuality) -> Self {
         let known = vec![Revision::UNSET; KEYS];
         let random = Rng::with_seed(seed);
         Self { random, client, network, writes: 0, known, newest: Revision::UNSET }
@@ -40,7 +40,7 @@ impl Workload {
 
     /// True if the caller abandons the next call before its end.
     pub(crate) fn gives_up(&mut self) -> bool {
-        self.network == Network::Bad && self.random.u8(..100) < 4
+        self.network == NetworkQuality::Bad && self.random.u8(..100) < 4
     }
 
     /// How often to poll a call before it is abandoned.
@@ -49,12 +49,12 @@ impl Workload {
     }
 
     /// The next call.
-    pub(crate) fn next(&mut self) -> Call {
+    pub(crate) fn next(&mut self) -> GeneratedCall {
         match self.random.u8(..20) {
-            0..=2 => Call::Read(RangeRequest::new(Range::key(self.key()))),
-            3..=5 => Call::Read(self.listing()),
-            6 => Call::Read(self.listing().with_at(self.newest)),
-            _ => Call::Txn(self.txn()),
+            0..=2 => GeneratedCall::Read(RangeRequest::new(Range::key(self.key()))),
+            3..=5 => GeneratedCall::Read(self.listing()),
+            6 => GeneratedCall::Read(self.listing().with_at(self.newest)),
+            _ => GeneratedCall::Txn(self.txn()),
         }
     }
 
@@ -120,7 +120,7 @@ impl Workload {
             7 => Txn::new().with_success([Op::delete_range(self.span()).with_prev()]),
             8 => Txn::new().with_compares([unchanged]).with_success([Op::range(Range::prefix("k/"))]),
             // A message that a bad network holds back is delivered as it is, so it must be valid.
-            _ if self.network == Network::Bad => Txn::new().with_success([Op::delete(one.as_str())]),
+            _ if self.network == NetworkQuality::Bad => Txn::new().with_success([Op::delete(one.as_str())]),
             _ => Txn::new().with_success([self.put(&one), self.put(&one)]),
         }
     }

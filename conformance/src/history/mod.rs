@@ -17,11 +17,11 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use conformance::history::{History, Recorder, Replay, read_log};
+//! # use conformance::history::{CallHistory, Recorder, Replay, read_log};
 //! # use kv::{Range, Revision, Store, StoreExt};
 //! # async fn judge(store: Arc<dyn Store>) -> Result<(), Box<dyn std::error::Error>> {
 //! let before = store.list(Range::All).await?;
-//! let history = Arc::new(History::new());
+//! let history = Arc::new(CallHistory::new());
 //! let client = Recorder::new(store.clone(), history.clone());
 //! // Any number of recorders on one history, in any number of tasks, around whatever breaks calls.
 //! client.put("key", "value").await?;
@@ -45,6 +45,6 @@ mod suspects;
 mod violation;
 pub(crate) mod wgl;
 
-pub use recorder::{Answered, Call, History, Recorded, Recorder, Request, Stream};
+pub use recorder::{Call, CallHistory, RecordedAnswer, RecordedPart, RecordedRequest, Recorder, Stream};
 pub use replay::{Replay, Summary, read_log};
 pub use violation::Violation;

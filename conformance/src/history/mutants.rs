@@ -5,34 +5,35 @@ use std::time::{Duration, SystemTime};
 
 use kv::{Batch, ErrorKind, Event, EventKind, Kv, Op, Outcome, Prev, Range, RangeRequest, Revision, Txn, WatchRequest};
 
-use super::{Answered, Call, Recorded, Replay, Request, Stream, Summary, Violation};
-use crate::groups::network::Network;
-use crate::groups::recorded::{Run, run};
+use super::{Call, RecordedAnswer, RecordedPart, RecordedRequest, Replay, Stream, Summary, Violation};
+use crate::groups::network::NetworkQuality;
+use crate::groups::recorded::{RecordedRun, run};
 use crate::harness::Harness;
-use crate::reference::References;
+use crate::reference::ReferenceHarness;
 use crate::subject::Subject;
 
 /// The recorded calls of clients of the reference store.
-fn record(network: Network, seed: u64) -> Run {
+fn record(network: NetworkQuality, seed: u64) -> RecordedRun {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let fixture = References.fresh().await.unwrap();
-        let (subject, _home) = Subject::new(Arc::new(References), fixture, Duration::from_secs(10), mpsc::channel().0);
+        let fixture = ReferenceHarness.fresh().await.unwrap();
+        let (subject, _home) =
+            Subject::new(Arc::new(ReferenceHarness), fixture, Duration::from_secs(10), mpsc::channel().0);
         run(&subject, network, seed).await.unwrap()
     })
 }
 
-fn judge(run: Run) -> Result<Summary, Violation> {
+fn judge(run: RecordedRun) -> Result<Summary, Violation> {
     Replay::new(run.base, []).judge(run.recorded, &run.log)
 }
 
 /// Spoils a history, if it has the calls or events that this needs.
-type Mutation = fn(&mut Run) -> Option<()>;
+type Mutation = fn(&mut RecordedRun) -> Option<()>;
 
 /// Spoils histories until one has the necessary calls or events; the judge must find it out by this rule.
 fn caught(name: &str, rule: &str, mutation: Mutation) {
     for seed in 0..50 {
-        let mut run = record(Network::Bad, seed);
+        let mut run = record(NetworkQuality::Bad, seed);
         if mutation(&mut run).is_some() {
             let found = judge(run).expect_err(name);
             assert_eq!(found.rule(), rule, "{name}: {found}");
@@ -45,19 +46,21 @@ fn caught(name: &str, rule: &str, mutation: Mutation) {
 #[test]
 fn what_was_recorded_passes() {
     for seed in 0..10 {
-        let summary = judge(record(Network::Good, seed)).unwrap();
+        let summary = judge(record(NetworkQuality::Good, seed)).unwrap();
         assert!(summary.acknowledged > 50 && summary.observed > 50 && summary.refused > 0, "{summary:?}");
         assert_eq!(summary.acknowledged, summary.revisions);
-        let summary = judge(record(Network::Bad, seed)).unwrap();
+        let summary = judge(record(NetworkQuality::Bad, seed)).unwrap();
         assert!(summary.happened > 0 && summary.vanished > 0 && summary.watches > 3, "{summary:?}");
         assert_eq!(summary.acknowledged + summary.happened, summary.revisions);
     }
 }
 
 /// The answers to reads of the latest state that found something.
-fn reads(run: &mut Run) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
+fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
     run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
-        (Request::Range(request), Answered::Range(answer)) if !request.at.is_set() && !answer.kvs.is_empty() => {
+        (RecordedRequest::Range(request), RecordedAnswer::Range(answer))
+            if !request.at.is_set() && !answer.kvs.is_empty() =>
+        {
             Some(answer)
         }
         _ => None,
@@ -65,12 +68,12 @@ fn reads(run: &mut Run) -> impl DoubleEndedIterator<Item = &mut kv::RangeRespons
 }
 
 /// Writes that were acknowledged: their place, and their revision.
-fn writes(run: &Run) -> Vec<(usize, Revision)> {
+fn writes(run: &RecordedRun) -> Vec<(usize, Revision)> {
     let calls = run.recorded.calls.iter().enumerate();
     let answered = calls.filter_map(|(i, call)| call.revision().map(|revision| (i, call, revision)));
     let wrote = |call: &Call, at: Revision| {
-        matches!(call.request, Request::Txn(_))
-            && matches!(&call.answered, Answered::Txn(answer) if matches!(answer.results.first(), Some(kv::OpResult::Put { .. })))
+        matches!(call.request, RecordedRequest::Txn(_))
+            && matches!(&call.answered, RecordedAnswer::Txn(answer) if matches!(answer.results.first(), Some(kv::OpResult::Put { .. })))
             && run.log.iter().any(|batch| batch.revision == at)
     };
     answered.filter(|(_, call, at)| wrote(call, *at)).map(|(i, _, at)| (i, at)).collect()
@@ -95,13 +98,13 @@ fn spoiled_answers_are_caught() {
         let start = run.recorded.calls[*one].start;
         let call = &mut run.recorded.calls[*other];
         call.start = start;
-        let Answered::Txn(answer) = &mut call.answered else { return None };
+        let RecordedAnswer::Txn(answer) = &mut call.answered else { return None };
         answer.revision = *revision;
         Some(())
     });
     caught("a compare that held is said not to have held", "S1", |run| {
         let (i, _) = *writes(run).get(8)?;
-        let Answered::Txn(answer) = &mut run.recorded.calls[i].answered else { return None };
+        let RecordedAnswer::Txn(answer) = &mut run.recorded.calls[i].answered else { return None };
         answer.succeeded = !answer.succeeded;
         Some(())
     });
@@ -144,12 +147,12 @@ fn spoiled_logs_are_caught() {
         Some(())
     });
     caught("an acknowledged write twice", "E3", |run| {
-        let value = only_value(run, |call, found| matches!(call.answered, Answered::Txn(_)) && found)?;
+        let value = only_value(run, |call, found| matches!(call.answered, RecordedAnswer::Txn(_)) && found)?;
         again(run, value);
         Some(())
     });
     caught("a write that was refused for certain", "E2", |run| {
-        let refused = |call: &Call, _| matches!(call.answered, Answered::Failed(_, Outcome::NotApplied));
+        let refused = |call: &Call, _| matches!(call.answered, RecordedAnswer::Failed(_, Outcome::NotApplied));
         let value = only_value(run, refused)?;
         again(run, value);
         Some(())
@@ -157,9 +160,9 @@ fn spoiled_logs_are_caught() {
 }
 
 /// The value of an unguarded put of one key that is as wanted; `wanted` gets whether it is in the log.
-fn only_value(run: &Run, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
+fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
-        let Request::Txn(Txn { compares, success, .. }) = &call.request else { return None };
+        let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
         let [Op::Put { value, .. }] = &success[..] else { return None };
         let found = run.log.iter().flat_map(|batch| &batch.events).any(|event| event.kv.value == *value);
         (compares.is_empty() && wanted(call, found)).then(|| value.clone())
@@ -167,9 +170,9 @@ fn only_value(run: &Run, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Val
 }
 
 /// Puts a value where it was put before, or else at a new key, after everything else.
-fn again(run: &mut Run, value: kv::Value) {
+fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
-        Request::Txn(txn) => txn.success.iter().find_map(|op| match op {
+        RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {
             Op::Put { key, value: put, .. } if *put == value => Some(key.clone()),
             _ => None,
         }),
@@ -186,7 +189,10 @@ fn again(run: &mut Run, value: kv::Value) {
 }
 
 /// The batches of the longest piece of a watch that is as wanted.
-fn batches(run: &mut Run, wanted: fn(&WatchRequest) -> bool) -> Option<&mut Vec<(u64, Result<Batch, ErrorKind>)>> {
+fn batches(
+    run: &mut RecordedRun,
+    wanted: fn(&WatchRequest) -> bool,
+) -> Option<&mut Vec<(u64, Result<Batch, ErrorKind>)>> {
     let streams = run.recorded.streams.iter_mut().filter(|stream| wanted(&stream.request));
     let items = streams.map(|stream| &mut stream.items).max_by_key(|items| items.len())?;
     (items.len() > 10).then_some(items)
@@ -285,24 +291,30 @@ fn an_answer_older_than_an_event_is_caught() {
         Batch { revision: Revision::new(2), time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] };
     let request = WatchRequest::new(Range::All, Revision::new(2));
     let stream = Stream { client: 0, request, items: vec![(2, Ok(batch.clone()))] };
-    let answered = Answered::Range(kv::RangeResponse { revision: Revision::new(1), ..Default::default() });
+    let answered = RecordedAnswer::Range(kv::RangeResponse { revision: Revision::new(1), ..Default::default() });
     let read = |start| Call { client: 1, start, end: start + 1, request: read_all(), answered: answered.clone() };
-    let put = Call { client: 0, start: 0, end: u64::MAX, request: Request::Txn(put), answered: Answered::Nothing };
+    let put = Call {
+        client: 0,
+        start: 0,
+        end: u64::MAX,
+        request: RecordedRequest::Txn(put),
+        answered: RecordedAnswer::Nothing,
+    };
     let judge = |start| {
-        let recorded = Recorded { calls: vec![put.clone(), read(start)], streams: vec![stream.clone()] };
+        let recorded = RecordedPart { calls: vec![put.clone(), read(start)], streams: vec![stream.clone()] };
         Replay::new(Revision::new(1), []).judge(recorded, std::slice::from_ref(&batch))
     };
     assert_eq!(judge(1).unwrap().happened, 1);
     assert_eq!(judge(3).unwrap_err().rule(), "W14");
 }
 
-fn read_all() -> Request {
-    Request::Range(RangeRequest::new(Range::All))
+fn read_all() -> RecordedRequest {
+    RecordedRequest::Range(RangeRequest::new(Range::All))
 }
 
 #[test]
 fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
-    let Run { base, recorded, log, .. } = record(Network::Good, 3);
+    let RecordedRun { base, recorded, log, .. } = record(NetworkQuality::Good, 3);
     let mut replay = Replay::new(base, []);
     let late = Txn::new().with_success([Op::put("late", "v")]);
     let mut first = recorded;
@@ -310,8 +322,8 @@ fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
         client: 99,
         start: 0,
         end: u64::MAX,
-        request: Request::Txn(late),
-        answered: Answered::Nothing,
+        request: RecordedRequest::Txn(late),
+        answered: RecordedAnswer::Nothing,
     });
     assert_eq!(replay.judge(first, &log).unwrap().vanished, 1);
     let revision = log.last().unwrap().revision.next();
@@ -328,13 +340,13 @@ fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
         time: None,
         events: vec![Event { kind: EventKind::Put, kv: Kv { mod_revision: revision, ..kv.clone() }, prev: None }],
     };
-    assert_eq!(replay.judge(Recorded::default(), &[batch(revision)]).unwrap().happened, 1);
-    assert_eq!(replay.judge(Recorded::default(), &[batch(revision.next())]).unwrap_err().rule(), "S1");
+    assert_eq!(replay.judge(RecordedPart::default(), &[batch(revision)]).unwrap().happened, 1);
+    assert_eq!(replay.judge(RecordedPart::default(), &[batch(revision.next())]).unwrap_err().rule(), "S1");
 }
 
 #[test]
 fn a_long_history_is_judged_in_parts_and_among_others() {
-    let Run { base, mut recorded, log, .. } = record(Network::Good, 4);
+    let RecordedRun { base, mut recorded, log, .. } = record(NetworkQuality::Good, 4);
     recorded.calls.retain(|call| call.client % 2 == 0);
     assert!(Replay::new(base, []).judge(recorded.clone(), &log).is_err(), "others wrote as well");
     Replay::new(base, []).among_others().judge(recorded, &log).unwrap();

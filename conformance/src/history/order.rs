@@ -21,15 +21,15 @@ impl Floor {
     }
 
     /// The answer to a call is not older than what was known when it began; a write is newer.
-    pub(super) fn check(self, call: &Call, revision: Revision, wrote: Wrote) -> Result<(), Violation> {
+    pub(super) fn check(self, call: &Call, revision: Revision, wrote: WriteEffect) -> Result<(), Violation> {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")
         } else {
             ("S1", self.answered, "somebody had been told of")
         };
         let newer = match wrote {
-            Wrote::Something => revision > known,
-            Wrote::Nothing => revision >= known,
+            WriteEffect::Something => revision > known,
+            WriteEffect::Nothing => revision >= known,
         };
         if newer {
             return Ok(());
@@ -41,7 +41,7 @@ impl Floor {
 
 /// True if an answer says that something was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrote {
+pub(super) enum WriteEffect {
     Something,
     Nothing,
 }

@@ -13,7 +13,7 @@ use kv::{
 /// The request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Request {
+pub enum RecordedRequest {
     /// A read.
     Range(RangeRequest),
     /// A transaction.
@@ -25,7 +25,7 @@ pub enum Request {
 /// The answer to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Answered {
+pub enum RecordedAnswer {
     /// The answer to a read.
     Range(RangeResponse),
     /// The answer to a transaction.
@@ -48,24 +48,24 @@ pub struct Call {
     /// The time of the answer; `u64::MAX` if it never was.
     pub end: u64,
     /// The request.
-    pub request: Request,
+    pub request: RecordedRequest,
     /// The answer to the caller.
-    pub answered: Answered,
+    pub answered: RecordedAnswer,
 }
 
 impl Call {
     /// The revision of the answer, if there is one.
     pub(super) fn revision(&self) -> Option<Revision> {
         match &self.answered {
-            Answered::Range(answer) => Some(answer.revision),
-            Answered::Txn(answer) => Some(answer.revision),
-            Answered::Compacted | Answered::Failed(..) | Answered::Nothing => None,
+            RecordedAnswer::Range(answer) => Some(answer.revision),
+            RecordedAnswer::Txn(answer) => Some(answer.revision),
+            RecordedAnswer::Compacted | RecordedAnswer::Failed(..) | RecordedAnswer::Nothing => None,
         }
     }
 
     /// True if it may have happened without an answer to the caller.
     pub(super) fn is_unknown(&self) -> bool {
-        matches!(self.answered, Answered::Nothing | Answered::Failed(_, Outcome::Unknown))
+        matches!(self.answered, RecordedAnswer::Nothing | RecordedAnswer::Failed(_, Outcome::Unknown))
     }
 }
 
@@ -93,7 +93,7 @@ impl Stream {
 
 /// A part of a history: all calls and events since the last one was taken.
 #[derive(Clone, Debug, Default)]
-pub struct Recorded {
+pub struct RecordedPart {
     /// The calls, in the order in which they ended.
     pub calls: Vec<Call>,
     /// The watches.
@@ -102,13 +102,13 @@ pub struct Recorded {
 
 /// The requests of all clients, and their answers.
 #[derive(Debug, Default)]
-pub struct History {
+pub struct CallHistory {
     clock: AtomicU64,
     clients: AtomicU64,
-    recorded: Mutex<Recorded>,
+    recorded: Mutex<RecordedPart>,
 }
 
-impl History {
+impl CallHistory {
     /// An empty one.
     pub fn new() -> Self {
         Self::default()
@@ -117,17 +117,17 @@ impl History {
     /// Takes what was recorded since the last time, so that a long run can be judged in parts.
     ///
     /// No call may be under way: take at a moment when all clients pause or have ended.
-    pub fn take(&self) -> Recorded {
+    pub fn take(&self) -> RecordedPart {
         let mut recorded = self.recorded();
         let streams = recorded.streams.iter().map(Stream::rest).collect();
-        std::mem::replace(&mut *recorded, Recorded { calls: Vec::new(), streams })
+        std::mem::replace(&mut *recorded, RecordedPart { calls: Vec::new(), streams })
     }
 
     fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+    fn recorded(&self) -> MutexGuard<'_, RecordedPart> {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,63 +154,63 @@ impl History {
 pub struct Recorder<S> {
     inner: S,
     client: u64,
-    history: Arc<History>,
+    history: Arc<CallHistory>,
 }
 
 impl<S: Store> Recorder<S> {
     /// A client of its own on this store.
-    pub fn new(inner: S, history: Arc<History>) -> Self {
+    pub fn new(inner: S, history: Arc<CallHistory>) -> Self {
         let client = history.clients.fetch_add(1, Ordering::SeqCst);
         Self { inner, client, history }
     }
 
-    fn begin(&self, request: Request) -> Begun<'_> {
-        Begun { history: &self.history, call: Some((self.client, self.history.tick(), request)) }
+    fn begin(&self, request: RecordedRequest) -> OpenCall<'_> {
+        OpenCall { history: &self.history, call: Some((self.client, self.history.tick(), request)) }
     }
 }
 
 /// A call that was begun. It is recorded when it ends, or as one without an end when it is dropped.
-struct Begun<'h> {
-    history: &'h History,
-    call: Option<(u64, u64, Request)>,
+struct OpenCall<'h> {
+    history: &'h CallHistory,
+    call: Option<(u64, u64, RecordedRequest)>,
 }
 
-impl Begun<'_> {
-    fn end<T>(mut self, answer: &Result<T>, answered: impl FnOnce(&T) -> Answered) {
+impl OpenCall<'_> {
+    fn end<T>(mut self, answer: &Result<T>, answered: impl FnOnce(&T) -> RecordedAnswer) {
         let answered = match answer {
             Ok(answer) => answered(answer),
-            Err(error) => Answered::Failed(error.kind().clone(), error.outcome()),
+            Err(error) => RecordedAnswer::Failed(error.kind().clone(), error.outcome()),
         };
         let end = self.history.tick();
         self.record(end, answered);
     }
 
-    fn record(&mut self, end: u64, answered: Answered) {
+    fn record(&mut self, end: u64, answered: RecordedAnswer) {
         if let Some((client, start, request)) = self.call.take() {
             self.history.recorded().calls.push(Call { client, start, end, request, answered });
         }
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for OpenCall<'_> {
     fn drop(&mut self) {
-        self.record(u64::MAX, Answered::Nothing);
+        self.record(u64::MAX, RecordedAnswer::Nothing);
     }
 }
 
 #[async_trait]
 impl<S: Store> Store for Recorder<S> {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        let call = self.begin(Request::Range(request.clone()));
+        let call = self.begin(RecordedRequest::Range(request.clone()));
         let answer = self.inner.range(request).await;
-        call.end(&answer, |answer| Answered::Range(answer.clone()));
+        call.end(&answer, |answer| RecordedAnswer::Range(answer.clone()));
         answer
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        let call = self.begin(Request::Txn(txn.clone()));
+        let call = self.begin(RecordedRequest::Txn(txn.clone()));
         let answer = self.inner.txn(txn).await;
-        call.end(&answer, |answer| Answered::Txn(answer.clone()));
+        call.end(&answer, |answer| RecordedAnswer::Txn(answer.clone()));
         answer
     }
 
@@ -222,9 +222,9 @@ impl<S: Store> Store for Recorder<S> {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        let call = self.begin(Request::Compact(revision));
+        let call = self.begin(RecordedRequest::Compact(revision));
         let answer = self.inner.compact(revision).await;
-        call.end(&answer, |()| Answered::Compacted);
+        call.end(&answer, |()| RecordedAnswer::Compacted);
         answer
     }
 }

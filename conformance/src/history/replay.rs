@@ -9,9 +9,9 @@ use kv::{
 };
 
 use super::order::floors;
-use super::recorder::{Answered, Call, Recorded, Request};
-use super::streams::{self, Truth};
-use super::suspects::{Part, Pending};
+use super::recorder::{Call, RecordedAnswer, RecordedPart, RecordedRequest};
+use super::streams::{self, TrueEvents};
+use super::suspects::{JudgedPart, PendingCall};
 use super::violation::Violation;
 use crate::state::State;
 
@@ -37,7 +37,7 @@ pub struct Summary {
 
 /// The possible writers of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Writers {
+enum PossibleWriters {
     Recorded,
     Anybody,
 }
@@ -47,11 +47,11 @@ enum Writers {
 pub struct Replay {
     state: State,
     revision: Revision,
-    writers: Writers,
+    writers: PossibleWriters,
     /// The newest revision in any answer.
     answered: Revision,
     /// Writes of earlier parts that may still happen.
-    open: Vec<Pending>,
+    open: Vec<PendingCall>,
     /// The requested compactions: when, and to which revision.
     compactions: Vec<(u64, Revision)>,
 }
@@ -62,7 +62,7 @@ impl Replay {
         Self {
             state: kvs.into_iter().collect(),
             revision,
-            writers: Writers::Recorded,
+            writers: PossibleWriters::Recorded,
             answered: revision,
             open: Vec::new(),
             compactions: Vec::new(),
@@ -72,7 +72,7 @@ impl Replay {
     /// As others write too: a change that no recorded call explains is theirs, rather than wrong.
     #[must_use]
     pub fn among_others(mut self) -> Self {
-        self.writers = Writers::Anybody;
+        self.writers = PossibleWriters::Anybody;
         self
     }
 
@@ -83,20 +83,20 @@ impl Replay {
     ///
     /// # Errors
     /// The first thing that does not fit.
-    pub fn judge(&mut self, recorded: Recorded, log: &[Batch]) -> Result<Summary, Violation> {
-        let Recorded { calls, streams } = recorded;
+    pub fn judge(&mut self, recorded: RecordedPart, log: &[Batch]) -> Result<Summary, Violation> {
+        let RecordedPart { calls, streams } = recorded;
         let base = self.revision;
         in_order(base, log)?;
         let floors = floors(&calls, &streams, self.answered);
         self.compactions.extend(calls.iter().filter_map(|call| match call.request {
-            Request::Compact(to) => Some((call.start, to)),
+            RecordedRequest::Compact(to) => Some((call.start, to)),
             _ => None,
         }));
         self.answered = calls.iter().filter_map(Call::revision).fold(self.answered, Revision::max);
         let mut summary = Summary { revisions: log.len(), watches: streams.len(), ..Summary::default() };
-        let pending = calls.into_iter().zip(floors).map(|(call, floor)| Pending { call, floor, found_at: None });
-        let mut part = Part::new(mem::take(&mut self.open), pending, base, &mut summary)?;
-        let mut truth = Truth::after(base);
+        let pending = calls.into_iter().zip(floors).map(|(call, floor)| PendingCall { call, floor, found_at: None });
+        let mut part = JudgedPart::new(mem::take(&mut self.open), pending, base, &mut summary)?;
+        let mut truth = TrueEvents::after(base);
         for batch in log {
             part.observe(batch.revision, &mut self.state)?;
             truth.push(batch, self.step(batch, &mut part)?);
@@ -110,7 +110,7 @@ impl Replay {
     }
 
     /// Takes one revision: what happened at it, with what was there before.
-    fn step(&mut self, batch: &Batch, part: &mut Part) -> Result<Vec<Event>, Violation> {
+    fn step(&mut self, batch: &Batch, part: &mut JudgedPart) -> Result<Vec<Event>, Violation> {
         self.revision = batch.revision;
         if let Some(call) = part.acknowledged_at(batch.revision) {
             return self.acknowledged(batch, call);
@@ -118,7 +118,7 @@ impl Replay {
         if let Some(events) = part.unknown_of(batch, &mut self.state) {
             return Ok(events);
         }
-        if self.writers == Writers::Recorded {
+        if self.writers == PossibleWriters::Recorded {
             nobody(self.writers, batch.revision, &part.suspects(batch, &mut self.state))?;
         }
         self.follow(batch)
@@ -126,7 +126,7 @@ impl Replay {
 
     /// The effect of an acknowledged write; it must be in the log and in its answer.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
-        let (Request::Txn(txn), Answered::Txn(answer)) = (&call.request, &call.answered) else {
+        let (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
         };
         let applied = self.state.run(txn, batch.revision);
@@ -186,12 +186,12 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
 }
 
 /// No recorded call explains this revision.
-fn nobody(writers: Writers, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
-    if writers == Writers::Anybody {
+fn nobody(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
+    if writers == PossibleWriters::Anybody {
         return Ok(());
     }
     let of = |wanted: fn(&Call) -> bool| suspects.iter().find(|call| wanted(call));
-    let refused = of(|call| matches!(call.answered, Answered::Failed(..)) && !call.is_unknown());
+    let refused = of(|call| matches!(call.answered, RecordedAnswer::Failed(..)) && !call.is_unknown());
     let (rule, what, call) = match (refused, suspects.first()) {
         (Some(refused), _) => ("E2", "a write that was refused for certain", Some(refused)),
         (None, Some(again)) => ("E3", "a write once more, or at another time than it can have been", Some(again)),

@@ -8,12 +8,12 @@ use super::violation::Violation;
 
 /// The events after a revision, with the old values.
 #[derive(Debug)]
-pub(super) struct Truth {
+pub(super) struct TrueEvents {
     base: Revision,
     batches: Vec<(Revision, Vec<Event>)>,
 }
 
-impl Truth {
+impl TrueEvents {
     pub(super) fn after(base: Revision) -> Self {
         Self { base, batches: Vec::new() }
     }
@@ -35,7 +35,7 @@ impl Truth {
 
 /// Every watch respects its start and its range, and its batches come in order, once, whole and without a gap. Each
 /// event has the old value if the watch requested it; a watch ends with `Compacted` only after a requested compaction.
-pub(super) fn judge(streams: &[Stream], truth: &Truth, compactions: &[(u64, Revision)]) -> Result<(), Violation> {
+pub(super) fn judge(streams: &[Stream], truth: &TrueEvents, compactions: &[(u64, Revision)]) -> Result<(), Violation> {
     streams.iter().try_for_each(|stream| {
         let compacted = |before: u64| {
             let asked = compactions.iter().filter(|(at, _)| *at < before);
@@ -66,7 +66,13 @@ pub(super) fn judge(streams: &[Stream], truth: &Truth, compactions: &[(u64, Revi
     })
 }
 
-fn check(stream: &Stream, batch: &Batch, next: Revision, truth: &Truth, compacted: Revision) -> Result<(), Violation> {
+fn check(
+    stream: &Stream,
+    batch: &Batch,
+    next: Revision,
+    truth: &TrueEvents,
+    compacted: Revision,
+) -> Result<(), Violation> {
     let at = batch.revision;
     if at < stream.request.start {
         return Err(Violation::new("W1", format!("an event of {at} in a watch that starts later")));

@@ -5,33 +5,33 @@ use std::collections::{BTreeMap, HashMap};
 use kv::{Batch, Event, EventKind, Key, Op, OpResult, RangeResponse, Revision, Txn, Value};
 
 use super::matching::assign;
-use super::order::{Floor, Wrote};
-use super::recorder::{Answered, Call, Request};
+use super::order::{Floor, WriteEffect};
+use super::recorder::{Call, RecordedAnswer, RecordedRequest};
 use super::replay::{Summary, answer_of, same_events};
 use super::violation::Violation;
 use crate::state::State;
 
 /// A call, and what is known of when it happened.
 #[derive(Clone, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingCall {
     pub(super) call: Call,
     pub(super) floor: Floor,
     /// The place where it was found, if no caller got an answer.
     pub(super) found_at: Option<Revision>,
 }
 
-impl Pending {
+impl PendingCall {
     fn txn(&self) -> Option<&Txn> {
         match &self.call.request {
-            Request::Txn(txn) => Some(txn),
+            RecordedRequest::Txn(txn) => Some(txn),
             _ => None,
         }
     }
 }
 
 /// A part of a history while it is judged.
-pub(super) struct Part {
-    calls: Vec<Pending>,
+pub(super) struct JudgedPart {
+    calls: Vec<PendingCall>,
     /// Acknowledged writes that the log has not come to yet.
     acknowledged: BTreeMap<Revision, usize>,
     /// Answered calls that wrote nothing, by the state that they saw; the next one last.
@@ -44,10 +44,10 @@ pub(super) struct Part {
     deletions: Vec<(Revision, Vec<usize>)>,
 }
 
-impl Part {
+impl JudgedPart {
     pub(super) fn new(
-        open: Vec<Pending>,
-        calls: impl Iterator<Item = Pending>,
+        open: Vec<PendingCall>,
+        calls: impl Iterator<Item = PendingCall>,
         base: Revision,
         summary: &mut Summary,
     ) -> Result<Self, Violation> {
@@ -67,10 +67,10 @@ impl Part {
     }
 
     fn arrange(&mut self, i: usize, base: Revision, summary: &mut Summary) -> Result<(), Violation> {
-        let Pending { call, floor, .. } = &self.calls[i];
+        let PendingCall { call, floor, .. } = &self.calls[i];
         match (&call.answered, call.revision()) {
-            (_, Some(revision)) if wrote(call) == Wrote::Something => {
-                floor.check(call, revision, Wrote::Something)?;
+            (_, Some(revision)) if wrote(call) == WriteEffect::Something => {
+                floor.check(call, revision, WriteEffect::Something)?;
                 summary.acknowledged += 1;
                 if let Some(other) = self.acknowledged.insert(revision, i) {
                     let what = format!("two writes were told that they are revision {revision}");
@@ -80,17 +80,17 @@ impl Part {
                 }
             }
             (_, Some(revision)) => {
-                floor.check(call, revision, Wrote::Nothing)?;
+                floor.check(call, revision, WriteEffect::Nothing)?;
                 summary.observed += 1;
                 let at = match &call.request {
-                    Request::Range(request) if request.at.is_set() => request.at,
+                    RecordedRequest::Range(request) if request.at.is_set() => request.at,
                     _ => revision,
                 };
                 if at >= base {
                     self.observers.push((at, i));
                 }
             }
-            (Answered::Compacted, None) => {}
+            (RecordedAnswer::Compacted, None) => {}
             (_, None) if call.is_unknown() => self.index(i),
             _ => summary.refused += 1,
         }
@@ -154,7 +154,7 @@ impl Part {
 
     /// Whether a call that may have happened can have done this.
     fn fits(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
-        let Pending { floor, found_at, .. } = &self.calls[i];
+        let PendingCall { floor, found_at, .. } = &self.calls[i];
         found_at.is_none() && floor.is_below(batch.revision) && self.does(i, batch, state)
     }
 
@@ -201,8 +201,8 @@ impl Part {
     }
 
     /// The writes of unknown outcome that may still happen.
-    pub(super) fn unknown_left(self, summary: &mut Summary) -> Vec<Pending> {
-        let (found, left): (Vec<Pending>, Vec<Pending>) =
+    pub(super) fn unknown_left(self, summary: &mut Summary) -> Vec<PendingCall> {
+        let (found, left): (Vec<PendingCall>, Vec<PendingCall>) =
             self.calls.into_iter().filter(|one| one.call.is_unknown()).partition(|one| one.found_at.is_some());
         summary.happened = found.len();
         summary.vanished = left.len();
@@ -211,15 +211,15 @@ impl Part {
 }
 
 /// True if an answer says that something was written.
-fn wrote(call: &Call) -> Wrote {
+fn wrote(call: &Call) -> WriteEffect {
     let effect = |result: &OpResult| match result {
         OpResult::Put { .. } => true,
         OpResult::Delete { count, .. } => *count > 0,
         OpResult::Range(_) => false,
     };
     match &call.answered {
-        Answered::Txn(answer) if answer.results.iter().any(effect) => Wrote::Something,
-        _ => Wrote::Nothing,
+        RecordedAnswer::Txn(answer) if answer.results.iter().any(effect) => WriteEffect::Something,
+        _ => WriteEffect::Nothing,
     }
 }
 
@@ -230,12 +230,12 @@ fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
         Err(Violation::new("S1", what).showing("call", call).showing("expected", &expected))
     };
     match (&call.request, &call.answered) {
-        (Request::Range(request), Answered::Range(answer)) => {
+        (RecordedRequest::Range(request), RecordedAnswer::Range(answer)) => {
             let found = state.read(&request.range, request.limit, request.content);
             let expected = RangeResponse { revision: answer.revision, ..found };
             if *answer == expected { Ok(()) } else { differs(format!("{expected:?}")) }
         }
-        (Request::Txn(txn), Answered::Txn(answer)) => {
+        (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) => {
             let applied = state.run(txn, answer.revision.next());
             state.undo(&applied.events);
             let expected = answer_of(answer.revision, applied.succeeded, applied.results);

@@ -8,13 +8,13 @@ use std::fmt;
 pub(crate) const KEYS: usize = 5;
 
 /// How many clients one search can take; each may make 65,535 calls, and all together 128 calls of unknown outcome.
-pub(crate) const MOST_CLIENTS: usize = 16;
+pub(crate) const MAX_CLIENTS: usize = 16;
 
 /// How many places the search may visit before it gives up: some seconds and some 100 MiB.
-const MOST_STEPS: usize = 1_000_000;
+const MAX_SEARCH_STEPS: usize = 1_000_000;
 
 /// The state: a number at some of the keys.
-pub(crate) type State = [Option<u32>; KEYS];
+pub(crate) type KeyStates = [Option<u32>; KEYS];
 
 /// The action of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Action {
 
 /// The answer to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum ObservedAnswer {
     /// The value of a key.
     Value(Option<u32>),
     /// Whether there was an effect.
@@ -65,37 +65,37 @@ pub(crate) struct Call {
     /// Of no meaning if the caller saw nothing.
     pub(crate) end: u64,
     pub(crate) action: Action,
-    pub(crate) seen: Seen,
+    pub(crate) seen: ObservedAnswer,
 }
 
 /// Why there is no order that explains calls, as far as was found out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unexplained {
+pub(crate) struct SearchFailure {
     /// Whether all orders were tried.
-    pub(crate) tried: Tried,
+    pub(crate) tried: SearchExtent,
     /// How many calls an order explains at most.
     pub(crate) explained: usize,
     /// The state then.
-    pub(crate) state: State,
+    pub(crate) state: KeyStates,
     /// The calls of which one has to come next, and of which none can.
     pub(crate) stuck: Vec<Call>,
 }
 
 /// The extent of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tried {
+pub(crate) enum SearchExtent {
     /// There is no such order.
     All,
     /// There may be one, but finding it takes too long.
     Some,
 }
 
-impl fmt::Display for Unexplained {
+impl fmt::Display for SearchFailure {
     /// Where it goes wrong: what is stored, then the calls that can come next.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tried {
-            Tried::All => write!(f, "no order explains more than {} calls", self.explained)?,
-            Tried::Some => write!(f, "no order found that explains more than {} calls", self.explained)?,
+            SearchExtent::All => write!(f, "no order explains more than {} calls", self.explained)?,
+            SearchExtent::Some => write!(f, "no order found that explains more than {} calls", self.explained)?,
         }
         write!(f, "; then {:?} is stored, and none of these can be next:", self.state)?;
         self.stuck.iter().try_for_each(|call| write!(f, "\n    {call:?}"))
@@ -103,9 +103,9 @@ impl fmt::Display for Unexplained {
 }
 
 /// The required answer of an action, and the state afterwards.
-fn apply(mut state: State, action: Action) -> (Seen, State) {
+fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     let effective = match action {
-        Action::Get(key) => return (Seen::Value(state[key]), state),
+        Action::Get(key) => return (ObservedAnswer::Value(state[key]), state),
         Action::Put(..) => true,
         Action::Swap(key, old, _) => state[key] == Some(old),
         Action::Delete(key) => state[key].is_some(),
@@ -122,7 +122,7 @@ fn apply(mut state: State, action: Action) -> (Seen, State) {
             }
         }
     }
-    (Seen::Effect(effective.into()), state)
+    (ObservedAnswer::Effect(effective.into()), state)
 }
 
 /// Searches for an order that explains every answer; no call may precede one that had ended when it began.
@@ -130,59 +130,59 @@ fn apply(mut state: State, action: Action) -> (Seen, State) {
 ///
 /// # Errors
 /// Where every order that was tried goes wrong.
-pub(crate) fn explain(first: State, calls: &[Call]) -> Result<(), Unexplained> {
+pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFailure> {
     let mut search = Search::new(first, calls);
     if search.from(first) { Ok(()) } else { Err(search.best) }
 }
 
 /// How many calls of each client are placed.
-type Placed = [u16; MOST_CLIENTS];
+type PlacedCalls = [u16; MAX_CLIENTS];
 
 struct Search {
     /// The calls of each client that saw something, in their order: each client makes one at a time.
     clients: Vec<Vec<Call>>,
     /// The calls that saw nothing.
     unknown: Vec<Call>,
-    placed: Placed,
+    placed: PlacedCalls,
     /// Which unknown calls are placed, a bit for each.
     used: u128,
     /// The places where the search found no way on, and the unknown calls placed there. With more of them placed there
     /// is no way on either.
-    tried: HashMap<(Placed, State), Vec<u128>>,
+    tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
-    best: Unexplained,
+    best: SearchFailure,
 }
 
 /// A call that may come next.
 #[derive(Clone, Copy)]
-enum Next {
+enum NextCall {
     OfClient(usize),
     Unknown(usize),
 }
 
 impl Search {
-    fn new(first: State, calls: &[Call]) -> Self {
-        let mut clients = vec![Vec::new(); MOST_CLIENTS];
+    fn new(first: KeyStates, calls: &[Call]) -> Self {
+        let mut clients = vec![Vec::new(); MAX_CLIENTS];
         let mut unknown = Vec::new();
         for call in calls {
-            if call.seen == Seen::Nothing { unknown.push(*call) } else { clients[call.client].push(*call) }
+            if call.seen == ObservedAnswer::Nothing { unknown.push(*call) } else { clients[call.client].push(*call) }
         }
         clients.iter_mut().for_each(|calls| calls.sort_by_key(|call| call.start));
-        let best = Unexplained { tried: Tried::All, explained: 0, state: first, stuck: Vec::new() };
-        let (placed, tried) = (Placed::default(), HashMap::new());
+        let best = SearchFailure { tried: SearchExtent::All, explained: 0, state: first, stuck: Vec::new() };
+        let (placed, tried) = (PlacedCalls::default(), HashMap::new());
         let mut search = Self { clients, unknown, placed, used: 0, tried, steps: 0, best };
         search.best.stuck = search.stuck();
         search
     }
 
-    fn from(&mut self, state: State) -> bool {
+    fn from(&mut self, state: KeyStates) -> bool {
         let candidates = self.candidates();
-        if !candidates.iter().any(|next| matches!(next, Next::OfClient(_))) {
+        if !candidates.iter().any(|next| matches!(next, NextCall::OfClient(_))) {
             return true;
         }
         self.steps += 1;
-        if self.steps > MOST_STEPS {
-            self.best.tried = Tried::Some;
+        if self.steps > MAX_SEARCH_STEPS {
+            self.best.tried = SearchExtent::Some;
             return false;
         }
         let tried = self.tried.entry((self.placed, state)).or_default();
@@ -192,7 +192,7 @@ impl Search {
         tried.push(self.used);
         let explained = self.placed.iter().map(|calls| usize::from(*calls)).sum();
         if explained > self.best.explained {
-            self.best = Unexplained { explained, state, stuck: self.stuck(), tried: self.best.tried };
+            self.best = SearchFailure { explained, state, stuck: self.stuck(), tried: self.best.tried };
         }
         // A call that fits and changes nothing can as well come now as later.
         if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
@@ -201,12 +201,12 @@ impl Search {
         candidates.into_iter().any(|next| self.with(next, state))
     }
 
-    fn fits_and_changes_nothing(&self, next: Next, state: State) -> bool {
+    fn fits_and_changes_nothing(&self, next: NextCall, state: KeyStates) -> bool {
         match next {
-            Next::OfClient(client) => {
+            NextCall::OfClient(client) => {
                 self.next_of(client).is_some_and(|call| apply(state, call.action) == (call.seen, state))
             }
-            Next::Unknown(_) => false,
+            NextCall::Unknown(_) => false,
         }
     }
 
@@ -216,8 +216,8 @@ impl Search {
 
     /// The calls that can come next: those that had begun when the first of the remaining calls ended. Calls that end
     /// first come first, which is mostly the order in which they happened, and unknown ones last.
-    fn candidates(&self) -> Vec<Next> {
-        let mut known: Vec<(u64, u64, usize)> = (0..MOST_CLIENTS)
+    fn candidates(&self) -> Vec<NextCall> {
+        let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
             .collect();
         known.sort_unstable();
@@ -225,22 +225,22 @@ impl Search {
         let known = known.into_iter().filter(|(_, start, _)| *start < first_end);
         let unknown = self.unknown.iter().enumerate();
         let unknown = unknown.filter(|(i, call)| self.used >> i & 1 == 0 && call.start < first_end);
-        known.map(|(.., client)| Next::OfClient(client)).chain(unknown.map(|(i, _)| Next::Unknown(i))).collect()
+        known.map(|(.., client)| NextCall::OfClient(client)).chain(unknown.map(|(i, _)| NextCall::Unknown(i))).collect()
     }
 
     /// The calls of which one has to come next.
     fn stuck(&self) -> Vec<Call> {
-        let of = |next: &Next| match next {
-            Next::OfClient(client) => self.next_of(*client).copied(),
-            Next::Unknown(_) => None,
+        let of = |next: &NextCall| match next {
+            NextCall::OfClient(client) => self.next_of(*client).copied(),
+            NextCall::Unknown(_) => None,
         };
         self.candidates().iter().filter_map(of).collect()
     }
 
     /// Whether it works out with this call next.
-    fn with(&mut self, next: Next, state: State) -> bool {
+    fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
-            Next::OfClient(client) => {
+            NextCall::OfClient(client) => {
                 let Some(call) = self.next_of(client).copied() else { return false };
                 let (seen, after) = apply(state, call.action);
                 if seen != call.seen {
@@ -251,7 +251,7 @@ impl Search {
                 self.placed[client] -= 1;
                 explained
             }
-            Next::Unknown(i) => {
+            NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
                     // Leaving it out is the same.
@@ -270,24 +270,24 @@ impl Search {
 mod tests {
     use super::*;
 
-    fn call(times: (u64, u64), action: Action, seen: Seen) -> Call {
+    fn call(times: (u64, u64), action: Action, seen: ObservedAnswer) -> Call {
         // Each call by a client of its own: only the times show the order.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }
 
     fn unknown(start: u64, action: Action) -> Call {
-        call((start, 0), action, Seen::Nothing)
+        call((start, 0), action, ObservedAnswer::Nothing)
     }
 
     fn get(times: (u64, u64), key: usize, value: Option<u32>) -> Call {
-        call(times, Action::Get(key), Seen::Value(value))
+        call(times, Action::Get(key), ObservedAnswer::Value(value))
     }
 
-    const DONE: Seen = Seen::Effect(Effect::Some);
+    const DONE: ObservedAnswer = ObservedAnswer::Effect(Effect::Some);
 
     fn is_explained(calls: &[Call]) -> bool {
-        explain(State::default(), calls).is_ok()
+        explain(KeyStates::default(), calls).is_ok()
     }
 
     #[test]
@@ -297,7 +297,7 @@ mod tests {
         assert!(is_explained(&[put, old, new]));
         let moved = call((7, 8), Action::Move(0, 1, 9), DONE);
         let swapped = call((9, 10), Action::Swap(1, 9, 4), DONE);
-        let gone = call((11, 12), Action::Delete(0), Seen::Effect(Effect::None));
+        let gone = call((11, 12), Action::Delete(0), ObservedAnswer::Effect(Effect::None));
         assert!(is_explained(&[put, old, new, moved, swapped, gone]));
     }
 
@@ -305,9 +305,9 @@ mod tests {
     fn a_stale_read_is_caught() {
         let put = call((1, 2), Action::Put(0, 7), DONE);
         let stale = get((3, 4), 0, None);
-        let found = explain(State::default(), &[put, stale]).unwrap_err();
-        let expected = Unexplained {
-            tried: Tried::All,
+        let found = explain(KeyStates::default(), &[put, stale]).unwrap_err();
+        let expected = SearchFailure {
+            tried: SearchExtent::All,
             explained: 1,
             state: [Some(7), None, None, None, None],
             stuck: vec![stale],
@@ -360,11 +360,11 @@ mod tests {
     /// `lost_one_in` gets no answer, and happens at any time from then on or never.
     fn simulated(seed: u64, clients: usize, calls: usize, lost_one_in: usize) -> Vec<Call> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (mut state, mut clock) = (State::default(), 0);
+        let (mut state, mut clock) = (KeyStates::default(), 0);
         let mut made = Vec::new();
         let mut left = vec![calls; clients];
         // For each client the call that it is making: when it began, what, and what it saw, once it has happened.
-        let mut under_way: Vec<Option<(u64, Action, Option<Seen>)>> = vec![None; clients];
+        let mut under_way: Vec<Option<(u64, Action, Option<ObservedAnswer>)>> = vec![None; clients];
         let mut late: Vec<Action> = Vec::new();
         while left.iter().any(|left| *left > 0) || under_way.iter().any(Option::is_some) {
             clock += 1;
@@ -390,7 +390,7 @@ mod tests {
                 Some((start, action, None))
                     if random.usize(..lost_one_in) == 0 && !matches!(action, Action::Get(_)) =>
                 {
-                    made.push(Call { client, start, end: 0, action, seen: Seen::Nothing });
+                    made.push(Call { client, start, end: 0, action, seen: ObservedAnswer::Nothing });
                     late.extend(random.bool().then_some(action));
                     under_way[client] = None;
                 }
@@ -410,9 +410,9 @@ mod tests {
 
     /// The same history in which one late read saw a number that nobody wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
-        let read = |call: &&mut Call| matches!(call.seen, Seen::Value(Some(_)));
+        let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();
-        late.seen = Seen::Value(Some(u32::MAX));
+        late.seen = ObservedAnswer::Value(Some(u32::MAX));
         calls
     }
 
@@ -421,20 +421,26 @@ mod tests {
         for (clients, calls, lost) in [(4, 250, usize::MAX), (8, 38, usize::MAX), (8, 10, 10)] {
             for seed in 0..40 {
                 let good = simulated(seed, clients, calls, lost);
-                let mut search = Search::new(State::default(), &good);
-                assert!(search.from(State::default()), "{clients} clients, seed {seed}: {}", search.best);
-                assert!(search.steps * 10 < MOST_STEPS, "{} steps for {clients} clients, seed {seed}", search.steps);
+                let mut search = Search::new(KeyStates::default(), &good);
+                assert!(search.from(KeyStates::default()), "{clients} clients, seed {seed}: {}", search.best);
+                assert!(
+                    search.steps * 10 < MAX_SEARCH_STEPS,
+                    "{} steps for {clients} clients, seed {seed}",
+                    search.steps
+                );
             }
         }
     }
 
     #[test]
     fn a_wrong_history_is_given_up_in_time() {
-        for (clients, calls, lost, tried) in
-            [(4, 250, usize::MAX, Tried::All), (8, 38, usize::MAX, Tried::All), (8, 38, 12, Tried::Some)]
-        {
-            let mut search = Search::new(State::default(), &spoiled(simulated(1, clients, calls, lost)));
-            assert!(!search.from(State::default()));
+        for (clients, calls, lost, tried) in [
+            (4, 250, usize::MAX, SearchExtent::All),
+            (8, 38, usize::MAX, SearchExtent::All),
+            (8, 38, 12, SearchExtent::Some),
+        ] {
+            let mut search = Search::new(KeyStates::default(), &spoiled(simulated(1, clients, calls, lost)));
+            assert!(!search.from(KeyStates::default()));
             assert_eq!(search.best.tried, tried, "{clients} clients");
         }
     }

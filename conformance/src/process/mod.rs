@@ -18,25 +18,25 @@ use tokio::task::block_in_place;
 use crate::expect::{Checked, Failure, within};
 use crate::rules;
 
-pub(crate) use child::{Job, say};
+pub(crate) use child::{RoleJob, say};
 
 /// Names the role, then its arguments, parted by spaces.
-pub(crate) const ROLE: &str = "CONFORMANCE_ROLE";
+pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
 /// Names the store.
-const ADDRESS: &str = "CONFORMANCE_ADDRESS";
+const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
 /// The first word of a process that cannot go on.
-pub(crate) const FAILED: &str = "failed ";
+pub(crate) const FAILED_PREFIX: &str = "failed ";
 /// The first word of a process whose store breaks a rule; the rule and the fault follow.
-pub(crate) const BREAKS: &str = "breaks ";
+pub(crate) const BREAKS_PREFIX: &str = "breaks ";
 /// Names a folder that the role needs.
-const FOLDER: &str = "CONFORMANCE_FOLDER";
+const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
 
 /// This program as another process, not started yet.
 pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<Command> {
     let program = env::current_exe().map_err(|error| broken("finding this program", &error))?;
     let mut command = Command::new(program);
     let words: Vec<String> = std::iter::once(role.to_owned()).chain(arguments.iter().map(u64::to_string)).collect();
-    command.env(ROLE, words.join(" ")).env(ADDRESS, address);
+    command.env(ROLE_VARIABLE, words.join(" ")).env(ADDRESS_VARIABLE, address);
     Ok(command)
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn command_under(mut outer: Command, inner: &Command) -> Command {
 
 /// The same command, with a folder that the role needs.
 pub(crate) fn with_folder(mut command: Command, folder: &Path) -> Command {
-    command.env(FOLDER, folder);
+    command.env(FOLDER_VARIABLE, folder);
     command
 }
 
@@ -103,10 +103,10 @@ impl Process {
     pub(crate) async fn line(&mut self) -> Checked<Option<String>> {
         let line = within(self.patience, "what another process says", self.lines.recv()).await?;
         let said = line.as_deref().unwrap_or_default();
-        if let Some(why) = said.strip_prefix(FAILED) {
+        if let Some(why) = said.strip_prefix(FAILED_PREFIX) {
             return Err(Failure::new("another process", "no error", why));
         }
-        if let Some((rule, how)) = said.strip_prefix(BREAKS).and_then(|said| said.split_once(' ')) {
+        if let Some((rule, how)) = said.strip_prefix(BREAKS_PREFIX).and_then(|said| said.split_once(' ')) {
             return Err(Failure::new("another process", "what the rules say", how).or_rule(rules::number_of(rule)));
         }
         Ok(line)

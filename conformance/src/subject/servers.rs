@@ -11,13 +11,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::net::TcpSocket;
 
-use super::{Handle, Subject, environment};
-use crate::expect::{Checked, Failure, OfRule, RECOVERY, some, within};
-use crate::harness::{Server, Stranger};
+use super::{BoundedHandle, Subject, environment};
+use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, some, within};
+use crate::harness::{RefusedUser, Server};
 use crate::proxy::Proxy;
 
 /// The pause between two checks of a process.
-const INTERVAL: Duration = Duration::from_millis(1);
+const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Subject {
     /// The servers of the store.
@@ -34,13 +34,13 @@ impl Subject {
     }
 
     /// A handle that expects the store at these addresses.
-    pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<Handle> {
+    pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.connect(addresses).await.map_err(|error| environment("a handle", &error))?;
         Ok(self.handle_on(store))
     }
 
     /// A proxy to the first server, and a handle that goes through it.
-    pub(crate) async fn through_proxy(&self) -> Checked<(Proxy, Handle)> {
+    pub(crate) async fn through_proxy(&self) -> Checked<(Proxy, BoundedHandle)> {
         let addresses = self.addresses()?;
         let server = some("the environment: the address of a server", addresses.first())?;
         let proxy = Proxy::to(*server).map_err(|error| environment("a proxy", &error.into()))?;
@@ -64,9 +64,9 @@ impl Subject {
     async fn stopped(&self, server: usize) -> Checked {
         let process = self.process_of(server)?;
         let wait = tokio::task::spawn_blocking(move || {
-            let until = Instant::now() + RECOVERY;
+            let until = Instant::now() + RECOVERY_TIMEOUT;
             while !has_stopped(process).unwrap_or(false) && Instant::now() < until {
-                std::thread::sleep(INTERVAL);
+                std::thread::sleep(PROCESS_CHECK_INTERVAL);
             }
             has_stopped(process)
         });
@@ -81,7 +81,7 @@ impl Subject {
     pub(crate) async fn while_frozen<T>(&self, server: usize, work: impl Future<Output = Checked<T>>) -> Checked<T> {
         self.signal(server, Signal::SIGSTOP)?;
         self.stopped(server).await?;
-        let done = within(RECOVERY, "work while a server is frozen", work).await.of("N2");
+        let done = within(RECOVERY_TIMEOUT, "work while a server is frozen", work).await.of("N2");
         self.signal(server, Signal::SIGCONT)?;
         done?
     }
@@ -115,18 +115,18 @@ impl Subject {
     }
 
     /// The clients that are not let in.
-    pub(crate) async fn strangers(&self) -> Checked<Vec<Stranger>> {
+    pub(crate) async fn strangers(&self) -> Checked<Vec<RefusedUser>> {
         self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
     }
 
     /// A client that may read and write some keys.
-    pub(crate) async fn guest(&self) -> Checked<Handle> {
+    pub(crate) async fn guest(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.guest().await.map_err(|error| environment("a guest", &error))?;
         Ok(self.bounded(store))
     }
 
     /// A handle on a store of the environment.
-    pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> Handle {
+    pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> BoundedHandle {
         self.handle_on(store)
     }
 }
@@ -146,9 +146,9 @@ fn has_stopped(process: u32) -> io::Result<bool> {
 
 /// An address on which nobody listens, for as long as this is kept.
 #[derive(Debug)]
-pub(crate) struct Nobody(TcpSocket);
+pub(crate) struct UnusedAddress(TcpSocket);
 
-impl Nobody {
+impl UnusedAddress {
     pub(crate) fn new() -> Checked<Self> {
         let bound = || {
             let socket = TcpSocket::new_v4()?;

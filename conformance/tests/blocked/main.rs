@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use conformance::{Ability, BoxError, Fixture, Harness, Options, Verdict, cases, run};
+use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict, cases, run};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -104,7 +104,7 @@ impl Harness for Blocking {
 /// Judges the store and prints the name of each case that failed.
 fn child(way: Place) -> std::result::Result<(), BoxError> {
     let limits = (Duration::from_millis(10), Duration::from_millis(30));
-    let options = Options::new().with_patience(limits.0).with_case_limit(limits.1);
+    let options = RunOptions::new().with_patience(limits.0).with_case_limit(limits.1);
     for report in run(Blocking(way), &options)? {
         match report.verdict {
             Verdict::Failed(_) => writeln!(std::io::stdout(), "{}", report.name)?,

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use breakage::{BROKEN, Breakage};
-use conformance::{Ability, BoxError, Fixture, Harness, Options, Report, Verdict, play_role, run};
+use conformance::{Ability, BoxError, Fixture, Harness, Report, RunOptions, Verdict, play_role, run};
 use kv::{ErrorKind, Result, Store};
-use kv_local::{Create, Engine, Log, OpenOptions};
+use kv_local::{CommitLog, Create, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 use libtest_mimic::{Arguments, Failed, Trial};
 use odd::Odd;
@@ -38,8 +38,8 @@ impl Engine for InFile {
         &["log"]
     }
 
-    fn log(&self) -> Log {
-        Log::Own
+    fn log(&self) -> CommitLog {
+        CommitLog::Own
     }
 
     fn open(&self, entry: &Path, _: &str) -> Result<Box<dyn Table>> {
@@ -129,7 +129,7 @@ impl Fixture for Held {
 }
 
 fn reports(way: Breakage, case: &str) -> Vec<Report> {
-    run(InFile(way), &Options::new().with_filter(case)).unwrap()
+    run(InFile(way), &RunOptions::new().with_filter(case)).unwrap()
 }
 
 fn passes(case: &str) -> std::result::Result<(), Failed> {

@@ -11,7 +11,7 @@ use kv::{
 type Refused<T> = Result<T, ErrorKind>;
 
 #[derive(Debug)]
-pub(crate) struct History {
+pub(crate) struct CallHistory {
     /// The state of a key from a revision on; `None` for absent.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     events: BTreeMap<Revision, Vec<Event>>,
@@ -19,14 +19,14 @@ pub(crate) struct History {
     mark: Revision,
 }
 
-impl Default for History {
+impl Default for CallHistory {
     fn default() -> Self {
         let (revision, mark) = (Revision::new(1), Revision::UNSET);
         Self { versions: BTreeMap::new(), events: BTreeMap::new(), revision, mark }
     }
 }
 
-impl History {
+impl CallHistory {
     fn above_the_mark(&self, at: Revision) -> Refused<()> {
         if at < self.mark { Err(ErrorKind::Compacted { compact_revision: self.mark }) } else { Ok(()) }
     }

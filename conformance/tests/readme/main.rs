@@ -13,14 +13,14 @@ use kv::{
 };
 use tokio::sync::watch;
 
-use crate::history::History;
+use crate::history::CallHistory;
 
 const NAME: &str = "mine";
 
 /// A store in memory: all that ever happened, and a bell for watchers.
 #[derive(Clone, Debug)]
 struct MyStore {
-    history: Arc<Mutex<History>>,
+    history: Arc<Mutex<CallHistory>>,
     changed: watch::Sender<()>,
 }
 
@@ -29,7 +29,7 @@ impl MyStore {
         Self { history: Arc::default(), changed: watch::Sender::new(()) }
     }
 
-    fn history(&self) -> MutexGuard<'_, History> {
+    fn history(&self) -> MutexGuard<'_, CallHistory> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use datastore::care::could_be_made;
+use datastore::maintenance::check_creatable;
 use datastore::served::{is_meant, is_trusted, socket};
 use datastore::{Create, Location, OpenOptions};
 use ipam_core::assign::{AssignedAddress, RepeatPolicy};
@@ -376,7 +376,7 @@ pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
 fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     let runtime = Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
-    Ok(runtime.block_on(could_be_made(location))?)
+    Ok(runtime.block_on(check_creatable(location))?)
 }
 
 /// True if an error says that the store may be whole and cannot be queried now.

@@ -113,7 +113,7 @@ impl Session {
 
     /// Lets other processes have the store until its next use.
     pub fn pause(&self) {
-        self.runtime.block_on(self.open.put_down());
+        self.runtime.block_on(self.open.release_store());
     }
 
     /// Closes the store.

@@ -16,8 +16,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clap::{Args, ValueEnum};
 use datastore::{
-    Chosen, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location, Source, care,
-    for_operator, served,
+    ChoiceSource, ChosenStore, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location,
+    for_operator, maintenance, served,
 };
 use ipam_core::model::Pool;
 use ipam_operator::Operator;
@@ -180,7 +180,7 @@ impl<'a> Invocation<'a> {
 
     /// Carries out a command on the chosen store, and prints its answer.
     pub(crate) fn run_on_store(&mut self, command: &dyn StoreCommand) -> Result<u8> {
-        let Chosen { location, .. } = self.choose()?;
+        let ChosenStore { location, .. } = self.choose()?;
         if let Some((what, instead)) = command.only_embedded(self.drivers).filter(|_| location.is_shared()) {
             return Err(CommandFailure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
         }
@@ -215,19 +215,19 @@ impl<'a> Invocation<'a> {
     }
 
     /// Chooses the store, and says which it is unless its URL was given.
-    pub(crate) fn choose(&mut self) -> Result<Chosen> {
+    pub(crate) fn choose(&mut self) -> Result<ChosenStore> {
         let chosen = self.locate(self.options.store.as_deref())?;
         for problem in &chosen.unreadable {
             _ = writeln!(self.err, "warning: skipped {problem}");
         }
-        if chosen.source != Source::Url {
+        if chosen.source != ChoiceSource::Url {
             _ = writeln!(self.err, "store: {} ({})", chosen.location, chosen.source);
         }
         Ok(chosen)
     }
 
     /// The store at a URL, with the credentials for it; without a URL the one that the configuration names.
-    pub(crate) fn locate(&self, url: Option<&str>) -> Result<Chosen> {
+    pub(crate) fn locate(&self, url: Option<&str>) -> Result<ChosenStore> {
         // The file in which Calico's operators configure the datastore.
         let file = self.options.config.as_deref();
         let file = file.map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given);
@@ -267,7 +267,7 @@ impl StoreAccess<'_> {
                 StoreUse::Make => match self.open_existing().await? {
                     Some(open) => open,
                     None => {
-                        care::could_be_made(self.location).await.map_err(|error| self.explain(error))?;
+                        maintenance::check_creatable(self.location).await.map_err(|error| self.explain(error))?;
                         let memory = self.location.drivers().memory();
                         let opened = datastore::open(&memory, &Create::IfMissing.with_wait(self.wait)).await;
                         opened.map_err(|error| self.explain(error))?

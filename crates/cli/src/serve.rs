@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::serve::api;
 use ::serve::life::{self, Options};
 use clap::{Args, value_parser};
-use datastore::care::Retention;
+use datastore::maintenance::Retention;
 use datastore::{Location, served};
 
 use crate::command::{Invocation, StandaloneCommand};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::{Create, Location, OpenOptions, OpenStore, Purpose, Sharing, care};
+use datastore::{Create, Location, OpenOptions, OpenStore, Purpose, Sharing, maintenance};
 use ipam_core::Nodes;
 use ipam_operator::Operator;
 use kv::{ErrorKind, Store};
@@ -140,7 +140,7 @@ impl<'a> StoreAccess<'a> {
 
     /// True if another process waits for the store lock.
     pub(crate) async fn has_waiters(self) -> Result<bool> {
-        Ok(care::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
+        Ok(maintenance::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 
     /// The failure for an error of the store, with advice.

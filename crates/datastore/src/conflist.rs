@@ -18,7 +18,7 @@ pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
 /// The stores that a folder of CNI configuration names.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct ConflistStores {
     /// Each store once, in the order of the files' names.
     pub(crate) candidates: Vec<NamedStore>,
     /// The first plugin that is for us, but leads to no store.
@@ -68,7 +68,7 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
 
 /// A plugin of the CNI configuration whose addresses come from us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Network {
+pub struct ConfiguredNetwork {
     /// The name of the network.
     pub name: String,
     /// The store that it names by itself, without what the runtime's environment may add.
@@ -79,12 +79,12 @@ pub struct Network {
 
 /// The networks of a folder of CNI configuration whose addresses come from us and that lead to a store, and what could not
 /// be read, a sentence each. An absent folder is an empty one.
-pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<Network>, Vec<String>) {
+pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
         let Some(conf) = plugin.as_object() else { return };
         if let Some(Ok(store)) = store_settings(conf).map(|store| for_netconf(drivers, &store, &|_| None)) {
-            networks.push(Network { name: text(conf, "name"), store, subnets: subnets(conf) });
+            networks.push(ConfiguredNetwork { name: text(conf, "name"), store, subnets: subnets(conf) });
         }
     });
     (networks, unreadable)
@@ -108,10 +108,10 @@ fn subnets(conf: &Map<String, Value>) -> Vec<String> {
 }
 
 /// The stores that a folder of CNI configuration names. An absent folder is an empty one.
-pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> Found {
-    let mut found = Found::default();
+pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> ConflistStores {
+    let mut found = ConflistStores::default();
     let unreadable = each_plugin(dir, |file, plugin| found.add(drivers, file, plugin));
-    Found { unreadable, ..found }
+    ConflistStores { unreadable, ..found }
 }
 
 /// Goes through the plugins of every `.conflist`, `.conf` and `.json` file, in the order of the files' names, and returns
@@ -133,7 +133,7 @@ fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> 
     unreadable
 }
 
-impl Found {
+impl ConflistStores {
     fn add(&mut self, drivers: &Drivers, file: &Path, plugin: &Value) {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
@@ -258,7 +258,7 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
 }
 
 /// The folders in which podman keeps its networks.
-const PODMAN: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
+const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
 /// The subnets of the networks in a folder of CNI configuration, whatever assigns their addresses, and of podman's networks;
 /// and what could not be read, a sentence each. An absent folder is an empty one.
@@ -268,7 +268,7 @@ pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
         let texts = plugin.as_object().map(subnets).unwrap_or_default();
         used.extend(texts.iter().filter_map(|text| text.parse::<IpNet>().ok()).map(|subnet| subnet.trunc()));
     });
-    used.extend(PODMAN.iter().flat_map(|folder| podmans(Path::new(folder))));
+    used.extend(PODMAN_FOLDERS.iter().flat_map(|folder| podmans(Path::new(folder))));
     (used, unreadable)
 }
 
@@ -339,7 +339,7 @@ mod tests {
             ("e", at("sled:///e"), &[]),
             ("cbr0", at("sled:///f"), &[]),
         ];
-        let expected = expected.map(|(name, store, subnets)| Network {
+        let expected = expected.map(|(name, store, subnets)| ConfiguredNetwork {
             name: name.into(),
             store,
             subnets: subnets.iter().map(|text| (*text).to_owned()).collect(),

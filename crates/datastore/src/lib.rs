@@ -9,23 +9,23 @@
 //! not even called where a NetConf names an embedded store. The second half, [`open`], opens a location; [`care`] looks
 //! after a store as a whole.
 
-pub mod care;
 mod conflist;
-pub mod held;
+pub mod maintenance;
 mod netconf;
 mod open;
 mod operator;
 pub mod served;
 mod settings;
+pub mod shared_store;
 
-pub use conflist::{CalicoNetwork, DEFAULT_CONF_DIR, Network, calico_networks, networks, runtime_subnets};
+pub use conflist::{CalicoNetwork, ConfiguredNetwork, DEFAULT_CONF_DIR, calico_networks, networks, runtime_subnets};
 pub use driver::{
-    About, Access, Candidate, ClusterAddress, ClusterStore, ConfigError, Create, DEFAULT_ENGINE, Driver, Drivers,
-    Facts, Identity, Location, Login, OpenOptions, Pem, Place, Scope, Sharing,
+    Access, Candidate, ClientCertificate, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Create,
+    DEFAULT_ENGINE, Driver, DriverFacts, Drivers, Location, Login, OpenOptions, Pem, Scope, Sharing, StorePlace,
 };
 pub use kv::Purpose;
 pub use kv_mvcc::Blocking;
 pub use netconf::{NetConfStore, for_netconf};
 pub use open::{OpenStore, open};
-pub use operator::{Chosen, Source, all_for_operator, for_operator};
+pub use operator::{ChoiceSource, ChosenStore, all_for_operator, for_operator};
 pub use settings::{ConfigFile, DEFAULT_CONFIG_FILE, Environment, TextFault, process_environment, text_fault};

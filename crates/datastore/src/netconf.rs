@@ -121,7 +121,7 @@ fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use driver::{Access, Identity, Login, Pem};
+    use driver::{Access, ClientCertificate, Login, Pem};
 
     fn conf(set: impl FnOnce(&mut NetConfStore)) -> NetConfStore {
         let mut conf = NetConfStore::default();
@@ -259,7 +259,7 @@ mod tests {
         });
         let access = |env: &[(&str, &str)]| with(&conf, env).unwrap().cluster().unwrap().access.clone();
         let file = |path: &str| Pem::File(path.into());
-        let identity = Identity { certificate: file("/own/cert"), key: file("/own/key") };
+        let identity = ClientCertificate { certificate: file("/own/cert"), key: file("/own/key") };
         let own = Access { authority: Some(file("/own/ca")), identity: Some(identity), login: None };
         assert_eq!(access(&[]), own);
         assert_eq!(access(&[("ETCD_CA_CERT_FILE", "/env/ca")]), own);

@@ -16,37 +16,37 @@ use kv::{
 use kv_mvcc::MvccStore;
 use tokio::sync::OnceCell;
 
-use crate::care::open_here;
-use crate::held::{Held, Holding, LEAST_HOLD};
+use crate::maintenance::open_here;
 use crate::served::{self, ServedStore};
+use crate::shared_store::{MIN_HOLD_DURATION, SharedStore, SharedStoreOptions};
 
 /// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
 #[derive(Debug)]
 pub struct OpenStore {
-    opened: Opened,
+    opened: OpenKind,
 }
 
 #[derive(Debug)]
-enum Opened {
+enum OpenKind {
     /// Its driver has opened it.
     Here(Box<dyn driver::Opened>),
     /// The same, and other processes may have it in between.
-    Held(Held),
+    Shared(SharedStore),
     /// A daemon has it, or had it at first.
-    Served(ServedOrAlone),
+    Served(ServedOrDirect),
 }
 
 impl OpenStore {
     async fn here(location: &Location, options: &OpenOptions) -> Result<Self> {
-        Ok(Self { opened: Opened::Here(open_here(location, options).await?) })
+        Ok(Self { opened: OpenKind::Here(open_here(location, options).await?) })
     }
 
     /// The store.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.opened {
-            Opened::Here(store) => store.store(),
-            Opened::Held(store) => Arc::new(store.clone()),
-            Opened::Served(store) => Arc::new(store.clone()),
+            OpenKind::Here(store) => store.store(),
+            OpenKind::Shared(store) => Arc::new(store.clone()),
+            OpenKind::Served(store) => Arc::new(store.clone()),
         }
     }
 
@@ -57,9 +57,9 @@ impl OpenStore {
     /// of a call to a cluster.
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
-            Opened::Here(store) => store.check_room().await,
-            Opened::Held(store) => store.check_room().await,
-            Opened::Served(store) => match store.alone() {
+            OpenKind::Here(store) => store.check_room().await,
+            OpenKind::Shared(store) => store.check_room().await,
+            OpenKind::Served(store) => match store.direct() {
                 Some(store) => store.check_room().await,
                 None => Ok(()),
             },
@@ -69,45 +69,45 @@ impl OpenStore {
     /// The store as an embedded one whose files this process has open until it closes it; `None` for any other.
     pub fn embedded(&self) -> Option<&MvccStore> {
         match &self.opened {
-            Opened::Here(store) => store.embedded(),
-            Opened::Held(_) | Opened::Served(_) => None,
+            OpenKind::Here(store) => store.embedded(),
+            OpenKind::Shared(_) | OpenKind::Served(_) => None,
         }
     }
 
     /// The store as a cluster's; `None` for any other.
     pub fn cluster(&self) -> Option<Arc<dyn ClusterStore>> {
         match &self.opened {
-            Opened::Here(store) => store.cluster(),
-            Opened::Held(_) | Opened::Served(_) => None,
+            OpenKind::Here(store) => store.cluster(),
+            OpenKind::Shared(_) | OpenKind::Served(_) => None,
         }
     }
 
     /// The store as one that a daemon has, or had when it was opened; `None` for any other.
     pub fn served(&self) -> Option<&ServedStore> {
         match &self.opened {
-            Opened::Here(_) | Opened::Held(_) => None,
-            Opened::Served(store) => Some(store.served()),
+            OpenKind::Here(_) | OpenKind::Shared(_) => None,
+            OpenKind::Served(store) => Some(store.served()),
         }
     }
 
     /// True if other processes must wait for the store.
     pub fn is_exclusive(&self) -> bool {
         match &self.opened {
-            Opened::Here(store) => store.embedded().is_some(),
-            Opened::Held(_) => true,
-            Opened::Served(store) => store.alone().is_some(),
+            OpenKind::Here(store) => store.embedded().is_some(),
+            OpenKind::Shared(_) => true,
+            OpenKind::Served(store) => store.direct().is_some(),
         }
     }
 
     /// Lets other processes have a store that is [held](Sharing::OnRequest), until its next call.
-    pub async fn put_down(&self) {
-        let held = match &self.opened {
-            Opened::Held(store) => Some(store),
-            Opened::Served(store) => store.alone(),
-            Opened::Here(_) => None,
+    pub async fn release_store(&self) {
+        let shared_store = match &self.opened {
+            OpenKind::Shared(store) => Some(store),
+            OpenKind::Served(store) => store.direct(),
+            OpenKind::Here(_) => None,
         };
-        if let Some(store) = held {
-            store.put_down().await;
+        if let Some(store) = shared_store {
+            store.release_store().await;
         }
     }
 
@@ -118,9 +118,9 @@ impl OpenStore {
     /// The error of the engine. Everything that was acknowledged is durable all the same.
     pub async fn close(self) -> Result<()> {
         match &self.opened {
-            Opened::Here(store) => store.close().await,
-            Opened::Held(store) => store.end().await,
-            Opened::Served(store) => match store.alone() {
+            OpenKind::Here(store) => store.close().await,
+            OpenKind::Shared(store) => store.end().await,
+            OpenKind::Served(store) => match store.direct() {
                 Some(store) => store.end().await,
                 None => Ok(()),
             },
@@ -146,50 +146,50 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     }
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
-        Sharing::InTurns => (None, Some(LEAST_HOLD)),
+        Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
         // All waits of this process together take no longer.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
-    let holding = Holding { until, yields_after, ..Holding::new(options.clone()) };
+    let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
     if let Some(store) = served::connect(location, options.wait).await {
         let store = if options.purpose == Purpose::Release { store.to_release() } else { store };
-        return Ok(OpenStore { opened: Opened::Served(ServedOrAlone::new(store, location.clone(), holding)) });
+        return Ok(OpenStore { opened: OpenKind::Served(ServedOrDirect::new(store, location.clone(), holding)) });
     }
     if options.sharing == Sharing::Served {
         return OpenStore::here(location, options).await;
     }
-    let held = Held::begin(location.clone(), holding, options.wait).await?;
-    Ok(OpenStore { opened: Opened::Held(held) })
+    let shared_store = SharedStore::begin(location.clone(), holding, options.wait).await?;
+    Ok(OpenStore { opened: OpenKind::Shared(shared_store) })
 }
 
 /// A store behind a daemon's socket, and the way to it without the daemon. All clones leave the daemon together.
 #[derive(Clone)]
-struct ServedOrAlone {
+struct ServedOrDirect {
     served: ServedStore,
-    shared: Arc<Shared>,
+    shared: Arc<DaemonOrDirect>,
 }
 
-struct Shared {
+struct DaemonOrDirect {
     location: Location,
-    holding: Holding,
+    holding: SharedStoreOptions,
     /// The moment until which this process waits for the store, counted from the first failure of the daemon.
     until: OnceLock<Instant>,
     /// The store as this process has it, once the daemon has ended.
-    alone: OnceCell<Held>,
+    direct: OnceCell<SharedStore>,
 }
 
-impl fmt::Debug for ServedOrAlone {
+impl fmt::Debug for ServedOrDirect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServedOrAlone").field("served", &self.served).finish_non_exhaustive()
     }
 }
 
-impl ServedOrAlone {
-    pub(crate) fn new(served: ServedStore, location: Location, holding: Holding) -> Self {
+impl ServedOrDirect {
+    pub(crate) fn new(served: ServedStore, location: Location, holding: SharedStoreOptions) -> Self {
         // The store is there, so a folder without one is another place.
-        let holding = Holding { options: holding.options.clone().with_create(Create::Never), ..holding };
-        let (until, alone) = (OnceLock::new(), OnceCell::new());
-        Self { served, shared: Arc::new(Shared { location, holding, until, alone }) }
+        let holding = SharedStoreOptions { options: holding.options.clone().with_create(Create::Never), ..holding };
+        let (until, direct) = (OnceLock::new(), OnceCell::new());
+        Self { served, shared: Arc::new(DaemonOrDirect { location, holding, until, direct }) }
     }
 
     /// The store behind the socket.
@@ -198,8 +198,8 @@ impl ServedOrAlone {
     }
 
     /// The store as this process has it; `None` as long as the daemon has it.
-    pub(crate) fn alone(&self) -> Option<&Held> {
-        self.shared.alone.get()
+    pub(crate) fn direct(&self) -> Option<&SharedStore> {
+        self.shared.direct.get()
     }
 
     /// Opens the store after a request that the daemon has not begun.
@@ -208,40 +208,40 @@ impl ServedOrAlone {
     /// The error of the request, if it may have been begun or says something else; those of opening the store;
     /// `RevisionRegressed` if another one is in its place; `Closed` if other processes have it for too long: a
     /// caller asks again after `Locked`.
-    async fn open_directly(&self, error: Error) -> Result<&Held> {
+    async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
         }
-        let Shared { location, holding, until, alone } = &*self.shared;
-        let until = *until.get_or_init(|| holding.patience());
+        let DaemonOrDirect { location, holding, until, direct } = &*self.shared;
+        let until = *until.get_or_init(|| holding.wait_deadline());
         let open = async || {
             tracing::warn!("cannot use the margay daemon ({error}); opening the store directly");
             let wait = until.saturating_duration_since(Instant::now());
-            let begun = Held::begin(location.clone(), holding.clone(), wait).await;
-            let held = begun.map_err(|error| match error.kind() {
+            let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
+            let shared_store = begun.map_err(|error| match error.kind() {
                 // With a moment of its own the caller knows when its time is over.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
                 }
                 _ => error,
             })?;
-            if held.identity_seen() == *self.served.identity() {
-                return Ok(held);
+            if shared_store.identity_seen() == *self.served.identity() {
+                return Ok(shared_store);
             }
-            if let Err(error) = held.end().await {
+            if let Err(error) = shared_store.end().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
             Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, location.to_string()))
         };
-        alone.get_or_try_init(open).await
+        direct.get_or_try_init(open).await
     }
 }
 
 #[async_trait]
-impl Store for ServedOrAlone {
+impl Store for ServedOrDirect {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        if let Some(alone) = self.alone() {
-            return alone.range(request).await;
+        if let Some(direct) = self.direct() {
+            return direct.range(request).await;
         }
         match self.served.range(request.clone()).await {
             Err(error) => self.open_directly(error).await?.range(request).await,
@@ -250,8 +250,8 @@ impl Store for ServedOrAlone {
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
-        if let Some(alone) = self.alone() {
-            return alone.txn(txn).await;
+        if let Some(direct) = self.direct() {
+            return direct.txn(txn).await;
         }
         match self.served.txn(txn.clone()).await {
             Err(error) => self.open_directly(error).await?.txn(txn).await,
@@ -260,21 +260,21 @@ impl Store for ServedOrAlone {
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        if let Some(alone) = self.alone() {
-            return alone.watch(request).await;
+        if let Some(direct) = self.direct() {
+            return direct.watch(request).await;
         }
         match self.served.watch(request.clone()).await {
             Err(error) => self.open_directly(error).await?.watch(request).await,
             Ok(stream) => {
-                let watching = Watching { store: self.clone(), request, stream: Some(stream) };
-                Ok(unfold(watching, Watching::next).boxed())
+                let watching = FallbackWatch { store: self.clone(), request, stream: Some(stream) };
+                Ok(unfold(watching, FallbackWatch::next).boxed())
             }
         }
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        if let Some(alone) = self.alone() {
-            return alone.compact(revision).await;
+        if let Some(direct) = self.direct() {
+            return direct.compact(revision).await;
         }
         match self.served.compact(revision).await {
             Err(error) => self.open_directly(error).await?.compact(revision).await,
@@ -284,15 +284,15 @@ impl Store for ServedOrAlone {
 }
 
 /// A watch through the daemon, which goes on without it.
-struct Watching {
-    store: ServedOrAlone,
+struct FallbackWatch {
+    store: ServedOrDirect,
     /// The request for what has not come yet.
     request: WatchRequest,
     /// `None` once it has ended.
     stream: Option<WatchStream>,
 }
 
-impl Watching {
+impl FallbackWatch {
     async fn next(mut self) -> Option<(Result<Batch>, Self)> {
         let mut item = self.stream.as_mut()?.next().await?;
         if let Err(error) = &item

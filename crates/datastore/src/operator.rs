@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use driver::{Candidate, ConfigError, Drivers, Location, Place, Result};
+use driver::{Candidate, ConfigError, Drivers, Location, Result, StorePlace};
 
 use crate::conflist::{NamedStore, scan};
 use crate::settings::{self, ConfigFile, Environment};
@@ -11,7 +11,7 @@ use crate::settings::{self, ConfigFile, Environment};
 /// The source of the choice of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Source {
+pub enum ChoiceSource {
     /// The URL that was given.
     Url,
     /// The environment.
@@ -22,7 +22,7 @@ pub enum Source {
     Default,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ChoiceSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Url => f.write_str("--store"),
@@ -35,19 +35,19 @@ impl fmt::Display for Source {
 
 /// The store to work on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub struct ChosenStore {
     /// The store.
     pub location: Location,
-    /// The source of the choice; worth a line unless it is [`Source::Url`].
-    pub source: Source,
+    /// The source of the choice; worth a line unless it is [`ChoiceSource::Url`].
+    pub source: ChoiceSource,
     /// Configuration that could not be read and might have named another store, a sentence each.
     pub unreadable: Vec<String>,
 }
 
-impl Chosen {
+impl ChosenStore {
     /// The store when nothing is configured at all.
     fn default_of(drivers: &Drivers) -> Result<Self> {
-        Ok(Self { location: drivers.default_location()?, source: Source::Default, unreadable: Vec::new() })
+        Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
 
@@ -71,36 +71,36 @@ pub fn for_operator(
     file: ConfigFile<'_>,
     env: &Environment<'_>,
     conf_dir: &Path,
-) -> Result<Chosen> {
-    let chosen = |location, source| Chosen { location, source, unreadable: Vec::new() };
+) -> Result<ChosenStore> {
+    let chosen = |location, source| ChosenStore { location, source, unreadable: Vec::new() };
     let settings = settings::environment_settings(env);
     if let Some(url) = url {
         let location = drivers.parse(url)?;
-        if *location.place() == Place::Memory {
+        if *location.place() == StorePlace::Memory {
             return Err(ConfigError::MemoryStore);
         }
-        return Ok(chosen(location.with_access(|_| in_environment(settings.access()))?, Source::Url));
+        return Ok(chosen(location.with_access(|_| in_environment(settings.access()))?, ChoiceSource::Url));
     }
     let mut passed_over = None;
     if let Some(said) = settings::read_config_file(file)? {
         let (ConfigFile::Given(path) | ConfigFile::IfThere(path)) = file;
         let in_file = |error| ConfigError::InFile { file: path.into(), error: Box::new(error) };
         match (settings::location(drivers, &said), file) {
-            (Ok(location), _) => return Ok(chosen(location, Source::File(path.into()))),
+            (Ok(location), _) => return Ok(chosen(location, ChoiceSource::File(path.into()))),
             (Err(error @ ConfigError::Kubernetes), ConfigFile::IfThere(_)) => passed_over = Some(in_file(error)),
             (Err(error), _) => return Err(in_file(error)),
         }
     }
     if settings::names_a_store(&settings) {
-        return Ok(chosen(in_environment(settings::location(drivers, &settings))?, Source::Environment));
+        return Ok(chosen(in_environment(settings::location(drivers, &settings))?, ChoiceSource::Environment));
     }
     let found = from_configuration(drivers, conf_dir)?;
-    if let Some(error) = passed_over.filter(|_| found.source == Source::Default) {
+    if let Some(error) = passed_over.filter(|_| found.source == ChoiceSource::Default) {
         return Err(error);
     }
     // A NetConf has no place for a password.
     let location = found.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
-    Ok(Chosen { location, ..found })
+    Ok(ChosenStore { location, ..found })
 }
 
 /// Every store that the CNI configuration in `conf_dir` names, for work that is due on all of them; the default one if it
@@ -109,12 +109,12 @@ pub fn for_operator(
 ///
 /// # Errors
 /// The fault of the only file, or of an etcd's settings in the environment.
-pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<Chosen>> {
+pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<ChosenStore>> {
     let found = scan(drivers, conf_dir);
     if found.candidates.is_empty() {
         return match from_configuration(drivers, conf_dir) {
             Err(ConfigError::InFile { error, .. }) if *error == ConfigError::Kubernetes => {
-                Ok(vec![Chosen::default_of(drivers)?])
+                Ok(vec![ChosenStore::default_of(drivers)?])
             }
             chosen => chosen.map(|chosen| vec![chosen]),
         };
@@ -124,7 +124,7 @@ pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Pat
     for candidate in found.candidates {
         let location = candidate.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
         let unreadable = std::mem::take(&mut unreadable);
-        stores.push(Chosen { location, source: Source::File(candidate.file), unreadable });
+        stores.push(ChosenStore { location, source: ChoiceSource::File(candidate.file), unreadable });
     }
     Ok(stores)
 }
@@ -133,12 +133,14 @@ fn in_environment<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| ConfigError::InEnvironment(Box::new(error)))
 }
 
-fn from_configuration(drivers: &Drivers, conf_dir: &Path) -> Result<Chosen> {
+fn from_configuration(drivers: &Drivers, conf_dir: &Path) -> Result<ChosenStore> {
     let mut found = scan(drivers, conf_dir);
     match (found.candidates.len(), found.broken, found.candidates.pop()) {
-        (1, _, Some(one)) => {
-            Ok(Chosen { location: one.location, source: Source::File(one.file), unreadable: found.unreadable })
-        }
+        (1, _, Some(one)) => Ok(ChosenStore {
+            location: one.location,
+            source: ChoiceSource::File(one.file),
+            unreadable: found.unreadable,
+        }),
         (_, _, Some(last)) => {
             found.candidates.push(last);
             let named = |found: NamedStore| Candidate { store: found.location.to_string(), file: found.file };
@@ -146,7 +148,7 @@ fn from_configuration(drivers: &Drivers, conf_dir: &Path) -> Result<Chosen> {
         }
         (_, Some((file, error)), None) => Err(ConfigError::InFile { file, error: Box::new(error) }),
         (_, None, None) if !found.unreadable.is_empty() => Err(ConfigError::UnreadableConfiguration(found.unreadable)),
-        (_, None, None) => Chosen::default_of(drivers),
+        (_, None, None) => ChosenStore::default_of(drivers),
     }
 }
 
@@ -161,7 +163,7 @@ mod tests {
         stores::at(url).unwrap()
     }
 
-    fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<Chosen> {
+    fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<ChosenStore> {
         let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         for_operator(&stores::drivers(), url, ConfigFile::IfThere(&dir.join("calicoctl.cfg")), &env, dir)
     }
@@ -185,7 +187,7 @@ mod tests {
     fn the_url_beats_all() {
         let dir = folder(&[("1.conflist", SLED), ("2.conf", REDB)]);
         let chosen = choose(Some("redb:///x"), &[("DATASTORE_TYPE", "sled")], dir.path()).unwrap();
-        assert_eq!((chosen.location, chosen.source), (at("redb:///x"), Source::Url));
+        assert_eq!((chosen.location, chosen.source), (at("redb:///x"), ChoiceSource::Url));
         assert_eq!(choose(Some("memory:"), &[], dir.path()).unwrap_err(), ConfigError::MemoryStore);
     }
 
@@ -201,7 +203,7 @@ mod tests {
         for (env, expected) in cases {
             let chosen = choose(None, env, dir.path()).unwrap();
             assert_eq!(chosen.location.to_string(), expected);
-            assert_eq!(chosen.source, Source::Environment);
+            assert_eq!(chosen.source, ChoiceSource::Environment);
         }
         let error = choose(None, &[("DATASTORE_TYPE", "foo")], dir.path()).unwrap_err();
         assert_eq!(error.to_string(), "in the environment: unknown datastore type: foo");
@@ -244,7 +246,7 @@ mod tests {
         let dir = folder(&[("calicoctl.cfg", &etcd), ("1.conflist", SLED)]);
         let env = [("ETCD_ENDPOINTS", "https://e:1"), ("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
         let chosen = choose(None, &env, dir.path()).unwrap();
-        assert_eq!(chosen.source, Source::File(dir.path().join("calicoctl.cfg")));
+        assert_eq!(chosen.source, ChoiceSource::File(dir.path().join("calicoctl.cfg")));
         let Some(found) = chosen.location.cluster().cloned() else { panic!() };
         assert_eq!(
             (found.endpoints, found.access.login),
@@ -274,13 +276,13 @@ mod tests {
     #[test]
     fn a_kubeconfig_in_the_shell_means_nothing() {
         let chosen = choose(None, &[("KUBECONFIG", "/k")], folder(&[]).path()).unwrap();
-        assert_eq!(chosen, Chosen::default_of(&stores::drivers()).unwrap());
+        assert_eq!(chosen, ChosenStore::default_of(&stores::drivers()).unwrap());
     }
 
     #[test]
     fn an_absent_folder_is_an_empty_one() {
         let dir = folder(&[]);
-        assert_eq!(choose(None, &[], &dir.path().join("none")).unwrap().source, Source::Default);
+        assert_eq!(choose(None, &[], &dir.path().join("none")).unwrap().source, ChoiceSource::Default);
     }
 
     #[test]
@@ -288,7 +290,7 @@ mod tests {
         let dir = folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.conf.bak", REDB)]);
         let chosen = choose(None, &[], dir.path()).unwrap();
         assert_eq!(chosen.location, at("sled:///a"));
-        assert_eq!(chosen.source, Source::File(dir.path().join("1.conflist")));
+        assert_eq!(chosen.source, ChoiceSource::File(dir.path().join("1.conflist")));
     }
 
     #[test]
@@ -300,7 +302,7 @@ mod tests {
         assert_eq!(locations, ["sled:///a", "redb:///var/lib/margay/ipam.redb"]);
         assert_eq!((all[0].unreadable.len(), all[1].unreadable.len()), (1, 0));
         let none = all_for_operator(&stores::drivers(), &|_| None, folder(&[]).path()).unwrap();
-        assert_eq!((none.len(), &none[0].source), (1, &Source::Default));
+        assert_eq!((none.len(), &none[0].source), (1, &ChoiceSource::Default));
         assert!(all_for_operator(&stores::drivers(), &|_| None, folder(&[("1.conf", "{")]).path()).is_err());
     }
 
@@ -332,7 +334,7 @@ mod tests {
     fn a_calico_on_kubernetes_is_none_of_all_stores() {
         let all =
             |files: &[(&str, &str)]| all_for_operator(&stores::drivers(), &|_| None, folder(files).path()).unwrap();
-        assert_eq!(all(&[("10-calico.conflist", CALICO)]), [Chosen::default_of(&stores::drivers()).unwrap()]);
+        assert_eq!(all(&[("10-calico.conflist", CALICO)]), [ChosenStore::default_of(&stores::drivers()).unwrap()]);
         let beside = all(&[("10-calico.conflist", CALICO), ("20.conf", REDB)]);
         assert_eq!(beside.len(), 1);
         assert_eq!(beside[0].location, at("redb:///var/lib/margay/ipam.redb"));
@@ -356,7 +358,7 @@ mod tests {
     fn odd_shapes_are_not_ours() {
         for text in ["[]", "1", "null", r#"{"plugins":[1,null,{"ipam":7}]}"#, r#"{"ipam":{"type":3}}"#] {
             let dir = folder(&[("1.conf", text)]);
-            assert_eq!(choose(None, &[], dir.path()).unwrap().source, Source::Default, "{text}");
+            assert_eq!(choose(None, &[], dir.path()).unwrap().source, ChoiceSource::Default, "{text}");
         }
     }
 }

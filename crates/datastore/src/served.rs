@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use driver::{ClusterAddress, Location, Pem, Place};
+use driver::{ClusterAddress, Location, Pem, StorePlace};
 use futures::StreamExt;
 use futures::stream::unfold;
 use kv::{
@@ -29,8 +29,8 @@ pub fn socket(location: &Location) -> Option<PathBuf> {
 /// The name of the daemon of a store, which is also the instance of its systemd units.
 pub fn instance(location: &Location) -> Option<String> {
     match location.place() {
-        Place::Folder(path) => Some(name::of_folder(&canonical(path))),
-        Place::Cluster(address) => Some(name::of_cluster(&access(address))),
+        StorePlace::Folder(path) => Some(name::of_folder(&canonical(path))),
+        StorePlace::Cluster(address) => Some(name::of_cluster(&access(address))),
         _ => None,
     }
 }
@@ -88,19 +88,19 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
 /// How often a connection is tried again while the backlog of a busy daemon is full.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
 /// So many connections are kept for the next call.
-const MOST_IDLE: usize = 16;
+const MAX_IDLE_CONNECTIONS: usize = 16;
 
 /// A store that a daemon keeps open. Clones share their connections.
 ///
 /// A call takes a connection for itself. Dropping a call closes its connection: the daemon begins nothing for it any more.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
-    shared: Arc<Shared>,
+    shared: Arc<DaemonConnections>,
     purpose: Purpose,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct DaemonConnections {
     location: Location,
     /// The location as text.
     name: String,
@@ -121,7 +121,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
         Ok(Ok((stream, hello))) => {
             let (location, store) = (location.clone(), hello.store);
             let idle = Mutex::new(vec![stream]);
-            let shared = Arc::new(Shared { location, name, socket, within, store, idle });
+            let shared = Arc::new(DaemonConnections { location, name, socket, within, store, idle });
             Some(ServedStore { shared, purpose: Purpose::Any })
         }
         Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
@@ -170,7 +170,7 @@ fn is_broken_off(error: &io::Error) -> bool {
 }
 
 /// How far a call had come when it failed.
-enum Lost {
+enum FailedCall {
     /// The daemon has not begun.
     Before(io::Error),
     /// The daemon has begun.
@@ -226,7 +226,7 @@ impl ServedStore {
                 return Ok(stream);
             }
         }
-        let Shared { location, socket, store, within, .. } = &*self.shared;
+        let DaemonConnections { location, socket, store, within, .. } = &*self.shared;
         let not_sent =
             || self.error(ErrorKind::NotSent, operation).with_detail("the daemon margay serve has ended or hangs");
         match timeout(FROZEN_TIMEOUT.min(*within), dial(location, socket)).await {
@@ -239,32 +239,32 @@ impl ServedStore {
 
     fn keep(&self, stream: UnixStream) {
         let mut idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MOST_IDLE {
+        if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push(stream);
         }
     }
 
     /// Sends a request and waits until the daemon begins with it.
-    async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), Lost> {
+    async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), FailedCall> {
         let begin = async {
-            stream.write_all(&frame.to_bytes()).await.map_err(Lost::Before)?;
+            stream.write_all(&frame.to_bytes()).await.map_err(FailedCall::Before)?;
             match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
-                Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(Lost::Before),
-                Ok(None) => Err(Lost::Before(io::ErrorKind::UnexpectedEof.into())),
+                Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(FailedCall::Before),
+                Ok(None) => Err(FailedCall::Before(io::ErrorKind::UnexpectedEof.into())),
                 // A part of the answer has come.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Lost::After(error)),
-                Err(error) => Err(Lost::Before(error)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FailedCall::After(error)),
+                Err(error) => Err(FailedCall::Before(error)),
             }
         };
-        timeout(FROZEN_TIMEOUT, begin).await.unwrap_or_else(|_| Err(Lost::Before(io::ErrorKind::TimedOut.into())))
+        timeout(FROZEN_TIMEOUT, begin).await.unwrap_or_else(|_| Err(FailedCall::Before(io::ErrorKind::TimedOut.into())))
     }
 
-    async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, Lost> {
+    async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
         // The daemon answers in time: the request says how long there is.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
-            Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(Lost::After),
-            Err(_) => Err(Lost::After(io::ErrorKind::TimedOut.into())),
+            Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
+            Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),
         }
     }
 
@@ -294,17 +294,17 @@ impl ServedStore {
                     self.keep(stream);
                     return Ok(answer);
                 }
-                Err(Lost::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(FailedCall::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
                 // Whether it was carried out is not known, and it must not be carried out twice.
-                Err(Lost::After(error)) if writes || !is_broken_off(&error) => {
+                Err(FailedCall::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
                 // The daemon has closed a connection that it took for idle, has ended, or has been started anew.
-                Err(Lost::Before(_) | Lost::After(_)) if attempts == 1 => {}
-                Err(Lost::Before(error) | Lost::After(error)) => {
+                Err(FailedCall::Before(_) | FailedCall::After(_)) if attempts == 1 => {}
+                Err(FailedCall::Before(error) | FailedCall::After(error)) => {
                     return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
                 }
             }
@@ -341,13 +341,13 @@ impl Store for ServedStore {
         if self.begin(&mut stream, &frame).await.is_err() {
             stream = self.link(Operation::Watch).await?;
             let begun = self.begin(&mut stream, &frame).await;
-            begun.map_err(|(Lost::Before(error) | Lost::After(error))| {
+            begun.map_err(|(FailedCall::Before(error) | FailedCall::After(error))| {
                 self.error(ErrorKind::NotSent, Operation::Watch).with_source(error)
             })?;
         }
-        let mut watching = Watching { store: self.clone(), stream: Some(stream), resume_from: request.start };
+        let mut watching = ServedWatch { store: self.clone(), stream: Some(stream), resume_from: request.start };
         match watching.item().await {
-            Ok(StoreReply::Watching) => Ok(unfold(watching, Watching::next).boxed()),
+            Ok(StoreReply::Watching) => Ok(unfold(watching, ServedWatch::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
             // It has not begun.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
@@ -367,7 +367,7 @@ impl Store for ServedStore {
 }
 
 /// A watch on its way.
-struct Watching {
+struct ServedWatch {
     store: ServedStore,
     /// `None` once it has ended.
     stream: Option<UnixStream>,
@@ -375,7 +375,7 @@ struct Watching {
     resume_from: Revision,
 }
 
-impl Watching {
+impl ServedWatch {
     async fn item(&mut self) -> Result<StoreReply> {
         let kind = ErrorKind::Disconnected { resume_from: self.resume_from };
         let lost = self.store.error(kind, Operation::Watch);

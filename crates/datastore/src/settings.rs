@@ -66,8 +66,8 @@ pub enum ConfigFile<'a> {
 
 /// As Calico's strict decoder reads it: unknown members and members that are there twice are errors.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
+#[serde(deny_unknown_fields, rename = "Document")]
+struct ConfigDocument {
     #[serde(rename = "apiVersion", default, deserialize_with = "text")]
     api_version: String,
     #[serde(default, deserialize_with = "text")]
@@ -75,12 +75,12 @@ struct Document {
     #[serde(rename = "metadata")]
     _metadata: Option<IgnoredAny>,
     #[serde(default)]
-    spec: Option<Spec>,
+    spec: Option<ConfigSpec>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Spec {
+#[serde(default, deny_unknown_fields, rename = "Spec", rename_all = "camelCase")]
+struct ConfigSpec {
     #[serde(deserialize_with = "text")]
     datastore_type: String,
     #[serde(deserialize_with = "text")]
@@ -156,7 +156,7 @@ pub(crate) fn read_config_file(file: ConfigFile<'_>) -> Result<Option<Settings>>
     };
     let syntax = |reason| ConfigError::ConfigFileSyntax { file: path.into(), reason };
     let fault = |error| text_fault(&text).map_or_else(|| reason(&error), |fault| fault.to_string());
-    let document: Document = serde_saphyr::from_slice(&text).map_err(|error| syntax(fault(error)))?;
+    let document: ConfigDocument = serde_saphyr::from_slice(&text).map_err(|error| syntax(fault(error)))?;
     if document.api_version != "projectcalico.org/v3" {
         return Err(ConfigError::ConfigFileVersion(document.api_version));
     }
@@ -166,7 +166,7 @@ pub(crate) fn read_config_file(file: ConfigFile<'_>) -> Result<Option<Settings>>
     Ok(Some(settings_of(document.spec.unwrap_or_default())))
 }
 
-fn settings_of(spec: Spec) -> Settings {
+fn settings_of(spec: ConfigSpec) -> Settings {
     let mut settings = Settings {
         datastore_type: spec.datastore_type,
         path: String::new(),
@@ -184,7 +184,7 @@ fn settings_of(spec: Spec) -> Settings {
         path_setting: "datastore_path",
     };
     if !names_a_store(&settings) {
-        KUBERNETES.clone_into(&mut settings.datastore_type);
+        KUBERNETES_DATASTORE_TYPE.clone_into(&mut settings.datastore_type);
     }
     settings
 }
@@ -200,9 +200,9 @@ fn reason(error: &serde_saphyr::Error) -> String {
 }
 
 /// Calico's `datastore_type` of a cluster's etcd, which is meant wherever an endpoint is set and no type.
-const ETCD: &str = "etcdv3";
+const ETCD_DATASTORE_TYPE: &str = "etcdv3";
 /// Calico's `datastore_type` of the Kubernetes API.
-const KUBERNETES: &str = "kubernetes";
+const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
 /// True if something here says which store is meant.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
@@ -211,7 +211,7 @@ pub(crate) fn names_a_store(settings: &Settings) -> bool {
 
 /// True if there is any etcd or Kubernetes setting, the type included.
 pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
-    let is_calicos = matches!(settings.datastore_type.as_str(), ETCD | KUBERNETES);
+    let is_calicos = matches!(settings.datastore_type.as_str(), ETCD_DATASTORE_TYPE | KUBERNETES_DATASTORE_TYPE);
     settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
 }
 
@@ -231,8 +231,8 @@ pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> Result<Locatio
 
 fn driver_of(drivers: &Drivers, settings: &Settings) -> Result<&'static dyn Driver> {
     let named = match settings.datastore_type.as_str() {
-        KUBERNETES => return Err(ConfigError::Kubernetes),
-        "" if settings.has_cluster_setting() => ETCD,
+        KUBERNETES_DATASTORE_TYPE => return Err(ConfigError::Kubernetes),
+        "" if settings.has_cluster_setting() => ETCD_DATASTORE_TYPE,
         "" => return drivers.default_driver(),
         named => named,
     };
@@ -289,7 +289,7 @@ pub fn text_fault(content: &[u8]) -> Option<TextFault> {
 
 #[cfg(test)]
 mod tests {
-    use driver::{Access, Identity, Location, Login, Pem};
+    use driver::{Access, ClientCertificate, Location, Login, Pem};
 
     use super::*;
 
@@ -348,13 +348,16 @@ mod tests {
             "  etcdKeyFile: /k\n  etcdCertFile: /c\n  etcdCACertFile: /a\n  etcdUsername: u\n  etcdPassword: hidden\n";
         let found = access(files).unwrap();
         assert_eq!(found.authority, Some(file("/a")));
-        assert_eq!(found.identity, Some(Identity { certificate: file("/c"), key: file("/k") }));
+        assert_eq!(found.identity, Some(ClientCertificate { certificate: file("/c"), key: file("/k") }));
         assert_eq!(found.login, Some(Login { user: "u".into(), password: "hidden".into() }));
         let inline = "  etcdKey: |\n    hidden key\n    more\n  etcdCert: |\n    cert\n  etcdCACert: |\n    ca\n";
         let text = |text: &str| Pem::Inline(text.into());
         let found = access(inline).unwrap();
         assert_eq!(found.authority, Some(text("ca\n")));
-        assert_eq!(found.identity, Some(Identity { certificate: text("cert\n"), key: text("hidden key\nmore\n") }));
+        assert_eq!(
+            found.identity,
+            Some(ClientCertificate { certificate: text("cert\n"), key: text("hidden key\nmore\n") })
+        );
 
         let mixed = access(&format!("{inline}  etcdKeyFile: /k\n")).unwrap_err();
         let said = "could not initialize etcdv3 client: Cannot mix inline certificate-key and certificate / key files";

@@ -5,7 +5,7 @@
 use std::fs;
 use std::time::Duration;
 
-use datastore::care::{Holder, Staging, glance, waiting};
+use datastore::maintenance::{LockHolder, StoreStaging, peek, waiting};
 use datastore::{Create, Location, open};
 use kv::{ErrorKind, StoreExt};
 
@@ -34,7 +34,7 @@ async fn has(location: &Location, key: &str) -> bool {
 async fn a_store_that_somebody_made_meanwhile_stays() {
     let folder = tempfile::tempdir().unwrap();
     for location in locations(folder.path()) {
-        let staging = Staging::begin(&location).await.unwrap();
+        let staging = StoreStaging::begin(&location).await.unwrap();
         make(&staging.location(), "new").await;
         let (staging, held) = staging.hold(SHORT).await.unwrap();
         assert!(held.is_none());
@@ -54,9 +54,9 @@ async fn one_replaces_at_a_time_and_clears_up_after_who_was_killed() {
         let left = location.path().unwrap().with_extension("restoring").join("store");
         fs::create_dir_all(&left).unwrap();
         fs::write(left.join("half"), "a store").unwrap();
-        let staging = Staging::begin(&location).await.unwrap();
+        let staging = StoreStaging::begin(&location).await.unwrap();
         assert!(!left.exists());
-        let error = Staging::begin(&location).await.unwrap_err();
+        let error = StoreStaging::begin(&location).await.unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Locked);
         assert!(error.to_string().contains("another restore is at work there"), "{error}");
         drop(staging);
@@ -69,7 +69,7 @@ async fn who_waits_for_a_store_that_is_replaced_gets_the_new_one() {
     let folder = tempfile::tempdir().unwrap();
     for location in locations(folder.path()) {
         make(&location, "old").await;
-        let staging = Staging::begin(&location).await.unwrap();
+        let staging = StoreStaging::begin(&location).await.unwrap();
         make(&staging.location(), "new").await;
         let (staging, held) = staging.hold(SHORT).await.unwrap();
         assert_eq!(held.as_ref().unwrap().newest_revision().unwrap(), 2);
@@ -82,6 +82,6 @@ async fn who_waits_for_a_store_that_is_replaced_gets_the_new_one() {
         let aside = staging.finish(held).await.unwrap().unwrap();
         assert!(waiter.await.unwrap());
         assert!(has(&location.moved_to(aside), "old").await);
-        assert_eq!(glance(&location).await.unwrap().holder, Holder::Nobody);
+        assert_eq!(peek(&location).await.unwrap().holder, LockHolder::Nobody);
     }
 }

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use datastore::{Access, ConfigError, Create, Identity, Location, Login, Pem, open};
+use datastore::{Access, ClientCertificate, ConfigError, Create, Location, Login, Pem, open};
 use kv::{Auth, Error, ErrorKind, StoreExt};
 use testkit::certificates::Certificates;
 use testkit::server::Etcd;
@@ -59,7 +59,7 @@ impl AsPem for Certificates {
 }
 
 fn with_certificates(authority: Pem, certificate: Pem, key: Pem) -> Access {
-    Access { authority: Some(authority), identity: Some(Identity { certificate, key }), login: None }
+    Access { authority: Some(authority), identity: Some(ClientCertificate { certificate, key }), login: None }
 }
 
 async fn works(location: &Location) {

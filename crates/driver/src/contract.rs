@@ -11,14 +11,14 @@ use kv_local::{Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 
 use crate::error::{self, ConfigError};
-use crate::place::{Place, Settings, absolute_path};
+use crate::place::{Settings, StorePlace, absolute_path};
 
 /// A kind of store, as the programs see it. A program is made with a list of them, [`Drivers`](crate::Drivers), and knows a
 /// store by what its driver says, never by its name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
     /// The facts on which the programs' decisions depend.
-    fn facts(&self) -> Facts;
+    fn facts(&self) -> DriverFacts;
 
     /// The form of its URLs, for help and errors, such as `redb:///path`; a remark about them may follow after a blank.
     /// `None` for a store that users cannot name.
@@ -29,16 +29,16 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Errors
     /// The fault of the URL. No error repeats what may be a secret.
-    fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<Place>;
+    fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<StorePlace>;
 
     /// The place that settings name, whose type is this driver's or that leave it to this driver.
     ///
     /// # Errors
     /// The fault of the settings. No error repeats what may be a secret.
-    fn place_of_settings(&self, settings: &Settings) -> error::Result<Place>;
+    fn place_of_settings(&self, settings: &Settings) -> error::Result<StorePlace>;
 
     /// The URL of a place, or its description if it has none.
-    fn url(&self, place: &Place) -> String;
+    fn url(&self, place: &StorePlace) -> String;
 
     /// Opens the store at a place.
     ///
@@ -48,7 +48,7 @@ pub trait Driver: Debug + Send + Sync {
     /// # Errors
     /// `Missing` if there is none and the options make none; `Locked` if its lock was not free in time; `Unsupported` for a
     /// place of another kind; any other of the engine's.
-    async fn open(&self, place: &Place, options: &OpenOptions) -> Result<Box<dyn Opened>>;
+    async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
     /// The engine of a store in a folder, by which it is looked at without its lock, shrunk, upgraded, replaced; `None` for any
     /// other store.
@@ -60,7 +60,7 @@ pub trait Driver: Debug + Send + Sync {
 /// The facts about a driver's stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Facts {
+pub struct DriverFacts {
     /// The name, in lower case: in URLs, reports and metrics.
     pub name: &'static str,
     /// Its `datastore_type` in configuration.
@@ -73,7 +73,7 @@ pub struct Facts {
     pub keys_in_a_turn: usize,
 }
 
-impl Facts {
+impl DriverFacts {
     /// The facts about stores of this name and scope: 8 writes in flight, and 16,384 keys in a turn.
     pub const fn new(name: &'static str, scope: Scope) -> Self {
         Self { name, datastore_type: name, scope, writes_in_flight: 8, keys_in_a_turn: 16_384 }
@@ -171,12 +171,12 @@ pub trait ClusterStore: Debug + Send + Sync {
     ///
     /// # Errors
     /// Any error of a call.
-    async fn about(&self) -> Result<About>;
+    async fn about(&self) -> Result<ClusterDescription>;
 }
 
 /// A cluster as one of its members describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct About {
+pub struct ClusterDescription {
     /// The cluster's id.
     pub cluster: u64,
     /// The endpoints through which it can be reached, those of SRV records included.
@@ -204,13 +204,13 @@ const DEFAULT_FOLDER: &str = "/var/lib/margay";
 pub struct LocalDriver<E> {
     engine: E,
     /// Without the name, which only the engine knows.
-    facts: Facts,
+    facts: DriverFacts,
 }
 
 impl<E> LocalDriver<E> {
     /// The driver of an engine.
     pub const fn new(engine: E) -> Self {
-        Self { engine, facts: Facts::new("", Scope::Machine) }
+        Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }
 
     /// With this number of large transactions that are worth having under way at once: one commit is made of all that wait.
@@ -230,39 +230,39 @@ impl<E> LocalDriver<E> {
 
 #[async_trait]
 impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> DriverFacts {
         let name = self.engine.name();
-        Facts { name, datastore_type: name, ..self.facts }
+        DriverFacts { name, datastore_type: name, ..self.facts }
     }
 
     fn url_form(&self) -> Option<String> {
         Some(format!("{}:///path", self.engine.name()))
     }
 
-    fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<Place> {
+    fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<StorePlace> {
         if scheme != self.engine.name() {
             return Err(ConfigError::UnknownScheme(scheme.to_owned()));
         }
-        absolute_path(scheme, rest).map(Place::Folder)
+        absolute_path(scheme, rest).map(StorePlace::Folder)
     }
 
-    fn place_of_settings(&self, settings: &Settings) -> error::Result<Place> {
+    fn place_of_settings(&self, settings: &Settings) -> error::Result<StorePlace> {
         match settings.path.as_str() {
-            "" => Ok(Place::Folder(format!("{DEFAULT_FOLDER}/ipam.{}", self.engine.name()).into())),
-            path if Path::new(path).is_absolute() => Ok(Place::Folder(path.into())),
+            "" => Ok(StorePlace::Folder(format!("{DEFAULT_FOLDER}/ipam.{}", self.engine.name()).into())),
+            path if Path::new(path).is_absolute() => Ok(StorePlace::Folder(path.into())),
             _ => Err(ConfigError::RelativePath { setting: settings.path_setting }),
         }
     }
 
-    fn url(&self, place: &Place) -> String {
+    fn url(&self, place: &StorePlace) -> String {
         match place {
-            Place::Folder(path) => format!("{}://{}", self.engine.name(), path.display()),
-            Place::Memory | Place::Cluster(_) => format!("no folder of {}", self.engine.name()),
+            StorePlace::Folder(path) => format!("{}://{}", self.engine.name(), path.display()),
+            StorePlace::Memory | StorePlace::Cluster(_) => format!("no folder of {}", self.engine.name()),
         }
     }
 
-    async fn open(&self, place: &Place, options: &OpenOptions) -> Result<Box<dyn Opened>> {
-        let Place::Folder(path) = place else {
+    async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>> {
+        let StorePlace::Folder(path) = place else {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Open, self.engine.name()));
         };
         Ok(Box::new(kv_local::open(self.engine, path, options).await?))
@@ -274,16 +274,16 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
 }
 
 /// The driver of `memory:`, a store that is gone when it is closed: for tests, conformance and benchmarks only.
-pub static MEMORY: Memory = Memory;
+pub static MEMORY: MemoryDriver = MemoryDriver;
 
 /// See [`MEMORY`].
 #[derive(Clone, Copy, Debug)]
-pub struct Memory;
+pub struct MemoryDriver;
 
 #[async_trait]
-impl Driver for Memory {
-    fn facts(&self) -> Facts {
-        Facts::new("memory", Scope::Process)
+impl Driver for MemoryDriver {
+    fn facts(&self) -> DriverFacts {
+        DriverFacts::new("memory", Scope::Process)
     }
 
     fn url_form(&self) -> Option<String> {
@@ -291,19 +291,19 @@ impl Driver for Memory {
     }
 
     /// `memory:` has no `//`, and names no place.
-    fn place_of_url(&self, scheme: &str, _rest: &str) -> error::Result<Place> {
+    fn place_of_url(&self, scheme: &str, _rest: &str) -> error::Result<StorePlace> {
         Err(ConfigError::UnknownScheme(scheme.to_owned()))
     }
 
-    fn place_of_settings(&self, _settings: &Settings) -> error::Result<Place> {
+    fn place_of_settings(&self, _settings: &Settings) -> error::Result<StorePlace> {
         Err(ConfigError::MemoryStore)
     }
 
-    fn url(&self, _place: &Place) -> String {
+    fn url(&self, _place: &StorePlace) -> String {
         "memory:".to_owned()
     }
 
-    async fn open(&self, _place: &Place, _options: &OpenOptions) -> Result<Box<dyn Opened>> {
+    async fn open(&self, _place: &StorePlace, _options: &OpenOptions) -> Result<Box<dyn Opened>> {
         Ok(Box::new(kv_mvcc::memory()))
     }
 }

@@ -5,15 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::contract::{Driver, Facts, Scope};
+use crate::contract::{Driver, DriverFacts, Scope};
 use crate::error::{ConfigError, Result};
-use crate::place::{Access, ClusterAddress, Place, Settings};
+use crate::place::{Access, ClusterAddress, Settings, StorePlace};
 
 /// The name of the driver whose store is meant when nothing is configured at all.
 pub const DEFAULT_ENGINE: &str = "sled";
 
 /// The `datastore_type` that leaves it to us which engine keeps a store on this machine.
-const LOCAL: &str = "local";
+const LOCAL_DATASTORE_TYPE: &str = "local";
 
 /// The drivers that a program is made with, in the order in which help and errors name them. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Drivers {
 
     /// The driver of a `datastore_type` that configuration may name.
     pub fn of_type(&self, datastore_type: &str) -> Option<&'static dyn Driver> {
-        if datastore_type == LOCAL {
+        if datastore_type == LOCAL_DATASTORE_TYPE {
             return self.default_driver().ok();
         }
         // Nothing that is configured keeps a store in memory.
@@ -66,7 +66,7 @@ impl Drivers {
     /// `UnknownType` if the program is made without any store in folders.
     pub fn default_driver(&self) -> Result<&'static dyn Driver> {
         let default = self.named(DEFAULT_ENGINE);
-        default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL.to_owned()))
+        default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL_DATASTORE_TYPE.to_owned()))
     }
 
     /// The store that settings of this driver's type name.
@@ -86,7 +86,7 @@ impl Drivers {
             let in_memory = url.strip_suffix(':').and_then(|name| self.named(name));
             let in_memory = in_memory.filter(|driver| driver.facts().scope == Scope::Process);
             let not_a_url = || ConfigError::NotAUrl { path: url.starts_with('/').then(|| url.to_owned()) };
-            return Ok(self.at(in_memory.ok_or_else(not_a_url)?, Place::Memory));
+            return Ok(self.at(in_memory.ok_or_else(not_a_url)?, StorePlace::Memory));
         };
         let lower = scheme.to_ascii_lowercase();
         let unknown = || ConfigError::UnknownScheme(scheme.to_owned());
@@ -138,7 +138,7 @@ impl Drivers {
 
     /// The store of a driver in a folder.
     pub fn at_folder(&self, driver: &'static dyn Driver, folder: impl Into<PathBuf>) -> Location {
-        self.at(driver, Place::Folder(folder.into()))
+        self.at(driver, StorePlace::Folder(folder.into()))
     }
 
     /// The store that is meant when nothing is configured at all.
@@ -151,7 +151,7 @@ impl Drivers {
 
     /// A store in the memory of this process.
     pub fn memory(&self) -> Location {
-        self.at(&crate::MEMORY, Place::Memory)
+        self.at(&crate::MEMORY, StorePlace::Memory)
     }
 
     /// The `datastore_type`s that configuration can name, as in `sled, redb or etcdv3`.
@@ -175,7 +175,7 @@ impl Drivers {
         self.iter().filter_map(Driver::url_form).collect::<Vec<_>>().join(", ")
     }
 
-    fn at(&self, driver: &'static dyn Driver, place: Place) -> Location {
+    fn at(&self, driver: &'static dyn Driver, place: StorePlace) -> Location {
         Location::new(self.clone(), driver, place)
     }
 }
@@ -194,12 +194,12 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
 pub struct Location {
     drivers: Drivers,
     driver: &'static dyn Driver,
-    place: Place,
+    place: StorePlace,
 }
 
 impl Location {
     /// A place in the care of a driver, in a program with these drivers.
-    pub(crate) fn new(drivers: Drivers, driver: &'static dyn Driver, place: Place) -> Self {
+    pub(crate) fn new(drivers: Drivers, driver: &'static dyn Driver, place: StorePlace) -> Self {
         Self { drivers, driver, place }
     }
 
@@ -214,28 +214,28 @@ impl Location {
     }
 
     /// The facts about the driver's stores.
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> DriverFacts {
         self.driver.facts()
     }
 
     /// The place.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &StorePlace {
         &self.place
     }
 
     /// The folder of a store of one machine; `None` for the others.
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
-            Place::Folder(path) => Some(path),
-            Place::Memory | Place::Cluster(_) => None,
+            StorePlace::Folder(path) => Some(path),
+            StorePlace::Memory | StorePlace::Cluster(_) => None,
         }
     }
 
     /// The address of a cluster; `None` for the others.
     pub fn cluster(&self) -> Option<&ClusterAddress> {
         match &self.place {
-            Place::Cluster(address) => Some(address),
-            Place::Memory | Place::Folder(_) => None,
+            StorePlace::Cluster(address) => Some(address),
+            StorePlace::Memory | StorePlace::Folder(_) => None,
         }
     }
 
@@ -247,7 +247,7 @@ impl Location {
     /// Another folder in the care of the same driver.
     #[must_use]
     pub fn moved_to(&self, path: impl Into<PathBuf>) -> Self {
-        Self { place: Place::Folder(path.into()), ..self.clone() }
+        Self { place: StorePlace::Folder(path.into()), ..self.clone() }
     }
 
     /// The location with the credentials of its cluster replaced by what `change` makes of them. A location that is no cluster
@@ -257,8 +257,8 @@ impl Location {
     /// The error of `change`.
     pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
         let place = match self.place {
-            Place::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
-                Place::Cluster(ClusterAddress { endpoints, discovery_srv, access: change(access)? })
+            StorePlace::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
+                StorePlace::Cluster(ClusterAddress { endpoints, discovery_srv, access: change(access)? })
             }
             place => place,
         };
@@ -268,7 +268,7 @@ impl Location {
     /// Its address, the same in whatever order the members of a cluster are named: a key for files about the store.
     pub fn in_order(&self) -> String {
         match &self.place {
-            Place::Cluster(address) => self.driver.url(&Place::Cluster(address.in_order())),
+            StorePlace::Cluster(address) => self.driver.url(&StorePlace::Cluster(address.in_order())),
             place => self.driver.url(place),
         }
     }
@@ -276,7 +276,7 @@ impl Location {
     /// True if both are the same store, however it is reached.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
-            (Place::Cluster(one), Place::Cluster(two)) => {
+            (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {
                 let is_same_driver = self.facts().name == other.facts().name;
                 is_same_driver && one.endpoints == two.endpoints && one.discovery_srv == two.discovery_srv
             }

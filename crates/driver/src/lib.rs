@@ -10,8 +10,10 @@ mod drivers;
 mod error;
 mod place;
 
-pub use contract::{About, ClusterStore, Driver, Facts, LocalDriver, MEMORY, Memory, Opened, Scope};
+pub use contract::{
+    ClusterDescription, ClusterStore, Driver, DriverFacts, LocalDriver, MEMORY, MemoryDriver, Opened, Scope,
+};
 pub use drivers::{DEFAULT_ENGINE, Drivers, Location};
 pub use error::{Candidate, ConfigError, Result};
 pub use kv_local::{Create, OpenOptions, Sharing};
-pub use place::{Access, ClusterAddress, EtcdFiles, Identity, Login, Orchestrator, Pem, Place, Settings};
+pub use place::{Access, ClientCertificate, ClusterAddress, EtcdFiles, Login, Orchestrator, Pem, Settings, StorePlace};

@@ -9,7 +9,7 @@ use crate::error::{ConfigError, Result};
 /// A place where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Place {
+pub enum StorePlace {
     /// The memory of this process.
     Memory,
     /// A folder of this machine.
@@ -132,7 +132,7 @@ pub struct Access {
     /// The authority that signed the servers' certificates; those that the system trusts if unset.
     pub authority: Option<Pem>,
     /// A certificate of our own and its key, for servers that want one.
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientCertificate>,
     /// A user and a password, for servers that want them.
     pub login: Option<Login>,
 }
@@ -156,7 +156,7 @@ impl Access {
 
 /// A certificate of our own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct ClientCertificate {
     /// The certificate, and those between it and the authority.
     pub certificate: Pem,
     /// Its private key.
@@ -295,7 +295,7 @@ impl Settings {
         }
         let identity = match (certificate.is_empty(), key.is_empty()) {
             (true, true) => None,
-            (false, false) => Some(Identity { certificate: pem(certificate), key: pem(key) }),
+            (false, false) => Some(ClientCertificate { certificate: pem(certificate), key: pem(key) }),
             (true, false) => return Err(ConfigError::KeyWithoutCertificate),
             (false, true) => return Err(ConfigError::CertificateWithoutKey),
         };
@@ -353,7 +353,10 @@ mod tests {
     fn debug_has_no_secret() {
         let access = Access {
             authority: Some(Pem::File("/ca.pem".into())),
-            identity: Some(Identity { certificate: Pem::Inline("hidden".into()), key: Pem::Inline("hidden".into()) }),
+            identity: Some(ClientCertificate {
+                certificate: Pem::Inline("hidden".into()),
+                key: Pem::Inline("hidden".into()),
+            }),
             login: Some(Login { user: "root".into(), password: "hidden".into() }),
         };
         let shown = format!("{access:?}");

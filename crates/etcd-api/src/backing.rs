@@ -4,11 +4,11 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use kv::{Granted, Key, Lease, LeaseId, Revision};
+use kv::{GrantOutcome, Key, Lease, LeaseId, Revision};
 
 /// The names of the only member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct MemberIdentity {
     /// The member's name.
     pub name: String,
     /// The URLs by which clients reach it.
@@ -18,7 +18,7 @@ pub struct Identity {
 /// A store, of those that have followed one another behind the API. Two that were made from the same files have the same ids, and are
 /// two all the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct StoreGeneration {
     /// The id of the cluster: another one after a restore, so that clients see that the store is another one.
     pub cluster: u64,
     /// The id of the only member.
@@ -29,7 +29,7 @@ pub struct Place {
 
 /// The room that a store takes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sizes {
+pub struct StoreSizes {
     /// The size of the files.
     pub total: u64,
     /// The part of it that is in use.
@@ -46,16 +46,16 @@ pub trait Backing: Debug + Send + Sync + 'static {
     fn store_to_release(&self) -> Arc<dyn kv::Store>;
 
     /// The names.
-    fn identity(&self) -> Identity;
+    fn identity(&self) -> MemberIdentity;
 
     /// Which store it is. Every answer needs it, so it must cost nothing.
-    fn place(&self) -> Place;
+    fn place(&self) -> StoreGeneration;
 
     /// The room that the store takes.
     ///
     /// # Errors
     /// The store cannot be reached, or measured.
-    async fn sizes(&self) -> kv::Result<Sizes>;
+    async fn sizes(&self) -> kv::Result<StoreSizes>;
 
     /// Checks that there is room for puts.
     ///
@@ -76,13 +76,13 @@ pub trait Backing: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// `Unsupported`, with what to do, if the store keeps no leases; the store's.
-    async fn grant(&self, lease: Lease) -> kv::Result<Granted>;
+    async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
     /// Ends a lease of this store and deletes its keys in one transaction. Returns the revision after it.
     ///
     /// # Errors
     /// `LeaseNotFound`; `RevisionRegressed` if another store is there now; the store's.
-    async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision>;
+    async fn revoke(&self, id: LeaseId, of: StoreGeneration) -> kv::Result<Revision>;
 
     /// All leases that are granted.
     ///

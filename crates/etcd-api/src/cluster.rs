@@ -27,7 +27,7 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::convert::{status, unsupported};
-use crate::{Api, Identity, RECENT, VERSION};
+use crate::{Api, MemberIdentity, STORE_WAIT_TIMEOUT, VERSION};
 
 const ONE: &str = "the store has one member";
 
@@ -35,7 +35,7 @@ const ONE: &str = "the store has one member";
 impl PbClusterService for Api {
     async fn member_list(&self, _: Request<PbMemberListRequest>) -> Result<Response<PbMemberListResponse>, Status> {
         let now = self.recent_revision().await?;
-        let Identity { name, urls } = self.backing.identity();
+        let MemberIdentity { name, urls } = self.backing.identity();
         let only = PbMember { id: self.backing.place().member, name, client_ur_ls: urls, ..PbMember::default() };
         Ok(Response::new(PbMemberListResponse { header: self.header(now), members: vec![only] }))
     }
@@ -97,7 +97,7 @@ impl PbMaintenanceService for Api {
         }
         let now = self.recent_revision().await?;
         // While another process has the store, no alarm is known.
-        let is_full = match timeout(RECENT, self.backing.check_room()).await {
+        let is_full = match timeout(STORE_WAIT_TIMEOUT, self.backing.check_room()).await {
             Ok(Err(error)) if *error.kind() == ErrorKind::NoSpace => true,
             Ok(Err(error)) => return Err(status(&error)),
             Ok(Ok(())) | Err(_) => false,
@@ -153,13 +153,13 @@ struct AuthStatusResponse {
 
 /// The service: there are no users, and none can be made.
 #[derive(Clone, Debug)]
-pub(crate) struct Auth(pub(crate) Api);
+pub(crate) struct AuthService(pub(crate) Api);
 
-impl NamedService for Auth {
+impl NamedService for AuthService {
     const NAME: &'static str = "etcdserverpb.Auth";
 }
 
-impl Service<http::Request<Body>> for Auth {
+impl Service<http::Request<Body>> for AuthService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;

@@ -42,30 +42,30 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
 }
 
 /// A transaction, and how the answers of its reads are shaped: one for each operation of each branch, in order.
-pub(crate) struct Translated {
+pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
-    pub(crate) success: Vec<Option<Shape>>,
-    pub(crate) failure: Vec<Option<Shape>>,
+    pub(crate) success: Vec<Option<ReadShape>>,
+    pub(crate) failure: Vec<Option<ReadShape>>,
 }
 
 /// Translates a transaction.
 ///
 /// # Errors
 /// etcd's for a request of the wrong shape; transactions within transactions are not offered.
-pub(crate) fn txn(request: PbTxnRequest) -> Result<Translated, Status> {
+pub(crate) fn txn(request: PbTxnRequest) -> Result<TranslatedTxn, Status> {
     let compares = request.compare.into_iter().map(compare).collect::<Result<Vec<_>, _>>()?;
     let (success, of_success) = branch(request.success)?;
     let (failure, of_failure) = branch(request.failure)?;
     let txn = Txn::new().with_compares(compares).with_success(success).with_failure(failure);
-    Ok(Translated { txn, success: of_success, failure: of_failure })
+    Ok(TranslatedTxn { txn, success: of_success, failure: of_failure })
 }
 
-fn branch(ops: Vec<PbTxnRequestOp>) -> Result<(Vec<Op>, Vec<Option<Shape>>), Status> {
+fn branch(ops: Vec<PbTxnRequestOp>) -> Result<(Vec<Op>, Vec<Option<ReadShape>>), Status> {
     let translated = ops.into_iter().map(|op| match op.request {
         Some(PbTxnOpRequest::RequestPut(put)) => Ok((put_op(put)?, None)),
         Some(PbTxnOpRequest::RequestDeleteRange(delete)) => Ok((delete_op(delete)?, None)),
         Some(PbTxnOpRequest::RequestRange(read)) => {
-            let shape = Shape::of(&read);
+            let shape = ReadShape::of(&read);
             Ok((range_op(read, &shape)?, Some(shape)))
         }
         Some(PbTxnOpRequest::RequestTxn(_)) => Err(unsupported("a transaction within a transaction")),
@@ -104,7 +104,7 @@ pub(crate) fn delete_op(delete: PbDeleteRequest) -> Result<Op, Status> {
     Ok(Op::Delete { range: range(delete.key, delete.range_end)?, prev })
 }
 
-fn range_op(read: PbRangeRequest, shape: &Shape) -> Result<Op, Status> {
+fn range_op(read: PbRangeRequest, shape: &ReadShape) -> Result<Op, Status> {
     if read.revision > 0 {
         return Err(unsupported("a read of the past within a transaction"));
     }
@@ -138,13 +138,13 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
 
 /// The order of an answer: `SortOrder` and `SortTarget` of etcd's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum SortDirection {
     Ascending,
     Descending,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum SortField {
     Key,
     Version,
     Create,
@@ -154,31 +154,31 @@ enum By {
 
 /// How the answer of a read looks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct ReadShape {
     limit: i64,
     keys_only: bool,
     count_only: bool,
-    sort: Option<(By, Order)>,
+    sort: Option<(SortField, SortDirection)>,
     mod_revisions: (i64, i64),
     create_revisions: (i64, i64),
 }
 
-impl Shape {
+impl ReadShape {
     /// The shape that a request wants.
     pub(crate) fn of(request: &PbRangeRequest) -> Self {
         let by = match request.sort_target {
-            1 => By::Version,
-            2 => By::Create,
-            3 => By::Mod,
-            4 => By::Value,
-            _ => By::Key,
+            1 => SortField::Version,
+            2 => SortField::Create,
+            3 => SortField::Mod,
+            4 => SortField::Value,
+            _ => SortField::Key,
         };
         let sort = match (request.sort_order, by) {
             // As a store gives them.
-            (0 | 1, By::Key) => None,
-            (2, by) => Some((by, Order::Descending)),
+            (0 | 1, SortField::Key) => None,
+            (2, by) => Some((by, SortDirection::Descending)),
             // Without an order, another target than the key sorts ascending.
-            (_, by) => Some((by, Order::Ascending)),
+            (_, by) => Some((by, SortDirection::Ascending)),
         };
         Self {
             limit: request.limit,
@@ -202,7 +202,7 @@ impl Shape {
 
     /// The content that the store brings of each key.
     pub(crate) fn content_of_store(&self) -> Content {
-        let sorts_by_value = matches!(self.sort, Some((By::Value, _)));
+        let sorts_by_value = matches!(self.sort, Some((SortField::Value, _)));
         match (self.count_only, self.keys_only) {
             (true, _) => Content::CountOnly,
             (_, true) if !sorts_by_value => Content::KeysOnly,
@@ -244,17 +244,17 @@ impl Shape {
     }
 }
 
-fn ordered(by: By, order: Order, one: &Kv, other: &Kv) -> Ordering {
+fn ordered(by: SortField, order: SortDirection, one: &Kv, other: &Kv) -> Ordering {
     let ascending = match by {
-        By::Key => one.key.cmp(&other.key),
-        By::Version => one.version.cmp(&other.version),
-        By::Create => one.create_revision.cmp(&other.create_revision),
-        By::Mod => one.mod_revision.cmp(&other.mod_revision),
-        By::Value => one.value.cmp(&other.value),
+        SortField::Key => one.key.cmp(&other.key),
+        SortField::Version => one.version.cmp(&other.version),
+        SortField::Create => one.create_revision.cmp(&other.create_revision),
+        SortField::Mod => one.mod_revision.cmp(&other.mod_revision),
+        SortField::Value => one.value.cmp(&other.value),
     };
     match order {
-        Order::Ascending => ascending,
-        Order::Descending => ascending.reverse(),
+        SortDirection::Ascending => ascending,
+        SortDirection::Descending => ascending.reverse(),
     }
 }
 

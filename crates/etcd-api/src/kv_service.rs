@@ -13,7 +13,7 @@ use kv::{Compare, LeaseId, Op, OpResult, RangeRequest, Revision, Txn};
 use tonic::{Request, Response, Status};
 
 use crate::Api;
-use crate::convert::{self, Refusal, Shape, Translated, status, unsupported};
+use crate::convert::{self, ReadShape, Refusal, TranslatedTxn, status, unsupported};
 
 /// How often a put that keeps the stored value begins again because another writer was faster.
 const ATTEMPTS: usize = 16;
@@ -24,7 +24,7 @@ impl PbKvService for Api {
 
     async fn range(&self, request: Request<PbRangeRequest>) -> Result<Response<PbRangeResponse>, Status> {
         let request = request.into_inner();
-        let shape = Shape::of(&request);
+        let shape = ReadShape::of(&request);
         let past = request.revision;
         let read = RangeRequest::new(convert::range(request.key, request.range_end)?)
             .with_at(Revision::new(request.revision))
@@ -71,7 +71,7 @@ impl PbKvService for Api {
     }
 
     async fn txn(&self, request: Request<PbTxnRequest>) -> Result<Response<PbTxnResponse>, Status> {
-        let Translated { txn, success, failure } = convert::txn(request.into_inner())?;
+        let TranslatedTxn { txn, success, failure } = convert::txn(request.into_inner())?;
         let answer = self.txn_of(txn).await?;
         let header = self.header(answer.revision);
         let shapes = if answer.succeeded { success } else { failure };

@@ -18,21 +18,21 @@ use etcd_client::proto::{
 };
 use futures::Stream;
 use futures::stream::unfold;
-use kv::{ErrorKind, Granted, Lease, LeaseId, Outcome, Revision};
+use kv::{ErrorKind, GrantOutcome, Lease, LeaseId, Outcome, Revision};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::backing::{Backing, Place};
+use crate::backing::{Backing, StoreGeneration};
 use crate::convert::{Refusal, status};
-use crate::{Api, RECENT};
+use crate::{Api, STORE_WAIT_TIMEOUT};
 
 /// The shortest time to live, in seconds: as with an etcd of the usual settings, a shorter one is raised to it.
-const SHORTEST: i64 = 2;
+const MIN_TTL_SECONDS: i64 = 2;
 /// How long `LeaseTimeToLive` and `LeaseLeases` wait for the store while another process has it.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time to live of a lease that is not there, as etcd says it.
-const GONE: i64 = -1;
+const EXPIRED_TTL: i64 = -1;
 
 #[async_trait]
 impl PbLeaseService for Api {
@@ -43,7 +43,7 @@ impl PbLeaseService for Api {
         request: Request<PbLeaseGrantRequest>,
     ) -> Result<Response<PbLeaseGrantResponse>, Status> {
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
-        let ttl = Duration::from_secs(ttl.max(SHORTEST).unsigned_abs());
+        let ttl = Duration::from_secs(ttl.max(MIN_TTL_SECONDS).unsigned_abs());
         if ttl > Lease::MAX_TTL {
             return Err(Refusal::LeaseTooLong.into());
         }
@@ -92,8 +92,8 @@ impl PbLeaseService for Api {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let header = self.header(self.revision_of_leases(STORE_TIMEOUT).await?);
         let left = LeaseId::new(id).and_then(|lease| Some((lease, self.clock.left(lease)?)));
-        let Some((lease, Left { ttl, left })) = left else {
-            return Ok(Response::new(PbLeaseTimeToLiveResponse { header, id, ttl: GONE, ..Default::default() }));
+        let Some((lease, TimeLeft { ttl, left })) = left else {
+            return Ok(Response::new(PbLeaseTimeToLiveResponse { header, id, ttl: EXPIRED_TTL, ..Default::default() }));
         };
         let keys = if keys { self.backing.leased(lease).await.map_err(|error| status(&error))? } else { Vec::new() };
         Ok(Response::new(PbLeaseTimeToLiveResponse {
@@ -141,12 +141,12 @@ impl Api {
             return Err(Refusal::LeaseExists.into());
         }
         match self.backing.grant(lease).await {
-            Ok(Granted::New) => {
+            Ok(GrantOutcome::New) => {
                 self.clock.begin(lease);
                 Ok(())
             }
             // The store has a lease that the clock does not know.
-            Ok(Granted::Taken) => {
+            Ok(GrantOutcome::Taken) => {
                 self.clock.reload(lease.id);
                 Err(Refusal::LeaseExists.into())
             }
@@ -176,7 +176,7 @@ impl Api {
 
     /// Gives a lease its full time again. The answer for one that is not there has no time.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
-        let header = self.header(self.revision_of_leases(RECENT).await?);
+        let header = self.header(self.revision_of_leases(STORE_WAIT_TIMEOUT).await?);
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
         Ok(PbLeaseKeepAliveResponse { header, id, ttl: renewed.map_or(0, |left| seconds(left.ttl)) })
     }
@@ -188,29 +188,29 @@ fn seconds(time: Duration) -> i64 {
 }
 
 /// How often the clock looks whether another store has taken the place of this one.
-const INTERVAL: Duration = Duration::from_secs(5);
+const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the clock leaves a lease alone that the store failed to revoke.
-const AGAIN: Duration = Duration::from_secs(2);
+const REVOKE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a request waits until the leases are known.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LEASES_KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A time that does not come.
-const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// The times of all leases.
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
-    times: Mutex<HashMap<LeaseId, Time>>,
+    times: Mutex<HashMap<LeaseId, LeaseTime>>,
     /// When the clock looks next. A lease that ends before must wake it.
     next_scan: Mutex<Instant>,
     /// The clock has something to do before the time that it waits for.
     sooner: Notify,
     /// The store whose leases are here; `None` until they were read.
-    loaded: watch::Sender<Option<Place>>,
+    loaded: watch::Sender<Option<StoreGeneration>>,
 }
 
 /// The time of a lease.
 #[derive(Clone, Copy, Debug)]
-struct Time {
+struct LeaseTime {
     ttl: Duration,
     end: Instant,
     /// The grant of the lease. No renewal changes it.
@@ -230,7 +230,7 @@ enum GrantState {
 
 /// The time of a lease, and the rest of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct TimeLeft {
     ttl: Duration,
     pub(crate) left: Duration,
 }
@@ -246,7 +246,7 @@ impl Default for LeaseClock {
     }
 }
 
-impl Time {
+impl LeaseTime {
     fn begin(ttl: Duration, granted: GrantState) -> Self {
         let now = Instant::now();
         Self { ttl, end: after(now, ttl), granted, revoke_from: now }
@@ -267,11 +267,11 @@ impl Time {
 }
 
 fn after(now: Instant, ttl: Duration) -> Instant {
-    now.checked_add(ttl).unwrap_or(now + NEVER)
+    now.checked_add(ttl).unwrap_or(now + UNLIMITED_WAIT)
 }
 
 impl LeaseClock {
-    fn times(&self) -> MutexGuard<'_, HashMap<LeaseId, Time>> {
+    fn times(&self) -> MutexGuard<'_, HashMap<LeaseId, LeaseTime>> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -285,13 +285,13 @@ impl LeaseClock {
         if times.contains_key(&lease.id) {
             return false;
         }
-        times.insert(lease.id, Time::begin(lease.ttl, GrantState::Pending));
+        times.insert(lease.id, LeaseTime::begin(lease.ttl, GrantState::Pending));
         true
     }
 
     /// Begins the time of a lease that is there, or may be.
     pub(crate) fn begin(&self, lease: Lease) {
-        let time = Time::begin(lease.ttl, GrantState::Since(Instant::now()));
+        let time = LeaseTime::begin(lease.ttl, GrantState::Since(Instant::now()));
         self.times().insert(lease.id, time);
         if time.due() < *self.next_scan() {
             self.sooner.notify_one();
@@ -319,18 +319,18 @@ impl LeaseClock {
     }
 
     /// Gives a lease its full time again; `None` if it has ended or was never there.
-    fn renew(&self, id: LeaseId) -> Option<Left> {
+    fn renew(&self, id: LeaseId) -> Option<TimeLeft> {
         let (mut times, now) = (self.times(), Instant::now());
         let time = times.get_mut(&id).filter(|time| time.is_there() && now < time.end)?;
         time.end = after(now, time.ttl);
-        Some(Left { ttl: time.ttl, left: time.ttl })
+        Some(TimeLeft { ttl: time.ttl, left: time.ttl })
     }
 
     /// The rest of a lease's time; `None` if it was never there, or is revoked.
-    pub(crate) fn left(&self, id: LeaseId) -> Option<Left> {
+    pub(crate) fn left(&self, id: LeaseId) -> Option<TimeLeft> {
         let (times, now) = (self.times(), Instant::now());
         let time = times.get(&id).filter(|time| time.is_there())?;
-        Some(Left { ttl: time.ttl, left: time.end.saturating_duration_since(now) })
+        Some(TimeLeft { ttl: time.ttl, left: time.end.saturating_duration_since(now) })
     }
 
     /// All leases, in the order of their numbers.
@@ -348,12 +348,12 @@ impl LeaseClock {
 
     /// Waits until the leases of the store that is there were read. False if that takes too long.
     async fn is_loaded(&self, backing: &dyn Backing) -> bool {
-        let is_there = |loaded: &Option<Place>| *loaded == Some(backing.place());
+        let is_there = |loaded: &Option<StoreGeneration>| *loaded == Some(backing.place());
         if !is_there(&self.loaded.borrow()) {
             self.sooner.notify_one();
         }
         // The clock lives as long as its handles, so only time can be over.
-        matches!(timeout(PATIENCE, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
+        matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
     /// Has every lease end in its time, for ever.
@@ -364,7 +364,7 @@ impl LeaseClock {
                 && let Err(error) = self.load(backing, place).await
             {
                 tracing::warn!(%error, "the leases cannot be read yet; their keys stay");
-                let _ = timeout(INTERVAL, self.sooner.notified()).await;
+                let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;
             }
             let ended = self.ended();
@@ -386,7 +386,7 @@ impl LeaseClock {
     }
 
     /// Revokes a lease that has ended.
-    async fn revoke(&self, backing: &dyn Backing, place: Place, id: LeaseId) {
+    async fn revoke(&self, backing: &dyn Backing, place: StoreGeneration, id: LeaseId) {
         match backing.revoke(id, place).await {
             Ok(_) => {
                 tracing::debug!(%id, "a lease has ended");
@@ -397,14 +397,14 @@ impl LeaseClock {
             Err(error) => {
                 tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
                 if let Some(time) = self.times().get_mut(&id) {
-                    time.revoke_from = Instant::now() + AGAIN;
+                    time.revoke_from = Instant::now() + REVOKE_RETRY_INTERVAL;
                 }
             }
         }
     }
 
     /// Begins the time of all leases anew.
-    async fn load(&self, backing: &dyn Backing, place: Place) -> kv::Result<()> {
+    async fn load(&self, backing: &dyn Backing, place: StoreGeneration) -> kv::Result<()> {
         let begun = Instant::now();
         let leases = backing.leases().await?;
         let mut times = self.times();
@@ -414,7 +414,7 @@ impl LeaseClock {
             GrantState::Since(since) => since >= begun,
         });
         for Lease { id, ttl } in leases {
-            times.entry(id).or_insert_with(|| Time::begin(ttl, GrantState::Since(begun)));
+            times.entry(id).or_insert_with(|| LeaseTime::begin(ttl, GrantState::Since(begun)));
         }
         drop(times);
         self.loaded.send_replace(Some(place));
@@ -435,8 +435,8 @@ impl LeaseClock {
         let now = Instant::now();
         // A lease that is granted from here on sees the new time, or is seen here.
         let mut next_scan = self.next_scan();
-        let due = self.times().values().filter(|time| time.is_there()).map(Time::due).min();
-        *next_scan = due.unwrap_or(now + INTERVAL).min(now + INTERVAL);
+        let due = self.times().values().filter(|time| time.is_there()).map(LeaseTime::due).min();
+        *next_scan = due.unwrap_or(now + CLOCK_INTERVAL).min(now + CLOCK_INTERVAL);
         next_scan.saturating_duration_since(now)
     }
 }

@@ -30,11 +30,11 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 use tower::layer::{Layer, layer_fn};
 
-pub use backing::{Backing, Identity, Place, Sizes};
-pub use limits::{Client, Limited};
+pub use backing::{Backing, MemberIdentity, StoreGeneration, StoreSizes};
+pub use limits::{ClientShare, LimitedService};
 
 use lease::LeaseClock;
-use limits::{Limits, MAX_REQUEST};
+use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
 /// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
@@ -43,13 +43,13 @@ pub const VERSION: &str = "3.5.13";
 
 /// A connection may have so many streams that its client has given up and the server has not seen yet: a program that drops calls
 /// is no attack.
-const RESETS: usize = 10_000;
+const MAX_PENDING_RESETS: usize = 10_000;
 
 /// A connection may have so many open streams. Clients that open one for each watch wait at the end of the default, 200.
-const STREAMS: u32 = 10_000;
+const MAX_STREAMS_PER_CONNECTION: u32 = 10_000;
 
 /// All clients together may have so many watches open. Each takes some 3 KiB of memory.
-const MOST_WATCHES: usize = 20_000;
+const MAX_WATCHES: usize = 20_000;
 
 /// How often a watch reports its progress without a request, as with etcd.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
@@ -58,7 +58,7 @@ const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A request about the server itself waits so long for the store, which another process may have for a moment. Then the newest
 /// revision of earlier answers is in the header.
-const RECENT: Duration = Duration::from_millis(100);
+const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// etcd's services over a store. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ pub struct Api {
 impl Api {
     /// The services over this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
-        let watches = Arc::new(Semaphore::new(MOST_WATCHES));
+        let watches = Arc::new(Semaphore::new(MAX_WATCHES));
         let report_interval = REPORT_INTERVAL;
         Self {
             backing,
@@ -105,30 +105,32 @@ impl Api {
     pub fn routes(&self) -> Routes {
         // An answer may be as large as what is stored, as with etcd.
         Routes::new(
-            PbKvServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST).max_encoding_message_size(usize::MAX),
+            PbKvServer::new(self.clone())
+                .max_decoding_message_size(MAX_REQUEST_BYTES)
+                .max_encoding_message_size(usize::MAX),
         )
         .add_service(WatchService(self.clone()))
-        .add_service(PbLeaseServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST))
+        .add_service(PbLeaseServer::new(self.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(PbClusterServer::new(self.clone()))
         .add_service(PbMaintenanceServer::new(self.clone()))
-        .add_service(cluster::Auth(self.clone()))
+        .add_service(cluster::AuthService(self.clone()))
         .add_service(health())
     }
 
     /// A server of gRPC with all services, for any connections. TCP connections need `set_nodelay`, which only the caller can
-    /// set. A connection has a [`Client`] as its `ConnectInfo`; without it each request has a share of its own.
-    pub fn server(&self) -> Router<impl Layer<Routes, Service = Limited<Routes>> + Clone + use<>> {
+    /// set. A connection has a [`ClientShare`] as its `ConnectInfo`; without it each request has a share of its own.
+    pub fn server(&self) -> Router<impl Layer<Routes, Service = LimitedService<Routes>> + Clone + use<>> {
         let limits = self.limits.clone();
         Server::builder()
-            .layer(layer_fn(move |services| Limited::new(services, limits.clone())))
-            .max_concurrent_streams(STREAMS)
-            .http2_max_pending_accept_reset_streams(Some(RESETS))
+            .layer(layer_fn(move |services| LimitedService::new(services, limits.clone())))
+            .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+            .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
             .add_routes(self.routes())
     }
 
     /// The header of an answer at this revision.
     fn header(&self, revision: Revision) -> Option<PbResponseHeader> {
-        let Place { cluster, member, .. } = self.backing.place();
+        let StoreGeneration { cluster, member, .. } = self.backing.place();
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.is_none_or(|(of, newest)| of != cluster || newest < revision) {
             *newest = Some((cluster, revision));
@@ -145,7 +147,7 @@ impl Api {
 
     /// Returns [`Self::revision_within`] for a request that must be answered at once.
     async fn recent_revision(&self) -> Result<Revision, Status> {
-        self.revision_within(RECENT).await
+        self.revision_within(STORE_WAIT_TIMEOUT).await
     }
 
     /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a full

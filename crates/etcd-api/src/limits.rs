@@ -20,28 +20,28 @@ use tower_service::Service;
 use crate::convert::Refusal;
 
 /// A request may have so many bytes, as with etcd: 1.5 MiB and some room for what surrounds keys and values.
-pub(crate) const MAX_REQUEST: usize = 1_572_864 + 512 * 1024;
+pub(crate) const MAX_REQUEST_BYTES: usize = 1_572_864 + 512 * 1024;
 
 /// All clients together may have so many requests open. A stream of watches is one.
-const MOST_OPEN: usize = 20_000;
+const MAX_OPEN_REQUESTS: usize = 20_000;
 /// The messages of a client that are not answered may have so many bytes: some twenty of the longest.
-const CLIENT_BYTES: usize = 32 * 1024 * 1024;
+const MAX_CLIENT_BYTES: usize = 32 * 1024 * 1024;
 /// Those of all clients.
-const ALL_BYTES: usize = 256 * 1024 * 1024;
+const MAX_TOTAL_BYTES: usize = 256 * 1024 * 1024;
 /// The longest time from one part of a message to the next, and from a request that has one message to that message.
-const HALF_SENT: Duration = Duration::from_secs(30);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A message of gRPC begins with a flag and its length.
-const PREFIX: usize = 5;
+const GRPC_PREFIX_BYTES: usize = 5;
 
 /// The share of a connection, which its requests find in their extensions.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct ClientShare {
     bytes: Arc<Semaphore>,
 }
 
-impl Default for Client {
+impl Default for ClientShare {
     fn default() -> Self {
-        Self { bytes: Arc::new(Semaphore::new(CLIENT_BYTES)) }
+        Self { bytes: Arc::new(Semaphore::new(MAX_CLIENT_BYTES)) }
     }
 }
 
@@ -54,24 +54,24 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { open: Arc::new(Semaphore::new(MOST_OPEN)), bytes: Arc::new(Semaphore::new(ALL_BYTES)) }
+        Self { open: Arc::new(Semaphore::new(MAX_OPEN_REQUESTS)), bytes: Arc::new(Semaphore::new(MAX_TOTAL_BYTES)) }
     }
 }
 
 /// A service whose requests are limited in number, size and time.
 #[derive(Clone, Debug)]
-pub struct Limited<S> {
+pub struct LimitedService<S> {
     inner: S,
     limits: Limits,
 }
 
-impl<S> Limited<S> {
+impl<S> LimitedService<S> {
     pub(crate) fn new(inner: S, limits: Limits) -> Self {
         Self { inner, limits }
     }
 }
 
-impl<S> Service<Request<Body>> for Limited<S>
+impl<S> Service<Request<Body>> for LimitedService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -88,14 +88,14 @@ where
         let Ok(open) = Arc::clone(&self.limits.open).try_acquire_owned() else {
             return Box::pin(async { Ok(Refusal::TooManyRequests.status().into_http()) });
         };
-        let client = request.extensions().get::<Client>().cloned().unwrap_or_default();
-        let messages = Messages::of_path(request.uri().path());
+        let client = request.extensions().get::<ClientShare>().cloned().unwrap_or_default();
+        let messages = MessageCount::of_path(request.uri().path());
         let held = Arc::new(Mutex::new(Vec::new()));
         let answered = Arc::clone(&held);
         let request = request.map(|inner| {
-            let header = Vec::with_capacity(PREFIX);
+            let header = Vec::with_capacity(GRPC_PREFIX_BYTES);
             let all = Arc::clone(&self.limits.bytes);
-            Body::new(Arriving {
+            Body::new(IncomingBody {
                 inner,
                 messages,
                 client,
@@ -120,28 +120,28 @@ where
 
 /// How many messages a request has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Messages {
+enum MessageCount {
     One,
     /// They come while the request is answered.
     Many,
 }
 
-impl Messages {
+impl MessageCount {
     fn of_path(path: &str) -> Self {
         if path.ends_with("/Watch") || path.ends_with("/LeaseKeepAlive") { Self::Many } else { Self::One }
     }
 }
 
 /// The permits for the bytes of messages, at the client's share and at that of all.
-type Held = Arc<Mutex<Vec<[OwnedSemaphorePermit; 2]>>>;
+type BytePermits = Arc<Mutex<Vec<[OwnedSemaphorePermit; 2]>>>;
 
 /// The body of a request that is on its way.
-struct Arriving {
+struct IncomingBody {
     inner: Body,
-    messages: Messages,
-    client: Client,
+    messages: MessageCount,
+    client: ClientShare,
     all: Arc<Semaphore>,
-    held: Held,
+    held: BytePermits,
     /// The part of the next message's prefix that is there already.
     header: Vec<u8>,
     /// How many bytes of the current message are missing.
@@ -153,10 +153,10 @@ struct Arriving {
     _open: OwnedSemaphorePermit,
 }
 
-impl Arriving {
+impl IncomingBody {
     /// True while the client owes the server a part of a message.
     fn is_owed(&self) -> bool {
-        self.rest > 0 || !self.header.is_empty() || (self.messages == Messages::One && !self.begun)
+        self.rest > 0 || !self.header.is_empty() || (self.messages == MessageCount::One && !self.begun)
     }
 
     fn held(&self) -> MutexGuard<'_, Vec<[OwnedSemaphorePermit; 2]>> {
@@ -174,13 +174,13 @@ impl Arriving {
                 let taken = self.rest.min(part.len());
                 part.advance(taken);
                 self.rest -= taken;
-                if self.rest == 0 && self.messages == Messages::Many {
+                if self.rest == 0 && self.messages == MessageCount::Many {
                     // It is worked off, or waits in its place.
                     self.held().clear();
                 }
                 continue;
             }
-            let taken = part.len().min(PREFIX - self.header.len());
+            let taken = part.len().min(GRPC_PREFIX_BYTES - self.header.len());
             self.header.extend(part.iter().take(taken));
             part.advance(taken);
             if let [_, length @ ..] = &self.header[..]
@@ -197,7 +197,7 @@ impl Arriving {
         self.begun = true;
         self.rest = length as usize;
         // The decoder refuses a longer one, with a text that says so.
-        if self.rest > MAX_REQUEST {
+        if self.rest > MAX_REQUEST_BYTES {
             return Ok(());
         }
         let refused = |_| Refusal::TooManyRequests.status();
@@ -208,14 +208,14 @@ impl Arriving {
     }
 }
 
-impl HttpBody for Arriving {
+impl HttpBody for IncomingBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) else {
             if self.is_owed() {
-                ready!(self.end.get_or_insert_with(|| Box::pin(sleep(HALF_SENT))).as_mut().poll(cx));
+                ready!(self.end.get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIMEOUT))).as_mut().poll(cx));
                 return Poll::Ready(Some(Err(Refusal::Timeout.status())));
             }
             return Poll::Pending;
@@ -262,7 +262,7 @@ mod tests {
 
     impl Sending {
         /// Begins a request to a service that reads it to its end and then takes so long.
-        fn begin(limits: &Limits, client: &Client, path: &str, takes: Duration) -> Self {
+        fn begin(limits: &Limits, client: &ClientShare, path: &str, takes: Duration) -> Self {
             let (parts, sent) = unbounded();
             let body = Body::new(StreamBody::new(sent.map(|part| Ok::<_, Infallible>(Frame::data(part)))));
             let mut request = Request::new(body);
@@ -275,7 +275,7 @@ mod tests {
                 sleep(takes).await;
                 Ok(Response::new(Body::empty()))
             });
-            let answer = Limited::new(read, limits.clone()).call(request);
+            let answer = LimitedService::new(read, limits.clone()).call(request);
             let answer = tokio::spawn(async {
                 let answer = answer.await.unwrap();
                 Status::from_header_map(answer.headers()).map_or(Code::Ok, |status| status.code())
@@ -297,13 +297,13 @@ mod tests {
         }
     }
 
-    fn free(limits: &Limits, client: &Client) -> [usize; 3] {
+    fn free(limits: &Limits, client: &ClientShare) -> [usize; 3] {
         [&limits.open, &limits.bytes, &client.bytes].map(|room| room.available_permits())
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_message_that_does_not_come_ends_its_request() {
-        let (limits, client) = (Limits::default(), Client::default());
+        let (limits, client) = (Limits::default(), ClientShare::default());
         for up_to in [None, Some(0), Some(99)] {
             let sending = Sending::begin(&limits, &client, PUT, Duration::ZERO);
             if let Some(up_to) = up_to {
@@ -311,31 +311,35 @@ mod tests {
             }
             let begun = Instant::now();
             assert_eq!(sending.answer.await.unwrap(), Code::Unavailable, "{up_to:?}");
-            assert!(begun.elapsed() >= HALF_SENT);
+            assert!(begun.elapsed() >= MESSAGE_TIMEOUT);
         }
-        assert_eq!(free(&limits, &client), [MOST_OPEN, ALL_BYTES, CLIENT_BYTES]);
+        assert_eq!(free(&limits, &client), [MAX_OPEN_REQUESTS, MAX_TOTAL_BYTES, MAX_CLIENT_BYTES]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_may_be_silent_between_its_messages() {
-        let (limits, client) = (Limits::default(), Client::default());
+        let (limits, client) = (Limits::default(), ClientShare::default());
         let sending = Sending::begin(&limits, &client, WATCH, Duration::ZERO);
         for _ in 0..3 {
-            sleep(10 * HALF_SENT).await;
+            sleep(10 * MESSAGE_TIMEOUT).await;
             sending.send(1000, 1000);
         }
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(free(&limits, &client), [MOST_OPEN - 1, ALL_BYTES, CLIENT_BYTES], "its messages are worked off");
+        assert_eq!(
+            free(&limits, &client),
+            [MAX_OPEN_REQUESTS - 1, MAX_TOTAL_BYTES, MAX_CLIENT_BYTES],
+            "its messages are worked off"
+        );
         sending.send(1000, 999);
         assert_eq!(sending.answer.await.unwrap(), Code::Unavailable, "but not in the middle of one");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_has_a_share_and_others_do_not_notice_it() {
-        let (limits, client) = (Limits::default(), Client::default());
-        let large = MAX_REQUEST;
+        let (limits, client) = (Limits::default(), ClientShare::default());
+        let large = MAX_REQUEST_BYTES;
         let takes = Duration::from_secs(3600);
-        let within: Vec<_> = (0..CLIENT_BYTES / large)
+        let within: Vec<_> = (0..MAX_CLIENT_BYTES / large)
             .map(|_| {
                 let sending = Sending::begin(&limits, &client, PUT, takes);
                 sending.send(large, large);
@@ -345,7 +349,7 @@ mod tests {
         let beyond = Sending::begin(&limits, &client, PUT, Duration::ZERO);
         beyond.send(large, large);
         assert_eq!(beyond.answer().await, Code::ResourceExhausted);
-        let other = Sending::begin(&limits, &Client::default(), PUT, Duration::ZERO);
+        let other = Sending::begin(&limits, &ClientShare::default(), PUT, Duration::ZERO);
         other.send(large, large);
         assert_eq!(other.answer().await, Code::Ok);
         for sending in within {
@@ -354,13 +358,14 @@ mod tests {
         let again = Sending::begin(&limits, &client, PUT, Duration::ZERO);
         again.send(large, large);
         assert_eq!(again.answer().await, Code::Ok, "what is answered counts no more");
-        assert_eq!(free(&limits, &client), [MOST_OPEN, ALL_BYTES, CLIENT_BYTES]);
+        assert_eq!(free(&limits, &client), [MAX_OPEN_REQUESTS, MAX_TOTAL_BYTES, MAX_CLIENT_BYTES]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_so_many_requests_are_open() {
-        let (limits, client) = (Limits::default(), Client::default());
-        let open: Vec<_> = (0..MOST_OPEN).map(|_| Sending::begin(&limits, &client, WATCH, Duration::ZERO)).collect();
+        let (limits, client) = (Limits::default(), ClientShare::default());
+        let open: Vec<_> =
+            (0..MAX_OPEN_REQUESTS).map(|_| Sending::begin(&limits, &client, WATCH, Duration::ZERO)).collect();
         let beyond = Sending::begin(&limits, &client, WATCH, Duration::ZERO);
         assert_eq!(beyond.answer().await, Code::ResourceExhausted);
         for sending in open {

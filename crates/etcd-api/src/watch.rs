@@ -31,25 +31,25 @@ use tower_service::Service;
 
 use crate::Api;
 use crate::convert::{self, Refusal, key_value, status};
-use crate::limits::MAX_REQUEST;
+use crate::limits::MAX_REQUEST_BYTES;
 
 /// The answers of a stream of watches.
-pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
+pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
 
 /// So many messages wait for a client that does not read; then its watches wait, too, and lose nothing.
-const ROOM: usize = 16;
+const MAX_QUEUED_MESSAGES: usize = 16;
 /// How long a requested report may wait for watches that have come less far than others. Later events then wait for the report.
-const PURSUIT: Duration = Duration::from_millis(300);
+const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
 /// Maximum number of events that wait for a report. With more the report is dropped, and the client requests another.
-const MAX_HELD_BACK: usize = 256;
+const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The id of messages that are about a whole stream.
-const NO_WATCH: i64 = -1;
+const NO_WATCH_ID: i64 = -1;
 
 impl Api {
     /// Begins to serve a stream of watches.
-    pub(crate) fn watches(&self, requests: Streaming<PbWatchRequest>) -> Answers {
-        let (answers, sent) = mpsc::channel(ROOM);
-        let session = Session {
+    pub(crate) fn watches(&self, requests: Streaming<PbWatchRequest>) -> WatchAnswers {
+        let (answers, sent) = mpsc::channel(MAX_QUEUED_MESSAGES);
+        let session = WatchSession {
             api: self.clone(),
             answers,
             changes: SelectAll::new(),
@@ -65,14 +65,14 @@ impl Api {
 }
 
 /// The watches of one gRPC stream.
-struct Session {
+struct WatchSession {
     api: Api,
     answers: mpsc::Sender<Result<PbWatchResponse, Status>>,
     changes: SelectAll<BoxStream<'static, (i64, kv::Result<Batch>)>>,
-    cursors: BTreeMap<i64, Cursor>,
+    cursors: BTreeMap<i64, ClientWatch>,
     next_id: i64,
     /// The report that a client has requested.
-    requested: Option<Requested>,
+    requested: Option<PendingProgress>,
     /// The revision of the newest event that was sent.
     newest: Revision,
     /// Items of watches that wait for the requested report.
@@ -81,7 +81,7 @@ struct Session {
 
 /// A requested report of progress.
 #[derive(Clone, Copy)]
-struct Requested {
+struct PendingProgress {
     /// The least revision that it may name.
     revision: Revision,
     since: Instant,
@@ -89,14 +89,14 @@ struct Requested {
     later: Option<Revision>,
 }
 
-impl Requested {
+impl PendingProgress {
     fn at(revision: Revision) -> Self {
         Self { revision, since: Instant::now(), later: None }
     }
 }
 
 /// A watch that a client wants.
-struct Wanted {
+struct WatchToCreate {
     id: i64,
     key: Vec<u8>,
     end: Vec<u8>,
@@ -108,9 +108,9 @@ struct Wanted {
 }
 
 /// The client is gone, or has its error: the stream ends.
-struct Ended;
+struct StreamEnded;
 
-impl Session {
+impl WatchSession {
     async fn run(mut self, mut requests: Streaming<PbWatchRequest>) {
         let interval = self.api.report_interval;
         let mut timer = interval_at(Instant::now() + interval, interval);
@@ -123,7 +123,7 @@ impl Session {
                             // One report answers all requests that are there.
                             next = skip_progress(&mut requests);
                         }
-                        self.obey(request).await
+                        self.handle_request(request).await
                     }
                     None => return,
                 },
@@ -137,10 +137,10 @@ impl Session {
         }
     }
 
-    async fn obey(&mut self, request: PbWatchRequest) -> Result<(), Ended> {
+    async fn handle_request(&mut self, request: PbWatchRequest) -> Result<(), StreamEnded> {
         match request.request_union {
             Some(PbWatchRequestUnion::CreateRequest(create)) => {
-                let wanted = Wanted {
+                let wanted = WatchToCreate {
                     id: create.watch_id,
                     key: create.key,
                     end: create.range_end,
@@ -166,9 +166,9 @@ impl Session {
                 let now = self.now().await?;
                 match &mut self.requested {
                     // The events after this revision wait for the report: another report follows it.
-                    Some(requested) if requested.since.elapsed() >= PURSUIT => requested.later = Some(now),
+                    Some(requested) if requested.since.elapsed() >= PROGRESS_TIMEOUT => requested.later = Some(now),
                     Some(requested) => requested.revision = now.max(requested.revision),
-                    None => self.requested = Some(Requested::at(now)),
+                    None => self.requested = Some(PendingProgress::at(now)),
                 }
                 self.report_requested().await
             }
@@ -176,7 +176,7 @@ impl Session {
         }
     }
 
-    async fn create(&mut self, wanted: Wanted) -> Result<(), Ended> {
+    async fn create(&mut self, wanted: WatchToCreate) -> Result<(), StreamEnded> {
         let now = self.now().await?;
         let id = match wanted.id {
             0 => self.free_id(),
@@ -212,7 +212,7 @@ impl Session {
         };
         let (end, registration) = AbortHandle::new_pair();
         self.changes.push(Abortable::new(stream.map(move |item| (id, item)), registration).boxed());
-        let mut cursor = Cursor::new(wanted.filters, wanted.fragments, wanted.reports, start, end, place);
+        let mut cursor = ClientWatch::new(wanted.filters, wanted.fragments, wanted.reports, start, end, place);
         if wanted.start > now.get() {
             cursor.begin = start;
         }
@@ -228,7 +228,7 @@ impl Session {
         self.next_id - 1
     }
 
-    async fn deliver(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), Ended> {
+    async fn deliver(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), StreamEnded> {
         if let Some(goal) = self.overdue()
             && !item.as_ref().is_ok_and(|batch| batch.is_progress() || batch.revision <= goal)
         {
@@ -236,11 +236,11 @@ impl Session {
                 cursor.reached = cursor.reached.max(goal);
             }
             self.held_back.push_back((id, item));
-            if self.held_back.len() > MAX_HELD_BACK {
+            if self.held_back.len() > MAX_HELD_BACK_EVENTS {
                 self.requested = None;
             }
         } else {
-            self.pass_on(id, item).await?;
+            self.forward_item(id, item).await?;
         }
         self.report_requested().await
     }
@@ -248,11 +248,11 @@ impl Session {
     /// The revision of a report that has waited so long that later events wait for it. Otherwise watches that report every 200 ms, each
     /// at another time, would never all be at the newest event of a busy one.
     fn overdue(&self) -> Option<Revision> {
-        let requested = self.requested.filter(|requested| requested.since.elapsed() >= PURSUIT)?;
+        let requested = self.requested.filter(|requested| requested.since.elapsed() >= PROGRESS_TIMEOUT)?;
         Some(requested.revision.max(self.newest))
     }
 
-    async fn pass_on(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), Ended> {
+    async fn forward_item(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), StreamEnded> {
         // An item may come just before the end of a watch that its client has canceled.
         let Some(cursor) = self.cursors.get_mut(&id) else { return Ok(()) };
         match item {
@@ -263,7 +263,7 @@ impl Session {
             Ok(batch) => {
                 let (revision, header) = (batch.revision, self.api.header(batch.revision));
                 for message in cursor.messages(id, batch, header, self.api.backing.oldest()) {
-                    self.answers.send(Ok(message)).await.map_err(|_| Ended)?;
+                    self.answers.send(Ok(message)).await.map_err(|_| StreamEnded)?;
                     self.newest = self.newest.max(revision);
                 }
                 Ok(())
@@ -289,26 +289,26 @@ impl Session {
 
     /// Reports the requested revision, or that of the newest event if it is greater, once every watch has delivered all events up to it.
     /// As with etcd there is no report while a watch has not begun.
-    async fn report_requested(&mut self) -> Result<(), Ended> {
+    async fn report_requested(&mut self) -> Result<(), StreamEnded> {
         if let Some(requested) = self.requested {
             let revision = requested.revision.max(self.newest);
             let has_begun = self.cursors.values().all(|cursor| cursor.begin <= revision);
             if has_begun && self.cursors.values().any(|cursor| cursor.reached < revision) {
                 return Ok(());
             }
-            self.requested = requested.later.map(Requested::at);
+            self.requested = requested.later.map(PendingProgress::at);
             if has_begun {
-                self.send(PbWatchResponse { watch_id: NO_WATCH, ..self.message(revision) }).await?;
+                self.send(PbWatchResponse { watch_id: NO_WATCH_ID, ..self.message(revision) }).await?;
             }
         }
         while let Some((id, item)) = self.held_back.pop_front() {
-            self.pass_on(id, item).await?;
+            self.forward_item(id, item).await?;
         }
         Ok(())
     }
 
     /// Reports the progress of each watch whose client wants that.
-    async fn report_each(&mut self) -> Result<(), Ended> {
+    async fn report_each(&mut self) -> Result<(), StreamEnded> {
         let reports: Vec<(i64, Revision)> = self
             .cursors
             .iter()
@@ -322,9 +322,9 @@ impl Session {
     }
 
     /// A watch that is not made: it is confirmed and canceled at once.
-    async fn refuse(&mut self, now: Revision, reason: &str) -> Result<(), Ended> {
+    async fn refuse(&mut self, now: Revision, reason: &str) -> Result<(), StreamEnded> {
         let refused = PbWatchResponse {
-            watch_id: NO_WATCH,
+            watch_id: NO_WATCH_ID,
             created: true,
             canceled: true,
             cancel_reason: reason.to_owned(),
@@ -334,7 +334,7 @@ impl Session {
     }
 
     /// A watch whose next revision is below the mark ends. As with etcd, the revision is all that says why.
-    async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), Ended> {
+    async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;
         }
@@ -344,24 +344,24 @@ impl Session {
     }
 
     /// The store's revision; without an answer of the store the stream ends with the error.
-    async fn now(&mut self) -> Result<Revision, Ended> {
+    async fn now(&mut self) -> Result<Revision, StreamEnded> {
         match self.api.revision().await {
             Ok(now) => Ok(now),
-            Err(status) => self.fail(status).await.and(Err(Ended)),
+            Err(status) => self.fail(status).await.and(Err(StreamEnded)),
         }
     }
 
-    async fn fail(&mut self, status: Status) -> Result<(), Ended> {
+    async fn fail(&mut self, status: Status) -> Result<(), StreamEnded> {
         let _ = self.answers.send(Err(status)).await;
-        Err(Ended)
+        Err(StreamEnded)
     }
 
     fn message(&self, revision: Revision) -> PbWatchResponse {
         PbWatchResponse { header: self.api.header(revision), ..PbWatchResponse::default() }
     }
 
-    async fn send(&mut self, message: PbWatchResponse) -> Result<(), Ended> {
-        self.answers.send(Ok(message)).await.map_err(|_| Ended)
+    async fn send(&mut self, message: PbWatchResponse) -> Result<(), StreamEnded> {
+        self.answers.send(Ok(message)).await.map_err(|_| StreamEnded)
     }
 }
 
@@ -400,15 +400,15 @@ fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
 }
 
 /// A message of a watch with fragments carries so many bytes of keys and values at the most, or one event.
-const FRAGMENT: usize = 1_572_864;
+const MAX_FRAGMENT_BYTES: usize = 1_572_864;
 /// `FilterType` and `Event.EventType` of etcd's protocol.
-const NO_PUT: i32 = 0;
-const NO_DELETE: i32 = 1;
-const DELETE: i32 = 1;
+const FILTER_NO_PUT: i32 = 0;
+const FILTER_NO_DELETE: i32 = 1;
+const EVENT_TYPE_DELETE: i32 = 1;
 
 /// A watch as its client created it.
 #[derive(Debug)]
-struct Cursor {
+struct ClientWatch {
     filters: Vec<i32>,
     fragments: bool,
     /// True if the client gets the watch's progress from time to time.
@@ -423,7 +423,7 @@ struct Cursor {
     _place: OwnedSemaphorePermit,
 }
 
-impl Cursor {
+impl ClientWatch {
     pub(crate) fn new(
         filters: Vec<i32>,
         fragments: bool,
@@ -471,7 +471,7 @@ impl Cursor {
                     }
                     let events = vec![translated(event)];
                     messages.push(PbWatchResponse { header, watch_id: id, events, ..PbWatchResponse::default() });
-                    room = FRAGMENT.saturating_sub(size);
+                    room = MAX_FRAGMENT_BYTES.saturating_sub(size);
                 }
             }
         }
@@ -479,12 +479,12 @@ impl Cursor {
     }
 
     fn wants(&self, event: &Event) -> bool {
-        let filter = if event.kind == EventKind::Put { NO_PUT } else { NO_DELETE };
+        let filter = if event.kind == EventKind::Put { FILTER_NO_PUT } else { FILTER_NO_DELETE };
         !self.filters.contains(&filter)
     }
 }
 
-impl Drop for Cursor {
+impl Drop for ClientWatch {
     fn drop(&mut self) {
         self.end.abort();
     }
@@ -492,35 +492,35 @@ impl Drop for Cursor {
 
 fn translated(event: Event) -> PbEvent {
     PbEvent {
-        r#type: if event.kind == EventKind::Delete { DELETE } else { 0 },
+        r#type: if event.kind == EventKind::Delete { EVENT_TYPE_DELETE } else { 0 },
         kv: Some(key_value(event.kv)),
         prev_kv: event.prev.map(key_value),
     }
 }
 
 /// How many bytes a buffer has at first.
-const BUFFER: usize = 256;
+const INITIAL_BUFFER_BYTES: usize = 256;
 /// At how many bytes messages that are there together are sent.
-const SENT: usize = 32 * 1024;
+const FLUSH_BYTES: usize = 32 * 1024;
 
 type Prost = ProstCodec<PbWatchResponse, PbWatchRequest>;
 
 /// Protobuf with small buffers.
 #[derive(Debug, Default)]
-struct Small;
+struct SmallBufferCodec;
 
-impl Codec for Small {
+impl Codec for SmallBufferCodec {
     type Encode = PbWatchResponse;
     type Decode = PbWatchRequest;
     type Encoder = <Prost as Codec>::Encoder;
     type Decoder = <Prost as Codec>::Decoder;
 
     fn encoder(&mut self) -> Self::Encoder {
-        Prost::raw_encoder(BufferSettings::new(BUFFER, SENT))
+        Prost::raw_encoder(BufferSettings::new(INITIAL_BUFFER_BYTES, FLUSH_BYTES))
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        Prost::raw_decoder(BufferSettings::new(BUFFER, SENT))
+        Prost::raw_decoder(BufferSettings::new(INITIAL_BUFFER_BYTES, FLUSH_BYTES))
     }
 }
 
@@ -546,19 +546,20 @@ impl Service<Request<Body>> for WatchService {
             let unknown = Status::new(Code::Unimplemented, "no such method").into_http();
             return Box::pin(ready(Ok(unknown)));
         }
-        let watch = Watch(self.0.clone());
-        let mut grpc = Grpc::new(Small).apply_max_message_size_config(Some(MAX_REQUEST), Some(usize::MAX));
+        let watch = WatchMethod(self.0.clone());
+        let mut grpc =
+            Grpc::new(SmallBufferCodec).apply_max_message_size_config(Some(MAX_REQUEST_BYTES), Some(usize::MAX));
         Box::pin(async move { Ok(grpc.streaming(watch, request).await) })
     }
 }
 
-/// The method `Watch`.
-struct Watch(Api);
+/// The method `WatchMethod`.
+struct WatchMethod(Api);
 
-impl StreamingService<PbWatchRequest> for Watch {
+impl StreamingService<PbWatchRequest> for WatchMethod {
     type Response = PbWatchResponse;
-    type ResponseStream = Answers;
-    type Future = Ready<Result<tonic::Response<Answers>, Status>>;
+    type ResponseStream = WatchAnswers;
+    type Future = Ready<Result<tonic::Response<WatchAnswers>, Status>>;
 
     fn call(&mut self, request: tonic::Request<Streaming<PbWatchRequest>>) -> Self::Future {
         ready(Ok(tonic::Response::new(self.0.watches(request.into_inner()))))

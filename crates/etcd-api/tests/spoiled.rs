@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance::patient;
-use etcd_api::{Backing, Identity, Place, Sizes};
+use etcd_api::{Backing, MemberIdentity, StoreGeneration, StoreSizes};
 use etcd_client::{Client, LeaseGrantOptions, PutOptions};
-use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Revision, Store};
+use kv::{Error, ErrorKind, GrantOutcome, Key, Lease, LeaseId, Operation, Outcome, Revision, Store};
 use kv_mvcc::MemoryTable;
 use support::{Memory, Server};
 use tokio::time::{Instant, sleep};
@@ -39,15 +39,15 @@ impl Backing for Spoiled {
         self.inner.store_to_release()
     }
 
-    fn identity(&self) -> Identity {
+    fn identity(&self) -> MemberIdentity {
         self.inner.identity()
     }
 
-    fn place(&self) -> Place {
-        Place { generation: self.generation.load(Ordering::SeqCst), ..self.inner.place() }
+    fn place(&self) -> StoreGeneration {
+        StoreGeneration { generation: self.generation.load(Ordering::SeqCst), ..self.inner.place() }
     }
 
-    async fn sizes(&self) -> kv::Result<Sizes> {
+    async fn sizes(&self) -> kv::Result<StoreSizes> {
         self.inner.sizes().await
     }
 
@@ -63,14 +63,14 @@ impl Backing for Spoiled {
         self.inner.oldest()
     }
 
-    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+    async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome> {
         sleep(self.grant_takes).await;
         let granted = self.inner.grant(lease).await;
         sleep(self.grant_takes).await;
         granted
     }
 
-    async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision> {
+    async fn revoke(&self, id: LeaseId, of: StoreGeneration) -> kv::Result<Revision> {
         if id.get() == self.stuck {
             let error = Error::new(ErrorKind::TooLarge { bytes: 1 << 30 }, Operation::Txn, "spoiled");
             return Err(error.with_outcome(Outcome::NotApplied));

@@ -10,20 +10,22 @@ use super::queue;
 
 /// Which store it is, in errors.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct StoreLabel {
     /// Its URL, such as `redb:///var/lib/margay/ipam.redb`.
     pub(crate) store: String,
     /// Its folder, absolute.
     pub(crate) folder: PathBuf,
 }
 
-impl Place {
+impl StoreLabel {
     /// An error of the operating system at `path`.
     pub(crate) fn io(&self, path: &Path, error: io::Error) -> Error {
         use io::ErrorKind as Io;
         let name = path.display();
         let (kind, detail) = match error.kind() {
-            Io::PermissionDenied => (ErrorKind::Io, no_permission(path, &self.folder, Path::new(SELINUX).is_dir())),
+            Io::PermissionDenied => {
+                (ErrorKind::Io, no_permission(path, &self.folder, Path::new(SELINUX_FOLDER).is_dir()))
+            }
             Io::ReadOnlyFilesystem => (ErrorKind::Io, read_only(path)),
             Io::NotADirectory | Io::AlreadyExists => {
                 let is_file = |above: &&Path| above.symlink_metadata().is_ok_and(|found| !found.is_dir());
@@ -119,7 +121,7 @@ pub fn store_of(folder: &Path, engine: &str) -> String {
 }
 
 /// There only where SELinux is on.
-const SELINUX: &str = "/sys/fs/selinux";
+const SELINUX_FOLDER: &str = "/sys/fs/selinux";
 
 fn no_permission(path: &Path, folder: &Path, selinux: bool) -> String {
     let text = format!("no permission for {}: run this as root or as the owner of the store's files", path.display());
@@ -149,8 +151,8 @@ fn no_room(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn place() -> Place {
-        Place { store: "redb:///a/store".to_owned(), folder: "/a/store".into() }
+    fn label() -> StoreLabel {
+        StoreLabel { store: "redb:///a/store".to_owned(), folder: "/a/store".into() }
     }
 
     #[test]
@@ -165,7 +167,7 @@ mod tests {
             (io::ErrorKind::Other, ErrorKind::Io, "at /a/store/queue"),
         ];
         for (error, kind, text) in rows {
-            let ours = place().io(Path::new("/a/store/queue"), error.into());
+            let ours = label().io(Path::new("/a/store/queue"), error.into());
             assert_eq!(*ours.kind(), kind, "{error}");
             let all = ours.to_string();
             assert!(all.contains(text) && all.contains("/a/store/queue") && all.contains(&error.to_string()), "{all}");
@@ -182,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_shared_file_system_is_named_with_what_to_do() {
-        let error = place().shared_file_system("NFS");
+        let error = label().shared_file_system("NFS");
         assert_eq!(*error.kind(), ErrorKind::Unsupported);
         let text = error.to_string();
         assert!(
@@ -194,11 +196,11 @@ mod tests {
     #[test]
     fn advice_is_given_once_and_only_where_there_is_some() {
         let plain = |kind| Error::new(kind, Operation::Range, "redb");
-        let advised = place().advise(plain(ErrorKind::Corrupt));
+        let advised = label().advise(plain(ErrorKind::Corrupt));
         assert!(advised.to_string().contains("restore /a/store from a backup"), "{advised}");
-        let detailed = place().advise(plain(ErrorKind::Corrupt).with_detail("page 7 is odd"));
+        let detailed = label().advise(plain(ErrorKind::Corrupt).with_detail("page 7 is odd"));
         assert_eq!(detailed.detail(), Some("page 7 is odd"));
-        assert!(place().advise(plain(ErrorKind::NoSpace)).detail().is_some());
-        assert!(place().advise(plain(ErrorKind::Io)).detail().is_none());
+        assert!(label().advise(plain(ErrorKind::NoSpace)).detail().is_some());
+        assert!(label().advise(plain(ErrorKind::Io)).detail().is_none());
     }
 }

@@ -16,21 +16,21 @@
 //! ...        the engine's own file or folder
 //! ```
 
-mod ballast;
 mod errors;
 mod folder;
-mod head;
 mod maintenance;
 mod open;
 mod queue;
+mod reserved_space;
+mod revision_file;
 mod store_folder;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use errors::store_of;
 pub use maintenance::{
-    Glance, Holder, Queued, Replacement, Staging, Upgraded, could_be_made, create_blocking, glance, newest,
-    shrink_blocking, upgrade_blocking, waiting, would_upgrade_blocking,
+    FolderReplacement, FolderStaging, FormatUpgrade, LockHolder, QueueFile, StorePeek, check_creatable,
+    create_blocking, newest, peek, preview_upgrade_blocking, shrink_blocking, upgrade_blocking, waiting,
 };
-pub use open::{Create, Engine, Log, OpenOptions, Room, Sharing, open, open_blocking};
+pub use open::{CommitLog, Create, Engine, OpenOptions, Sharing, SpareSpace, open, open_blocking};
 pub use store_folder::engine_in;

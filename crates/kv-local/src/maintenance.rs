@@ -20,17 +20,17 @@ use kv_mvcc::journal::JOURNAL_BYTES;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use uuid::Uuid;
 
-use super::errors::Place;
+use super::errors::StoreLabel;
 use super::folder;
-use super::head;
-use super::open::{Create, Engine, Log, OpenOptions, Room, caught, journaled, open_blocking};
+use super::open::{CommitLog, Create, Engine, OpenOptions, SpareSpace, caught, journaled, open_blocking};
 use super::queue::{self, StoreLock};
-use super::store_folder::{Found, HEAD, IDENTITY, Identity, QUEUE, StoreFolder, is_known};
+use super::revision_file;
+use super::store_folder::{FolderContents, IDENTITY_FILE, Identity, QUEUE_FILE, REVISION_FILE, StoreFolder, is_known};
 
 /// A look at a store from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Glance {
+pub struct StorePeek {
     /// The engine that `store.id` names; `None` if that file is missing or cannot be read.
     pub engine: Option<String>,
     /// The layout of the folder, if this program does not know it. The format of the rows is another number, which only opening the
@@ -41,14 +41,14 @@ pub struct Glance {
     /// The bytes of all files in the folder.
     pub bytes: u64,
     /// The lock holder.
-    pub holder: Holder,
+    pub holder: LockHolder,
     /// How many wait for it.
     pub waiting: usize,
 }
 
 /// The lock holder of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holder {
+pub enum LockHolder {
     /// Nobody.
     Nobody,
     /// This process, as `12345 (margay-ipam)`.
@@ -61,27 +61,27 @@ pub enum Holder {
 ///
 /// # Errors
 /// `Missing`; `Io`.
-pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
+pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     let folder = StoreFolder::new(engine, path);
-    if !folder.exists(QUEUE)? && !folder.exists(IDENTITY)? && !folder.exists(folder.entry)? {
-        return Err(folder.place.missing());
+    if !folder.exists(QUEUE_FILE)? && !folder.exists(IDENTITY_FILE)? && !folder.exists(folder.entry)? {
+        return Err(folder.label.missing());
     }
-    let identity = match fs::read(folder.path(IDENTITY)) {
+    let identity = match fs::read(folder.path(IDENTITY_FILE)) {
         Ok(bytes) => Identity::parse(&String::from_utf8_lossy(&bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(folder.place.io(&folder.path(IDENTITY), error)),
+        Err(error) => return Err(folder.label.io(&folder.path(IDENTITY_FILE), error)),
     };
-    let queue = folder.path(QUEUE);
-    let tickets = folder.io(QUEUE, tickets(&queue))?;
+    let queue = folder.path(QUEUE_FILE);
+    let tickets = folder.io(QUEUE_FILE, tickets(&queue))?;
     let holder = match tickets {
-        0 => Holder::Nobody,
-        _ => queue::find_holder(&queue).map_or(Holder::Unseen, Holder::Process),
+        0 => LockHolder::Nobody,
+        _ => queue::find_holder(&queue).map_or(LockHolder::Unseen, LockHolder::Process),
     };
-    Ok(Glance {
+    Ok(StorePeek {
         unknown_layout: identity.as_ref().map(|identity| identity.format).filter(|format| !is_known(*format)),
         id: identity.as_ref().map(|identity| identity.id).filter(|id| !id.is_nil()),
         engine: identity.map(|identity| identity.engine),
-        bytes: folder.io("", size(&folder.place.folder))?,
+        bytes: folder.io("", size(&folder.label.folder))?,
         holder,
         waiting: tickets.saturating_sub(1),
     })
@@ -94,23 +94,23 @@ pub fn glance(engine: &dyn Engine, path: &Path) -> Result<Glance> {
 /// `Io`.
 pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
     let folder = StoreFolder::new(engine, path);
-    Ok(folder.io(QUEUE, tickets(&folder.path(QUEUE)))?.saturating_sub(1))
+    Ok(folder.io(QUEUE_FILE, tickets(&folder.path(QUEUE_FILE)))?.saturating_sub(1))
 }
 
 /// The queue of a store, for a process that looks at it again and again. The file is opened once.
 #[derive(Debug)]
-pub struct Queued {
+pub struct QueueFile {
     queue: File,
 }
 
-impl Queued {
+impl QueueFile {
     /// The queue of the store of `engine` in the folder `path`, as it is there now.
     ///
     /// # Errors
     /// `Missing`; `Io`.
     pub fn open(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let folder = StoreFolder::new(engine, path);
-        Ok(Self { queue: folder.io(QUEUE, File::open(folder.path(QUEUE)))? })
+        Ok(Self { queue: folder.io(QUEUE_FILE, File::open(folder.path(QUEUE_FILE)))? })
     }
 
     /// How many processes have the lock or wait for it. An error of the system counts as none.
@@ -126,10 +126,10 @@ impl Queued {
 /// `Io`.
 pub fn newest(engine: &dyn Engine, path: &Path) -> Result<Option<Revision>> {
     let folder = StoreFolder::new(engine, path);
-    match head::newest(&folder.path(HEAD)) {
+    match revision_file::newest(&folder.path(REVISION_FILE)) {
         Ok(newest) => Ok(i64::try_from(newest).ok().filter(|newest| *newest > 0).map(Revision::new)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(folder.place.io(&folder.path(HEAD), error)),
+        Err(error) => Err(folder.label.io(&folder.path(REVISION_FILE), error)),
     }
 }
 
@@ -172,22 +172,22 @@ const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 ///
 /// # Errors
 /// Those of [`open_blocking`]; nothing is lost then.
-pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Room> {
+pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
     match folder.inspect()? {
-        Found::Complete(_) | Found::Unnamed => {}
-        Found::Nothing | Found::Unfinished => return Err(folder.place.missing()),
+        FolderContents::Complete(_) | FolderContents::Unnamed => {}
+        FolderContents::Nothing | FolderContents::Unfinished => return Err(folder.label.missing()),
     }
     let entry = folder.path(engine.entry());
-    if engine.log() == Log::Journal {
+    if engine.log() == CommitLog::Journal {
         // Records that only the journal has remove rows from the engine, too.
-        let head = Arc::new(folder.open_head()?);
-        let table = caught(&folder.place, Operation::Open, || engine.open(&entry, &folder.place.store))?;
-        let table = journaled(&folder, head, table)?;
-        caught(&folder.place, Operation::Compact, || table.checkpoint())?;
+        let revision_file = Arc::new(folder.open_revision_file()?);
+        let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
+        let table = journaled(&folder, revision_file, table)?;
+        caught(&folder.label, Operation::Compact, || table.checkpoint())?;
     }
-    caught(&folder.place, Operation::Compact, || engine.shrink(&entry, &folder.place.store))
+    caught(&folder.label, Operation::Compact, || engine.shrink(&entry, &folder.label.store))
 }
 
 /// Fails where a store of `engine` could not be made in the folder `path`, as far as is known without making anything:
@@ -195,14 +195,14 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 ///
 /// # Errors
 /// Those with which making it would fail.
-pub fn could_be_made(engine: &dyn Engine, path: &Path) -> Result<()> {
-    let log_bytes = if engine.log() == Log::Journal { JOURNAL_BYTES } else { 0 };
-    StoreFolder::new(engine, path).could_be_made(MIN_FREE_DISK_BYTES + log_bytes)
+pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
+    let log_bytes = if engine.log() == CommitLog::Journal { JOURNAL_BYTES } else { 0 };
+    StoreFolder::new(engine, path).check_creatable(MIN_FREE_DISK_BYTES + log_bytes)
 }
 
 /// The formats of a store before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Upgraded {
+pub struct FormatUpgrade {
     /// The format that its rows had.
     pub from: u32,
     /// The newest format, which they have now.
@@ -215,13 +215,13 @@ pub struct Upgraded {
 ///
 /// # Errors
 /// Those of [`open_blocking`], among them `UnknownFormat` for a store that is newer; those of writing.
-pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Upgraded> {
+pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
     let from = store.status().format;
     if from < FORMAT_WITH_LEASES {
         store.raise_format(FORMAT_WITH_LEASES)?;
     }
-    Ok(Upgraded { from, to: FORMAT_WITH_LEASES })
+    Ok(FormatUpgrade { from, to: FORMAT_WITH_LEASES })
 }
 
 /// Makes an empty store of `engine` in the folder `path`, in the format that the options name. False if there is a store already,
@@ -231,8 +231,8 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
 /// Those of [`open_blocking`].
 pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<bool> {
     match StoreFolder::new(engine, path).inspect()? {
-        Found::Complete(_) | Found::Unnamed => Ok(false),
-        Found::Nothing | Found::Unfinished => {
+        FolderContents::Complete(_) | FolderContents::Unnamed => Ok(false),
+        FolderContents::Nothing | FolderContents::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
             // Another process may have made it meanwhile.
             Ok(store.status().format == options.format)
@@ -244,15 +244,15 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 ///
 /// # Errors
 /// Those of [`open_blocking`].
-pub fn would_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<Upgraded> {
+pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
-    Ok(Upgraded { from: store.status().format, to: FORMAT_WITH_LEASES })
+    Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
 
 /// The place in which a store is built. Dropping it clears away what is there.
 #[derive(Debug)]
-pub struct Staging {
-    place: Place,
+pub struct FolderStaging {
+    label: StoreLabel,
     /// The folder that is put in the place of the store's.
     store: PathBuf,
     folder: PathBuf,
@@ -260,27 +260,27 @@ pub struct Staging {
     _lock: File,
 }
 
-impl Staging {
+impl FolderStaging {
     /// A place to build the store of `engine` in that shall be in the folder `path`. The remains of a killed process
     /// are removed.
     ///
     /// # Errors
     /// `Locked` if somebody is at it; `Io`, `NoSpace`.
     pub fn begin(engine: &dyn Engine, path: &Path) -> Result<Self> {
-        let mut place = StoreFolder::new(engine, path).place;
+        let mut label = StoreFolder::new(engine, path).label;
         // The folder itself is replaced, not a link to it.
-        if let Ok(real) = fs::canonicalize(&place.folder) {
-            place.folder = real;
+        if let Ok(real) = fs::canonicalize(&label.folder) {
+            label.folder = real;
         }
-        let folder = beside(&place.folder, "restoring");
-        let io = |result: io::Result<()>| result.map_err(|error| place.io(&folder, error));
+        let folder = sibling_path(&label.folder, "restoring");
+        let io = |result: io::Result<()>| result.map_err(|error| label.io(&folder, error));
         io(folder::create(&folder))?;
-        let lock = File::open(&folder).map_err(|error| place.io(&folder, error))?;
-        let busy = || place.error(ErrorKind::Locked, "another restore is at work there: wait until it has ended");
+        let lock = File::open(&folder).map_err(|error| label.io(&folder, error))?;
+        let busy = || label.error(ErrorKind::Locked, "another restore is at work there: wait until it has ended");
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(busy()),
-            Err(TryLockError::Error(error)) => return Err(place.io(&folder, error)),
+            Err(TryLockError::Error(error)) => return Err(label.io(&folder, error)),
         }
         // Somebody who has just ended may have removed it.
         if !is_at(&lock, &folder) {
@@ -288,7 +288,7 @@ impl Staging {
         }
         let store = folder.join("store");
         io(folder::remove(&store))?;
-        Ok(Self { place, store, folder, _lock: lock })
+        Ok(Self { label, store, folder, _lock: lock })
     }
 
     /// The folder in which the caller builds the store; it is not there yet.
@@ -301,19 +301,19 @@ impl Staging {
     ///
     /// # Errors
     /// `Locked` if the lock was not free in time; `Unsupported` if the folder holds what is no store; `Io`.
-    pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<Replacement>> {
-        let path = &self.place.folder;
+    pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<FolderReplacement>> {
+        let path = &self.label.folder;
         match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
             Ok(true) => return Ok(None),
             Ok(false) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(self.place.io(path, error)),
+            Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
         // A damaged store may have lost its queue.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
-        Ok(Some(Replacement { folder, _lock: lock }))
+        Ok(Some(FolderReplacement { folder, _lock: lock }))
     }
 
     /// Gives the store that was built its place, for good. `old` is what is there; it is moved aside, and where to is
@@ -322,13 +322,13 @@ impl Staging {
     /// # Errors
     /// `Unsupported` if something has come to be there meanwhile, or if the file system cannot exchange two folders;
     /// `Io`. Nothing has changed then.
-    pub fn finish(self, old: Option<Replacement>) -> Result<Option<PathBuf>> {
-        let path = &self.place.folder;
-        let io = |error: io::Error| self.place.io(path, error);
+    pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
+        let path = &self.label.folder;
+        let io = |error: io::Error| self.label.io(path, error);
         let Some(old) = old else {
             fs::rename(&self.store, path).map_err(|error| match error.kind() {
                 io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
-                    self.place.error(ErrorKind::Unsupported, "a store was made there meanwhile; nothing was changed")
+                    self.label.error(ErrorKind::Unsupported, "a store was made there meanwhile; nothing was changed")
                 }
                 _ => io(error),
             })?;
@@ -336,7 +336,7 @@ impl Staging {
             return Ok(None);
         };
         let aside = (1..)
-            .map(|number| beside(path, &format!("replaced-{number}")))
+            .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
         // First the name that the old folder shall have: what is left in the staging folder is removed.
@@ -345,7 +345,7 @@ impl Staging {
             let _ = fs::rename(&aside, &self.store);
             return Err(match errno {
                 rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::XDEV => {
-                    self.place.error(ErrorKind::Unsupported, cannot_exchange(path)).with_source(io::Error::from(errno))
+                    self.label.error(ErrorKind::Unsupported, cannot_exchange(path)).with_source(io::Error::from(errno))
                 }
                 _ => io(errno.into()),
             });
@@ -357,11 +357,11 @@ impl Staging {
     }
 
     fn sync_parent(&self) -> io::Result<()> {
-        self.place.folder.parent().map_or(Ok(()), folder::sync)
+        self.label.folder.parent().map_or(Ok(()), folder::sync)
     }
 }
 
-impl Drop for Staging {
+impl Drop for FolderStaging {
     fn drop(&mut self) {
         // The next one does it if this fails.
         let _ = folder::remove(&self.folder);
@@ -370,22 +370,22 @@ impl Drop for Staging {
 
 /// A store that is about to be replaced, and its lock.
 #[derive(Debug)]
-pub struct Replacement {
+pub struct FolderReplacement {
     folder: StoreFolder,
     _lock: StoreLock,
 }
 
-impl Replacement {
-    /// The newest revision that the store's file `head` tells of; 0 if it tells of none.
+impl FolderReplacement {
+    /// The newest revision that the store's file `revision_file` tells of; 0 if it tells of none.
     ///
     /// # Errors
     /// `Io`.
     pub fn newest_revision(&self) -> Result<u64> {
-        Ok(self.folder.open_head()?.seen())
+        Ok(self.folder.open_revision_file()?.seen())
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");
     name.push(suffix);

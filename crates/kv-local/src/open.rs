@@ -7,19 +7,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kv::{Error, ErrorKind, Operation, Purpose, Result};
-use kv_mvcc::journal::Journaled;
+use kv_mvcc::journal::JournaledTable;
 use kv_mvcc::{
-    Blocking, Clock, ENGINE_GAVE_UP, FORMAT, Inspection, MvccStore, Options, Reserve, Retention, Table, View, Visit,
-    Write,
+    Blocking, Clock, ENGINE_GAVE_UP, FORMAT, Inspection, MvccStore, Options, Retention, SpaceReserve, Table, View,
+    Visit, Write,
 };
 use uuid::Uuid;
 
-use super::ballast::Ballast;
-use super::errors::Place;
+use super::errors::StoreLabel;
 use super::folder;
-use super::head::Head;
 use super::queue::StoreLock;
-use super::store_folder::{Found, StoreFolder};
+use super::reserved_space::ReservedSpace;
+use super::revision_file::RevisionFile;
+use super::store_folder::{FolderContents, StoreFolder};
 
 /// An engine that keeps a table in a store's folder.
 pub trait Engine: Send + Sync {
@@ -34,7 +34,7 @@ pub trait Engine: Send + Sync {
 
     /// The mechanism that makes its commits durable: a journal for an engine that syncs more than once for a commit, else the
     /// engine's own log.
-    fn log(&self) -> Log;
+    fn log(&self) -> CommitLog;
 
     /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
     ///
@@ -51,15 +51,15 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// As [`Engine::open`].
-    fn shrink(&self, entry: &Path, store: &str) -> Result<Room> {
+    fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         let (_, _) = (entry, store);
-        Ok(Room::Kept)
+        Ok(SpareSpace::Kept)
     }
 }
 
 /// The mechanism that makes the commits of an engine durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Log {
+pub enum CommitLog {
     /// A [journal](kv_mvcc::journal) in front of it.
     Journal,
     /// A log of its own.
@@ -68,7 +68,7 @@ pub enum Log {
 
 /// The fate of the room that an engine's files do not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum SpareSpace {
     /// It was returned to the file system.
     GivenBack,
     /// The engine keeps it, to use it again itself.
@@ -201,13 +201,13 @@ impl OpenOptions {
 }
 
 /// How soon an engine is tried again whose files are about to be given up.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// How long that may take. A process that has them longer did not hold the lock.
-const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
+const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The id that `store.id` must have, or will get.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Expects {
+enum ExpectedId {
     /// This store and no other.
     This(Uuid),
     /// Nothing: it was lost, and what the table says counts.
@@ -245,7 +245,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
-                    && folder.ballast.give_up() => {}
+                    && folder.reserved_space.release_part() => {}
             opened => return opened,
         }
     }
@@ -254,34 +254,34 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
 fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -> Result<MvccStore> {
     let lock = folder.take_lock(options)?;
     let expects = match (folder.inspect()?, options.create) {
-        (Found::Complete(id), _) => Expects::This(id),
-        (Found::Unnamed, _) => Expects::Any,
-        (Found::Nothing | Found::Unfinished, Create::Never) => return Err(folder.place.missing()),
-        (Found::Nothing | Found::Unfinished, Create::IfMissing) => {
+        (FolderContents::Complete(id), _) => ExpectedId::This(id),
+        (FolderContents::Unnamed, _) => ExpectedId::Any,
+        (FolderContents::Nothing | FolderContents::Unfinished, Create::Never) => return Err(folder.label.missing()),
+        (FolderContents::Nothing | FolderContents::Unfinished, Create::IfMissing) => {
             folder.begin_creation()?;
-            Expects::New
+            ExpectedId::New
         }
     };
     let entry = folder.path(engine.entry());
-    let head = Arc::new(folder.open_head()?);
-    let inspection = if head.is_as_left() { Inspection::Newest } else { Inspection::Entries };
+    let revision_file = Arc::new(folder.open_revision_file()?);
+    let inspection = if revision_file.is_as_left() { Inspection::Newest } else { Inspection::Entries };
     let table = open_engine(engine, &entry, folder, options.wait)?;
-    let newest_seen = head.seen();
-    let ballast = Arc::clone(&folder.ballast);
-    let reserve: Arc<dyn Reserve> = Arc::clone(&folder.ballast) as _;
+    let newest_seen = revision_file.seen();
+    let reserved_space = Arc::clone(&folder.reserved_space);
+    let reserve: Arc<dyn SpaceReserve> = Arc::clone(&folder.reserved_space) as _;
     let table = match engine.log() {
-        Log::Journal => Box::new(journaled(folder, Arc::clone(&head), table)?),
-        Log::Own => table,
+        CommitLog::Journal => Box::new(journaled(folder, Arc::clone(&revision_file), table)?),
+        CommitLog::Own => table,
     };
-    let table = Guarded::new(table, folder.place.clone(), Arc::clone(&head), ballast, lock);
+    let table = LockedTable::new(table, folder.label.clone(), Arc::clone(&revision_file), reserved_space, lock);
     let restricted = folder::restrict_all(&entry);
     match expects {
-        Expects::New => folder.io(engine.entry(), restricted)?,
+        ExpectedId::New => folder.io(engine.entry(), restricted)?,
         // Somebody who may use the store without owning it cannot change that.
-        Expects::This(_) | Expects::Any => drop(restricted),
+        ExpectedId::This(_) | ExpectedId::Any => drop(restricted),
     }
-    if expects == Expects::Any && is_empty(&table)? {
-        return Err(folder.place.damaged("its file store.id and all its rows are gone"));
+    if expects == ExpectedId::Any && is_empty(&table)? {
+        return Err(folder.label.damaged("its file store.id and all its rows are gone"));
     }
     let store = MvccStore::open(
         Box::new(table),
@@ -291,8 +291,8 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
             clock: options.clock.clone(),
             blocking: options.blocking,
             expected_id: match expects {
-                Expects::This(id) => Some(id),
-                Expects::Any | Expects::New => None,
+                ExpectedId::This(id) => Some(id),
+                ExpectedId::Any | ExpectedId::New => None,
             },
             inspection,
             purpose: options.purpose,
@@ -300,35 +300,41 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
             format: options.format,
         },
     )
-    .map_err(|error| folder.place.advise(error))?;
+    .map_err(|error| folder.label.advise(error))?;
     let newest = store.status().revision;
     if newest.get().cast_unsigned() < newest_seen {
-        return Err(folder.place.regressed(newest, newest_seen));
+        return Err(folder.label.regressed(newest, newest_seen));
     }
-    if !matches!(expects, Expects::This(_)) {
+    if !matches!(expects, ExpectedId::This(_)) {
         folder.name(store.id())?;
     }
     folder.remove_marker()?;
-    head.set_in_order();
+    revision_file.set_in_order();
     Ok(store)
 }
 
 /// The table behind its journal.
-pub(crate) fn journaled(folder: &StoreFolder, head: Arc<Head>, table: Box<dyn Table>) -> Result<Journaled> {
-    if caught(&folder.place, Operation::Open, || Journaled::has_begun(&*table))? {
+pub(crate) fn journaled(
+    folder: &StoreFolder,
+    revision_file: Arc<RevisionFile>,
+    table: Box<dyn Table>,
+) -> Result<JournaledTable> {
+    if caught(&folder.label, Operation::Open, || JournaledTable::has_begun(&*table))? {
         folder.check_journal()?;
     }
-    let journal = Box::new(folder.open_journal(head)?);
-    caught(&folder.place, Operation::Open, || Journaled::open(table, journal, &folder.place.store))
+    let journal = Box::new(folder.open_journal(revision_file)?);
+    caught(&folder.label, Operation::Open, || JournaledTable::open(table, journal, &folder.label.store))
 }
 
 /// Opens the engine, of which we have the lock. If it is locked all the same, the kernel is still ending the
 /// former lock holder, and closes the files of a process one after the other: it will not take long.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
-    let (begun, patience) = (Instant::now(), wait.min(GIVEN_UP_WITHIN));
+    let (begun, patience) = (Instant::now(), wait.min(OPEN_RETRY_TIMEOUT));
     loop {
-        match caught(&folder.place, Operation::Open, || engine.open(entry, &folder.place.store)) {
-            Err(error) if *error.kind() == ErrorKind::Locked && begun.elapsed() < patience => thread::sleep(LOOK_AGAIN),
+        match caught(&folder.label, Operation::Open, || engine.open(entry, &folder.label.store)) {
+            Err(error) if *error.kind() == ErrorKind::Locked && begun.elapsed() < patience => {
+                thread::sleep(OPEN_RETRY_INTERVAL);
+            }
             opened => return opened,
         }
     }
@@ -345,100 +351,100 @@ fn is_empty(table: &dyn Table) -> Result<bool> {
 
 /// A table of an engine on disk.
 ///
-/// Engines panic on some damaged files; here that becomes `Corrupt`. Each commit leaves its revision in `head`. On drop the engine
+/// Engines panic on some damaged files; here that becomes `Corrupt`. Each commit leaves its revision in `revision_file`. On drop the engine
 /// closes first, then the lock is released.
 #[derive(Debug)]
-struct Guarded {
+struct LockedTable {
     table: Option<Box<dyn Table>>,
-    place: Place,
-    head: Arc<Head>,
-    ballast: Arc<Ballast>,
+    label: StoreLabel,
+    revision_file: Arc<RevisionFile>,
+    reserved_space: Arc<ReservedSpace>,
     // Below `table`, since fields are dropped in this order.
     _lock: StoreLock,
 }
 
-impl Guarded {
+impl LockedTable {
     pub(crate) fn new(
         table: Box<dyn Table>,
-        place: Place,
-        head: Arc<Head>,
-        ballast: Arc<Ballast>,
+        label: StoreLabel,
+        revision_file: Arc<RevisionFile>,
+        reserved_space: Arc<ReservedSpace>,
         lock: StoreLock,
     ) -> Self {
-        Self { table: Some(table), place, head, ballast, _lock: lock }
+        Self { table: Some(table), label, revision_file, reserved_space, _lock: lock }
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
         // Only a drop takes it away.
-        self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.place.store.clone()))
+        self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.label.store.clone()))
     }
 }
 
-impl Table for Guarded {
+impl Table for LockedTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
         let table = self.table(Operation::Range)?;
-        let view = caught(&self.place, Operation::Range, || table.view())?;
-        Ok(Box::new(GuardedView { view: Some(view), place: &self.place }))
+        let view = caught(&self.label, Operation::Range, || table.view())?;
+        Ok(Box::new(LockedView { view: Some(view), label: &self.label }))
     }
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let table = self.table(Operation::Txn)?;
-        let result = caught(&self.place, Operation::Txn, || table.commit(writes));
+        let result = caught(&self.label, Operation::Txn, || table.commit(writes));
         match result {
-            Ok(()) => self.head.note(writes),
-            Err(_) => self.head.set_in_doubt(),
+            Ok(()) => self.revision_file.note(writes),
+            Err(_) => self.revision_file.set_in_doubt(),
         }
         result
     }
 
     fn recover(&self) -> Result<()> {
         let table = self.table(Operation::Open)?;
-        caught(&self.place, Operation::Open, || table.recover())?;
-        self.head.set_in_order();
+        caught(&self.label, Operation::Open, || table.recover())?;
+        self.revision_file.set_in_order();
         Ok(())
     }
 }
 
-impl Drop for Guarded {
+impl Drop for LockedTable {
     fn drop(&mut self) {
         let table = self.table.take();
         // There is nobody to tell, and nothing is lost: what was committed is durable.
         let closed = kv_mvcc::caught(|| drop(table));
-        self.ballast.take_back();
-        if let Err(error) = folder::give_to_owner(&self.place.folder) {
-            tracing::warn!(%error, store = self.place.store, "what root made here stays root's: its owner may be kept out");
+        self.reserved_space.refill();
+        if let Err(error) = folder::give_to_owner(&self.label.folder) {
+            tracing::warn!(%error, store = self.label.store, "what root made here stays root's: its owner may be kept out");
         }
         // This changes their times, too, so it comes after.
         if closed.is_some() {
-            self.head.close_cleanly();
+            self.revision_file.close_cleanly();
         }
     }
 }
 
-struct GuardedView<'a> {
+struct LockedView<'a> {
     view: Option<Box<dyn View + 'a>>,
-    place: &'a Place,
+    label: &'a StoreLabel,
 }
 
-impl GuardedView<'_> {
+impl LockedView<'_> {
     fn view(&self) -> Result<&dyn View> {
-        self.view.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Range, self.place.store.clone()))
+        self.view.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Range, self.label.store.clone()))
     }
 }
 
-impl View for GuardedView<'_> {
+impl View for LockedView<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let view = self.view()?;
-        caught(self.place, Operation::Range, || view.get(key))
+        caught(self.label, Operation::Range, || view.get(key))
     }
 
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
         let view = self.view()?;
-        caught(self.place, Operation::Range, || view.scan(from, to, visit))
+        caught(self.label, Operation::Range, || view.scan(from, to, visit))
     }
 }
 
-impl Drop for GuardedView<'_> {
+impl Drop for LockedView<'_> {
     fn drop(&mut self) {
         let view = self.view.take();
         let _ = kv_mvcc::caught(|| drop(view));
@@ -446,7 +452,7 @@ impl Drop for GuardedView<'_> {
 }
 
 /// Runs `f`; its panic is the engine's word for damage. Damage comes with advice.
-pub(crate) fn caught<T>(place: &Place, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    let gave_up = || Error::new(ErrorKind::Corrupt, operation, place.store.clone()).with_source(ENGINE_GAVE_UP);
-    kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| place.advise(error))
+pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
+    kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))
 }

@@ -62,7 +62,7 @@ impl StoreLock {
         loop {
             let lock = Self { file: open(path)? };
             let ticket = draw(&lock.file)?;
-            if !try_lock(&lock.file, Lock::Read, Bytes::before(ticket))? {
+            if !try_lock(&lock.file, LockMode::Read, ByteRange::before(ticket))? {
                 wait_for(&lock.file, ticket, deadline)?;
             }
             // Somebody may have moved the folder away while we waited, and then this is another store's queue.
@@ -76,7 +76,7 @@ impl StoreLock {
 impl Drop for StoreLock {
     fn drop(&mut self) {
         // Closing would do it too, but not as long as a forked child shares the open file.
-        let _ = set(&self.file, Lock::None, Bytes::ALL);
+        let _ = set(&self.file, LockMode::None, ByteRange::ALL);
     }
 }
 
@@ -95,12 +95,12 @@ fn draw(file: &File) -> io::Result<i64> {
 
 /// Takes a ticket that seemed free, if it still is and if there is none above it.
 fn claim(file: &File, ticket: i64) -> io::Result<bool> {
-    if !try_lock(file, Lock::Write, Bytes::one(ticket))? {
+    if !try_lock(file, LockMode::Write, ByteRange::one(ticket))? {
         return Ok(false);
     }
     let highest = locked_until(file, ticket + 1)?.is_none();
     if !highest {
-        set(file, Lock::None, Bytes::one(ticket))?;
+        set(file, LockMode::None, ByteRange::one(ticket))?;
     }
     Ok(highest)
 }
@@ -150,11 +150,11 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 /// All would be enough. But then every waiter would wait for the holder's byte, and the kernel would wake them all at
 /// the end of each hold.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
-    for bytes in [Bytes::one(ticket - 1), Bytes::before(ticket)] {
+    for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
             break;
         }
-        lock(file, Lock::Read, bytes)?;
+        lock(file, LockMode::Read, bytes)?;
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 #[derive(Clone, Copy)]
-enum Lock {
+enum LockMode {
     Read,
     Write,
     None,
@@ -177,12 +177,12 @@ enum Lock {
 
 /// A range of bytes; a length of 0 means without end, and is never wanted for "no bytes".
 #[derive(Clone, Copy)]
-struct Bytes {
+struct ByteRange {
     start: i64,
     len: i64,
 }
 
-impl Bytes {
+impl ByteRange {
     const ALL: Self = Self { start: 0, len: 0 };
 
     fn one(ticket: i64) -> Self {
@@ -199,11 +199,11 @@ impl Bytes {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the kernel's constants are 0, 1 and 2")]
-fn flock(lock: Lock, bytes: Bytes) -> libc::flock {
+fn flock(lock: LockMode, bytes: ByteRange) -> libc::flock {
     let kind = match lock {
-        Lock::Read => libc::F_RDLCK,
-        Lock::Write => libc::F_WRLCK,
-        Lock::None => libc::F_UNLCK,
+        LockMode::Read => libc::F_RDLCK,
+        LockMode::Write => libc::F_WRLCK,
+        LockMode::None => libc::F_UNLCK,
     };
     libc::flock {
         l_type: kind as libc::c_short,
@@ -216,7 +216,7 @@ fn flock(lock: Lock, bytes: Bytes) -> libc::flock {
 
 /// Where the first range that ends above `from` and that somebody else has locked ends, if there is one.
 fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
-    let mut probe = flock(Lock::Write, Bytes::from(from));
+    let mut probe = flock(LockMode::Write, ByteRange::from(from));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
     if i32::from(probe.l_type) == libc::F_UNLCK {
         return Ok(None);
@@ -235,7 +235,7 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {
         // Read locks are in nobody's way here: what is found is a ticket.
-        let mut probe = flock(Lock::Read, Bytes { start: from, len: to - from });
+        let mut probe = flock(LockMode::Read, ByteRange { start: from, len: to - from });
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
         if i32::from(probe.l_type) == libc::F_UNLCK {
             continue;
@@ -253,7 +253,7 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
 }
 
 /// Locks the bytes if nobody is in the way. No bytes are always free.
-fn try_lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<bool> {
+fn try_lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<bool> {
     if bytes.len == 0 {
         return Ok(true);
     }
@@ -264,13 +264,13 @@ fn try_lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<bool> {
     }
 }
 
-fn set(file: &File, lock: Lock, bytes: Bytes) -> io::Result<()> {
+fn set(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     fcntl(file, FcntlArg::F_OFD_SETLK(&flock(lock, bytes)))?;
     Ok(())
 }
 
 /// Locks the bytes as soon as nobody is in the way.
-fn lock(file: &File, lock: Lock, bytes: Bytes) -> io::Result<()> {
+fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     loop {
         match fcntl(file, FcntlArg::F_OFD_SETLKW(&flock(lock, bytes))) {
             Ok(_) => return Ok(()),

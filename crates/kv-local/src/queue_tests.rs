@@ -65,9 +65,9 @@ fn who_looks_sees_all_tickets_and_is_in_nobodys_way() {
 }
 
 /// A process that does `role` at the queue; it says a line when it has come so far.
-struct Process(Child, BufReader<ChildStdout>);
+struct QueueProcess(Child, BufReader<ChildStdout>);
 
-impl Process {
+impl QueueProcess {
     fn start(role: &str, path: &Path) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "queue::tests::one_caller_alone_has_the_turn_at_once", "--nocapture"])
@@ -97,7 +97,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for QueueProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -204,7 +204,7 @@ fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
 #[test]
 fn processes_take_turns_one_at_a_time_and_in_fair_shares() {
     let (folder, path) = queue();
-    let mut processes: Vec<_> = (0..32).map(|_| Process::start("compete", &path)).collect();
+    let mut processes: Vec<_> = (0..32).map(|_| QueueProcess::start("compete", &path)).collect();
     for process in &mut processes {
         assert_eq!(process.said(), "ready");
     }
@@ -255,7 +255,7 @@ fn a_ticket_below_another_is_given_back() {
 #[test]
 fn a_killed_holder_is_replaced_at_once() {
     let (_folder, path) = queue();
-    let mut holder = Process::start("hold", &path);
+    let mut holder = QueueProcess::start("hold", &path);
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
@@ -271,7 +271,7 @@ fn a_killed_holder_is_replaced_at_once() {
 fn a_killed_waiter_lets_nobody_pass_the_holder() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
-    let mut waiter = Process::start("hold", &path);
+    let mut waiter = QueueProcess::start("hold", &path);
     wait_for_tickets(&path, 2);
     thread::scope(|scope| {
         let behind = scope.spawn(|| take(&path, Duration::from_millis(500)).is_err());
@@ -330,7 +330,7 @@ fn two_names_of_one_file_are_one_queue() {
 #[test]
 fn a_program_started_by_the_holder_does_not_keep_the_turn() {
     let (_folder, path) = queue();
-    let mut holder = Process::start("hold with a child", &path);
+    let mut holder = QueueProcess::start("hold with a child", &path);
     let child = holder.said();
     holder.kill();
     let lock = take(&path, LONG);
@@ -363,7 +363,7 @@ fn the_queue_of_a_folder_that_was_moved_away_does_not_count() {
 fn another_programs_lock_is_an_error() {
     let (_folder, path) = queue();
     let file = folder::open_or_create(&path).unwrap();
-    set(&file, Lock::Write, Bytes::ALL).unwrap();
+    set(&file, LockMode::Write, ByteRange::ALL).unwrap();
     assert!(matches!(take(&path, SHORT), Err(LockError::Io(_))));
 }
 
@@ -371,7 +371,7 @@ fn another_programs_lock_is_an_error() {
 fn the_holder_can_be_named() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
-    let mut waiter = Process::start("hold", &path);
+    let mut waiter = QueueProcess::start("hold", &path);
     wait_for_tickets(&path, 2);
     assert!(find_holder(&path).unwrap().starts_with(&format!("{} (", std::process::id())));
     drop(lock);

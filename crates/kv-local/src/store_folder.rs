@@ -10,30 +10,30 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv::{ErrorKind, Result};
-use kv_mvcc::journal::{JOURNAL_BYTES, Noted};
+use kv_mvcc::journal::{DurableParts, JOURNAL_BYTES};
 use uuid::Uuid;
 
-use super::ballast::{Ballast, check_disk};
-use super::errors::Place;
+use super::errors::StoreLabel;
 use super::folder;
-use super::head::{Head, JournalFile};
 use super::open::{Create, Engine, OpenOptions};
 use super::queue::{LockError, StoreLock};
+use super::reserved_space::{ReservedSpace, check_disk};
+use super::revision_file::{JournalFile, RevisionFile};
 
-pub(crate) const QUEUE: &str = "queue";
-const IDENTITY_DRAFT: &str = "store.new";
-const MARKER: &str = "creating";
-pub(crate) const HEAD: &str = "head";
-const BALLAST: &str = "ballast";
-const JOURNAL: &str = "journal";
+pub(crate) const QUEUE_FILE: &str = "queue";
+const IDENTITY_DRAFT_FILE: &str = "store.new";
+const CREATION_MARKER_FILE: &str = "creating";
+pub(crate) const REVISION_FILE: &str = "head";
+const RESERVED_SPACE_FILE: &str = "ballast";
+const JOURNAL_FILE: &str = "journal";
 
 /// A store's folder, for one engine.
 #[derive(Debug)]
 pub(crate) struct StoreFolder {
     /// Which store it is.
-    pub(crate) place: Place,
+    pub(crate) label: StoreLabel,
     /// The room that is kept for releases.
-    pub(crate) ballast: Arc<Ballast>,
+    pub(crate) reserved_space: Arc<ReservedSpace>,
     engine: &'static str,
     pub(crate) entry: &'static str,
     files: &'static [&'static str],
@@ -45,17 +45,17 @@ impl StoreFolder {
         let folder = std::path::absolute(path);
         let folder = folder.as_deref().unwrap_or(path).to_owned();
         let store = format!("{}://{}", engine.name(), folder.display());
-        let ballast = Arc::new(Ballast::new(folder.join(BALLAST)));
-        let place = Place { store, folder };
-        Self { place, ballast, engine: engine.name(), entry: engine.entry(), files: engine.files() }
+        let reserved_space = Arc::new(ReservedSpace::new(folder.join(RESERVED_SPACE_FILE)));
+        let label = StoreLabel { store, folder };
+        Self { label, reserved_space, engine: engine.name(), entry: engine.entry(), files: engine.files() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.folder.join(name)
+        self.label.folder.join(name)
     }
 
     pub(crate) fn io<T>(&self, name: &str, result: io::Result<T>) -> Result<T> {
-        result.map_err(|error| self.place.io(&self.path(name), error))
+        result.map_err(|error| self.label.io(&self.path(name), error))
     }
 
     pub(crate) fn exists(&self, name: &str) -> Result<bool> {
@@ -65,10 +65,12 @@ impl StoreFolder {
     /// Waits for the store lock; the folder and the queue are made first if they may be.
     pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
-        let queue = self.path(QUEUE);
+        let queue = self.path(QUEUE_FILE);
         let opener = match options.create {
             // A store that has lost its queue is still a store.
-            Create::Never if !self.exists(QUEUE)? && (self.exists(IDENTITY)? || self.exists(self.entry)?) => {
+            Create::Never
+                if !self.exists(QUEUE_FILE)? && (self.exists(IDENTITY_FILE)? || self.exists(self.entry)?) =>
+            {
                 folder::open_or_create
             }
             Create::Never => folder::open,
@@ -78,9 +80,9 @@ impl StoreFolder {
             }
         };
         StoreLock::take(&queue, options.wait, opener).map_err(|error| match error {
-            LockError::Late => self.place.late(&queue, options.wait),
-            LockError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.place.missing(),
-            LockError::Io(error) => self.place.io(&queue, error),
+            LockError::Late => self.label.late(&queue, options.wait),
+            LockError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.label.missing(),
+            LockError::Io(error) => self.label.io(&queue, error),
         })
     }
 
@@ -90,9 +92,9 @@ impl StoreFolder {
             Create::Never => 1,
             Create::IfMissing => usize::MAX,
         };
-        let nearest = self.place.folder.ancestors().take(above).find_map(|path| folder::shared_file_system(path).ok());
+        let nearest = self.label.folder.ancestors().take(above).find_map(|path| folder::shared_file_system(path).ok());
         match nearest.flatten() {
-            Some(name) => Err(self.place.shared_file_system(&name)),
+            Some(name) => Err(self.label.shared_file_system(&name)),
             None => Ok(()),
         }
     }
@@ -100,12 +102,12 @@ impl StoreFolder {
     /// Makes the folder, or sees to it that the one that is there may become a store: a slip of the pen must not turn
     /// somebody's folder into one.
     fn make_folder(&self) -> Result<()> {
-        let path = &self.place.folder;
+        let path = &self.label.folder;
         if !path.is_dir() {
-            return folder::create(path).map_err(|error| self.place.io(path, error));
+            return folder::create(path).map_err(|error| self.label.io(path, error));
         }
         // A store that has lost its queue is still a store, of whichever engine.
-        if self.exists(QUEUE)? || self.exists(IDENTITY)? {
+        if self.exists(QUEUE_FILE)? || self.exists(IDENTITY_FILE)? {
             return Ok(());
         }
         self.may_become_a_store()?;
@@ -113,42 +115,51 @@ impl StoreFolder {
     }
 
     /// Fails where a store of so many bytes that is not there could not be made, as far as is known without making anything.
-    pub(crate) fn could_be_made(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn check_creatable(&self, bytes: u64) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
-        let path = &self.place.folder;
-        if path.is_dir() && !self.exists(QUEUE)? {
+        let path = &self.label.folder;
+        if path.is_dir() && !self.exists(QUEUE_FILE)? {
             self.may_become_a_store()?;
         }
-        folder::could_create(path).map_err(|(there, error)| self.place.io(there, error))?;
+        folder::could_create(path).map_err(|(there, error)| self.label.io(there, error))?;
         let there = path.ancestors().find(|above| above.is_dir()).unwrap_or(path);
-        check_disk(there, bytes).map_err(|(kind, advice)| self.place.error(kind, advice))
+        check_disk(there, bytes).map_err(|(kind, advice)| self.label.error(kind, advice))
     }
 
     /// Refuses a folder that has files of another program. A folder that is not there has no files.
     fn may_become_a_store(&self) -> Result<()> {
-        let entries = match fs::read_dir(&self.place.folder) {
+        let entries = match fs::read_dir(&self.label.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => self.io("", entries)?,
         };
         for entry in entries {
             let name = self.io("", entry)?.file_name();
-            let known = [QUEUE, IDENTITY, IDENTITY_DRAFT, MARKER, HEAD, BALLAST, JOURNAL, "lost+found"]
-                .into_iter()
-                .chain([self.entry])
-                .any(|known| name == known);
+            let known = [
+                QUEUE_FILE,
+                IDENTITY_FILE,
+                IDENTITY_DRAFT_FILE,
+                CREATION_MARKER_FILE,
+                REVISION_FILE,
+                RESERVED_SPACE_FILE,
+                JOURNAL_FILE,
+                "lost+found",
+            ]
+            .into_iter()
+            .chain([self.entry])
+            .any(|known| name == known);
             if !known {
-                return Err(self.place.foreign_folder(&name.to_string_lossy()));
+                return Err(self.label.foreign_folder(&name.to_string_lossy()));
             }
         }
         Ok(())
     }
 
     /// The contents of the folder; the caller holds the lock.
-    pub(crate) fn inspect(&self) -> Result<Found> {
-        let text = match fs::read(self.path(IDENTITY)) {
+    pub(crate) fn inspect(&self) -> Result<FolderContents> {
+        let text = match fs::read(self.path(IDENTITY_FILE)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(self.place.io(&self.path(IDENTITY), error)),
+            Err(error) => return Err(self.label.io(&self.path(IDENTITY_FILE), error)),
         };
         match text {
             Some(text) => self.judge_complete(&text),
@@ -156,14 +167,14 @@ impl StoreFolder {
         }
     }
 
-    fn judge_complete(&self, text: &str) -> Result<Found> {
-        let identity = Identity::parse(text).ok_or_else(|| self.place.damaged("its file store.id cannot be read"))?;
+    fn judge_complete(&self, text: &str) -> Result<FolderContents> {
+        let identity = Identity::parse(text).ok_or_else(|| self.label.damaged("its file store.id cannot be read"))?;
         if identity.engine != self.engine {
-            return Err(self.place.other_engine(&identity.engine));
+            return Err(self.label.other_engine(&identity.engine));
         }
-        if !(OLDEST_FORMAT..=FORMAT).contains(&identity.format) {
+        if !(OLDEST_FOLDER_FORMAT..=FOLDER_FORMAT).contains(&identity.format) {
             return Err(self
-                .place
+                .label
                 .error(ErrorKind::UnknownFormat { found: identity.format }, "a newer margay made it: use that one"));
         }
         for name in self.files {
@@ -171,87 +182,87 @@ impl StoreFolder {
                 Ok(metadata) if metadata.is_file() => metadata.len(),
                 Ok(_) => 0,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-                Err(error) => return Err(self.place.io(&self.path(name), error)),
+                Err(error) => return Err(self.label.io(&self.path(name), error)),
             };
             if length == 0 {
-                return Err(self.place.damaged(&format!("its file {name} is missing or empty")));
+                return Err(self.label.damaged(&format!("its file {name} is missing or empty")));
             }
         }
-        Ok(Found::Complete(identity.id))
+        Ok(FolderContents::Complete(identity.id))
     }
 
-    fn judge_incomplete(&self) -> Result<Found> {
-        let is_unfinished = self.exists(MARKER)?;
+    fn judge_incomplete(&self) -> Result<FolderContents> {
+        let is_unfinished = self.exists(CREATION_MARKER_FILE)?;
         if !is_unfinished && self.exists(self.entry)? {
-            return Ok(Found::Unnamed);
+            return Ok(FolderContents::Unnamed);
         }
         // The files of another engine, for instance: to make a store beside them, or to say that there is none, would hide theirs.
         self.may_become_a_store()?;
-        Ok(if is_unfinished { Found::Unfinished } else { Found::Nothing })
+        Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
 
     /// Leaves the folder as if nothing had been there, but for a mark that says so.
     pub(crate) fn begin_creation(&self) -> Result<()> {
         // A process that was killed may have made the folder and not synced the ones above it.
-        self.io("", folder::sync_above(&self.place.folder))?;
-        let marker = self.path(MARKER);
-        self.io(MARKER, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
-        self.io("", folder::sync(&self.place.folder))?;
+        self.io("", folder::sync_above(&self.label.folder))?;
+        let marker = self.path(CREATION_MARKER_FILE);
+        self.io(CREATION_MARKER_FILE, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
+        self.io("", folder::sync(&self.label.folder))?;
         self.io(self.entry, folder::remove(&self.path(self.entry)))?;
-        self.io(HEAD, folder::remove(&self.path(HEAD)))?;
-        self.io(JOURNAL, folder::remove(&self.path(JOURNAL)))?;
-        self.io(IDENTITY_DRAFT, folder::remove(&self.path(IDENTITY_DRAFT)))
+        self.io(REVISION_FILE, folder::remove(&self.path(REVISION_FILE)))?;
+        self.io(JOURNAL_FILE, folder::remove(&self.path(JOURNAL_FILE)))?;
+        self.io(IDENTITY_DRAFT_FILE, folder::remove(&self.path(IDENTITY_DRAFT_FILE)))
     }
 
     /// Opens the note of the newest revision.
-    pub(crate) fn open_head(&self) -> Result<Head> {
-        let files = self.files.iter().chain(&[JOURNAL]).map(|name| self.path(name)).collect();
-        self.io(HEAD, Head::open(&self.path(HEAD), files))
+    pub(crate) fn open_revision_file(&self) -> Result<RevisionFile> {
+        let files = self.files.iter().chain(&[JOURNAL_FILE]).map(|name| self.path(name)).collect();
+        self.io(REVISION_FILE, RevisionFile::open(&self.path(REVISION_FILE), files))
     }
 
     /// Fails unless the journal of a store that has begun with one is there in its whole length. A new one in its place would
-    /// hide that the newest commits are gone: `head`, which tells of them as well, may be gone with it.
+    /// hide that the newest commits are gone: `revision_file`, which tells of them as well, may be gone with it.
     pub(crate) fn check_journal(&self) -> Result<()> {
-        match fs::metadata(self.path(JOURNAL)) {
+        match fs::metadata(self.path(JOURNAL_FILE)) {
             Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
-                Err(self.place.damaged("its file journal is cut off, and with it its newest changes"))
+                Err(self.label.damaged("its file journal is cut off, and with it its newest changes"))
             }
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(self.place.damaged("its file journal is missing, and with it its newest changes"))
+                Err(self.label.damaged("its file journal is missing, and with it its newest changes"))
             }
-            Err(error) => Err(self.place.io(&self.path(JOURNAL), error)),
+            Err(error) => Err(self.label.io(&self.path(JOURNAL_FILE), error)),
         }
     }
 
-    /// Opens the journal, or makes it: for a new store, or one of an earlier version. `head` tells of it if there was one.
-    pub(crate) fn open_journal(&self, head: Arc<Head>) -> Result<JournalFile> {
-        if !self.exists(JOURNAL)? && head.noted() != Noted::default() {
-            return Err(self.place.damaged("its file journal is missing"));
+    /// Opens the journal, or makes it: for a new store, or one of an earlier version. `revision_file` tells of it if there was one.
+    pub(crate) fn open_journal(&self, revision_file: Arc<RevisionFile>) -> Result<JournalFile> {
+        if !self.exists(JOURNAL_FILE)? && revision_file.noted() != DurableParts::default() {
+            return Err(self.label.damaged("its file journal is missing"));
         }
-        self.io(JOURNAL, JournalFile::open(&self.path(JOURNAL), head))
+        self.io(JOURNAL_FILE, JournalFile::open(&self.path(JOURNAL_FILE), revision_file))
     }
 
     /// Writes the identity, the last step of a creation.
     pub(crate) fn name(&self, id: Uuid) -> Result<()> {
         self.io(self.entry, folder::sync_all(&self.path(self.entry)))?;
         let identity = Identity::new(self.engine, id);
-        self.io(IDENTITY, folder::write(&self.path(IDENTITY), &identity.to_string()))
+        self.io(IDENTITY_FILE, folder::write(&self.path(IDENTITY_FILE), &identity.to_string()))
     }
 
     /// Removes the mark of a creation. While it is there, the name of `store.id` may not be durable: the process that gave it
     /// may have been killed before it synced the folder.
     pub(crate) fn remove_marker(&self) -> Result<()> {
-        if !self.exists(MARKER)? {
+        if !self.exists(CREATION_MARKER_FILE)? {
             return Ok(());
         }
-        self.io("", folder::sync(&self.place.folder))?;
-        self.io(MARKER, folder::remove(&self.path(MARKER)))
+        self.io("", folder::sync(&self.label.folder))?;
+        self.io(CREATION_MARKER_FILE, folder::remove(&self.path(CREATION_MARKER_FILE)))
     }
 }
 
 /// The contents of a store's folder.
-pub(crate) enum Found {
+pub(crate) enum FolderContents {
     /// Nothing.
     Nothing,
     /// A creation that did not come to its end. Nobody has used that store yet.
@@ -263,16 +274,16 @@ pub(crate) enum Found {
 }
 
 /// The file.
-pub(crate) const IDENTITY: &str = "store.id";
+pub(crate) const IDENTITY_FILE: &str = "store.id";
 
 /// The layout that a new folder gets, and the newest that is read.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FOLDER_FORMAT: u32 = 1;
 /// The oldest layout that is read.
-const OLDEST_FORMAT: u32 = 1;
+const OLDEST_FOLDER_FORMAT: u32 = 1;
 
 /// True for a layout that this program reads.
 pub(crate) fn is_known(format: u32) -> bool {
-    (OLDEST_FORMAT..=FORMAT).contains(&format)
+    (OLDEST_FOLDER_FORMAT..=FOLDER_FORMAT).contains(&format)
 }
 
 /// The content of `store.id`.
@@ -289,7 +300,7 @@ pub(crate) struct Identity {
 impl Identity {
     /// Of a store of `engine` in the layout that this program writes.
     pub(crate) fn new(engine: &str, id: Uuid) -> Self {
-        Self { engine: engine.to_owned(), format: FORMAT, id }
+        Self { engine: engine.to_owned(), format: FOLDER_FORMAT, id }
     }
 
     /// Reads the file's text; `None` if it is damaged. A format that is not ours ends the reading: its lines may
@@ -316,7 +327,7 @@ impl Identity {
 
 /// The engine that the file `store.id` in a folder names, also if the rest of that file is damaged; `None` if it names no engine.
 pub fn engine_in(folder: &Path) -> Option<String> {
-    let text = fs::read_to_string(folder.join(IDENTITY)).ok()?;
+    let text = fs::read_to_string(folder.join(IDENTITY_FILE)).ok()?;
     text.lines().find_map(|line| line.strip_prefix("engine ")).map(|engine| engine.trim().to_owned())
 }
 

@@ -8,7 +8,7 @@
 //! | `c` key | the [`Pointer`] to the live value of a key |
 //! | `l` revision, sub | a [`LogRow`]: one change, without values |
 //! | `v` revision, sub, chunk | a piece of the value that was written there |
-//! | `e` lease | a [`Lease`] that is granted |
+//! | `e` lease | a [`LeaseRow`] that is granted |
 //! | `k` lease, key | nothing: a live key that is attached to a lease |
 //!
 //! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row begins with the version of its
@@ -78,7 +78,7 @@ pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
 }
 
 /// The row of a change.
-pub(crate) fn log_key(place: Place) -> Vec<u8> {
+pub(crate) fn log_key(place: LogPosition) -> Vec<u8> {
     let mut row = Vec::with_capacity(LOG_KEY_BYTES);
     row.push(LOG);
     row.extend_from_slice(&place.revision.to_be_bytes());
@@ -89,17 +89,17 @@ pub(crate) fn log_key(place: Place) -> Vec<u8> {
 const LOG_KEY_BYTES: usize = 13;
 
 /// The place that the key of a log row names.
-pub(crate) fn log_place(row: &[u8]) -> Result<Place, Damage> {
+pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     let parse = || {
         let rest = row.strip_prefix(&[LOG])?;
         let (revision, sub) = rest.split_first_chunk::<8>()?;
-        Some(Place { revision: u64::from_be_bytes(*revision), sub: u32::from_be_bytes(sub.try_into().ok()?) })
+        Some(LogPosition { revision: u64::from_be_bytes(*revision), sub: u32::from_be_bytes(sub.try_into().ok()?) })
     };
     parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
 }
 
 /// A row of the value that was written at a place.
-pub(crate) fn value_key(place: Place, chunk: u32) -> Vec<u8> {
+pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     let mut row = Vec::with_capacity(17);
     row.push(VALUE);
     row.extend_from_slice(&place.revision.to_be_bytes());
@@ -141,7 +141,7 @@ pub(crate) fn end_of(tag: u8) -> [u8; 1] {
 // The contents of rows.
 
 /// The rows of a value: keys and contents.
-pub(crate) fn value_rows(place: Place, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     value.chunks(CHUNK_BYTES).zip(0..).map(move |(piece, chunk)| {
         let key = value_key(place, chunk);
         let row = seal(&key, piece);
@@ -256,7 +256,7 @@ pub fn revision_of(writes: &[Write]) -> Option<u64> {
         .iter()
         .rev()
         .find_map(|write| match write {
-            Write::Put(key, row) if key == STATE_KEY => decode::<State>(key, row).ok(),
+            Write::Put(key, row) if key == STATE_KEY => decode::<StateRow>(key, row).ok(),
             _ => None,
         })
         .map(|state| state.revision)
@@ -264,12 +264,12 @@ pub fn revision_of(writes: &[Write]) -> Option<u64> {
 
 /// Where a change stands in the order of all: the revision, and the place inside the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Encode, Decode)]
-pub(crate) struct Place {
+pub(crate) struct LogPosition {
     pub(crate) revision: u64,
     pub(crate) sub: u32,
 }
 
-impl Place {
+impl LogPosition {
     /// The first place of a revision.
     pub(crate) fn first_of(revision: u64) -> Self {
         Self { revision, sub: 0 }
@@ -287,7 +287,7 @@ pub(crate) struct Pointer {
     pub(crate) create_revision: u64,
     pub(crate) version: u64,
     /// Where it was written, which is where the value stands.
-    pub(crate) place: Place,
+    pub(crate) place: LogPosition,
     /// The bytes of the value.
     pub(crate) len: u32,
     /// The lease that the key is attached to. Rows have it in their [`Extra`](Row::Extra).
@@ -336,14 +336,14 @@ pub(crate) enum Change {
 
 /// A lease that is granted. Its time is not in the store: the clock of leases begins again after a start, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub(crate) struct Lease {
+pub(crate) struct LeaseRow {
     /// The time to live that was granted, in seconds.
     pub(crate) ttl: u64,
 }
 
 /// The bounds on history that somebody has set, which all programs that write to the store go by. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub(crate) struct Kept {
+pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
     pub(crate) age: Option<u64>,
     pub(crate) bytes: Option<u64>,
@@ -352,13 +352,13 @@ pub(crate) struct Kept {
 
 /// The one row that says where the store stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct StateRow {
     /// The newest revision.
     pub(crate) revision: u64,
     /// The mark: the oldest revision that can be read; 0 if all can.
     pub(crate) compacted: u64,
     /// The first place that may still have a log row. The rows between it and the mark are on their way out.
-    pub(crate) swept: Place,
+    pub(crate) swept: LogPosition,
     /// The bytes of all log rows, and of the superseded values that they keep.
     pub(crate) log_bytes: u64,
     /// When the newest revision was committed, in microseconds since 1970.
@@ -373,14 +373,14 @@ pub(crate) struct State {
     pub(crate) other_changes: u64,
 }
 
-impl Encode for State {
+impl Encode for StateRow {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
         let Self { revision, compacted, swept, log_bytes, time, live, digest, .. } = self;
         (revision, compacted, swept, log_bytes, time, live, digest).encode(encoder)
     }
 }
 
-impl<Context> Decode<Context> for State {
+impl<Context> Decode<Context> for StateRow {
     fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
         let (revision, compacted, swept, log_bytes, time, live, digest) = Decode::decode(decoder)?;
         Ok(Self { revision, compacted, swept, log_bytes, time, live, digest, ..Self::NEW })
@@ -406,7 +406,7 @@ pub(crate) trait Row: Encode + Decode<()> {
 /// The largest number in a row; revisions are signed on the way out.
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
-impl Row for Place {
+impl Row for LogPosition {
     type Extra = ();
 
     fn extra(&self) {}
@@ -470,7 +470,7 @@ impl Row for LogRow {
     }
 }
 
-impl Row for Lease {
+impl Row for LeaseRow {
     type Extra = ();
 
     fn extra(&self) {}
@@ -482,7 +482,7 @@ impl Row for Lease {
     }
 }
 
-impl Row for Kept {
+impl Row for StoredRetention {
     type Extra = ();
 
     fn extra(&self) {}
@@ -494,7 +494,7 @@ impl Row for Kept {
     }
 }
 
-impl Row for State {
+impl Row for StateRow {
     /// The clients' mark, and how many changes took no revision.
     type Extra = (u64, u64);
 
@@ -514,12 +514,12 @@ impl Row for State {
     }
 }
 
-impl State {
+impl StateRow {
     /// A store without keys; its first write gets revision 2.
     pub(crate) const NEW: Self = Self {
         revision: 1,
         compacted: 0,
-        swept: Place { revision: 2, sub: 0 },
+        swept: LogPosition { revision: 2, sub: 0 },
         log_bytes: 0,
         time: 0,
         live: 0,
@@ -531,7 +531,7 @@ impl State {
 
 /// A 64-bit hash of a live key and where it was written (FNV-1a, then mixed as MurmurHash3 does). It is on disk, in
 /// sums: it must stay as it is.
-pub(crate) fn fingerprint(key: &[u8], place: Place) -> u64 {
+pub(crate) fn fingerprint(key: &[u8], place: LogPosition) -> u64 {
     let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in key.iter().copied().chain(written) {

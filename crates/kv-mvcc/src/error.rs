@@ -58,9 +58,9 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 
 /// One error for each of several calls that failed together.
 #[derive(Debug)]
-pub(crate) struct Shared(Arc<Error>);
+pub(crate) struct SharedError(Arc<Error>);
 
-impl Shared {
+impl SharedError {
     pub(crate) fn new(error: Error) -> Self {
         Self(Arc::new(error))
     }
@@ -72,7 +72,7 @@ impl Shared {
             error = error.with_detail(detail);
         }
         if self.0.source().is_some() {
-            error = error.with_source(Cause(Arc::clone(&self.0)));
+            error = error.with_source(SharedCause(Arc::clone(&self.0)));
         }
         error
     }
@@ -85,15 +85,15 @@ impl Shared {
 
 /// The source of a shared error, which cannot be cloned.
 #[derive(Debug)]
-struct Cause(Arc<Error>);
+struct SharedCause(Arc<Error>);
 
-impl fmt::Display for Cause {
+impl fmt::Display for SharedCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.source().map_or(Ok(()), |source| write!(f, "{source}"))
     }
 }
 
-impl StdError for Cause {
+impl StdError for SharedCause {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source().and_then(StdError::source)
     }
@@ -134,7 +134,7 @@ mod tests {
         let error = Error::new(ErrorKind::CommitIo, Operation::Txn, "s")
             .with_detail("disk full?")
             .with_source(io::Error::other("boom"));
-        let shared = Shared::new(error);
+        let shared = SharedError::new(error);
         let error = shared.error("s", Operation::Txn, Outcome::NotApplied);
         assert_eq!(error.to_string(), "s: transaction: the commit failed: disk full?: boom");
         assert_eq!(error.outcome(), Outcome::NotApplied);

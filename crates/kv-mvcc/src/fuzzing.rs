@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::codec::{self, Lease, LogRow, Pointer, Row, State};
+use crate::codec::{self, LeaseRow, LogRow, Pointer, Row, StateRow};
 
 /// The row of `key` that holds these bytes, whatever they mean, with a checksum that is right.
 pub fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -21,8 +21,8 @@ pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
 pub fn check_row(key: &[u8], row: &[u8]) {
     round_trip::<Pointer>(key, row);
     round_trip::<LogRow>(key, row);
-    round_trip::<State>(key, row);
-    round_trip::<Lease>(key, row);
+    round_trip::<StateRow>(key, row);
+    round_trip::<LeaseRow>(key, row);
     if let Ok(place) = codec::log_place(key) {
         assert_eq!(codec::log_key(place), key);
     }

@@ -16,7 +16,7 @@
 //!   made durable before anybody sees it.
 //!
 //! A record is its length without this header (4 bytes), its number (8) and a CRC-32 over both and the rest (4), then for
-//! each write the lengths of key and value (4 and 4) and the two. A length of `REMOVED` is that of no value: the row is
+//! each write the lengths of key and value (4 and 4) and the two. A length of `REMOVED_VALUE_LEN` is that of no value: the row is
 //! removed. Numbers are little endian.
 
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ use crate::table::{Merge, Table, View, Visit, Write};
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
 /// The engine's row that says how far it has got. No other row sorts behind it.
-const ROW: &[u8] = b"\xffjournal";
+const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
 /// Where a journal is kept.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
@@ -57,15 +57,15 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 
     /// The newest note, or an older one: all zeros if that is not known.
-    fn noted(&self) -> Noted;
+    fn noted(&self) -> DurableParts;
 
     /// Notes what is durable. It outlives the process, and need not outlive a power loss.
-    fn note(&self, noted: Noted);
+    fn note(&self, noted: DurableParts);
 }
 
 /// The parts that are known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Noted {
+pub struct DurableParts {
     /// The number of the last record.
     pub record: u64,
     /// The number of the last checkpoint.
@@ -73,24 +73,24 @@ pub struct Noted {
 }
 
 /// A table with a journal in front.
-pub struct Journaled {
+pub struct JournaledTable {
     table: Box<dyn Table>,
     medium: Box<dyn Medium>,
     bytes: u64,
     store: String,
-    overlay: RwLock<Arc<Overlay>>,
-    end: Mutex<End>,
+    overlay: RwLock<Arc<RowOverlay>>,
+    end: Mutex<JournalEnd>,
 }
 
 /// Where the journal stands.
 #[derive(Clone, Copy, Debug, Default)]
-struct End {
-    durable: Noted,
+struct JournalEnd {
+    durable: DurableParts,
     /// Where the next record goes.
     tail: u64,
 }
 
-impl Journaled {
+impl JournaledTable {
     /// Puts the journal on `medium`, which may be new, in front of `table`. `store` names it in errors.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Journaled {
     /// # Errors
     /// Those of the table.
     pub fn has_begun(table: &dyn Table) -> Result<bool> {
-        Ok(table.view()?.get(ROW)?.is_some())
+        Ok(table.view()?.get(JOURNAL_ROW_KEY)?.is_some())
     }
 
     /// Gives the engine all rows that only the journal has.
@@ -122,7 +122,7 @@ impl Journaled {
         self.move_to_table(&mut self.end(), &[])
     }
 
-    fn end(&self) -> MutexGuard<'_, End> {
+    fn end(&self) -> MutexGuard<'_, JournalEnd> {
         // After a panic the table recovers, which replaces what is there.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,10 +132,10 @@ impl Journaled {
     }
 
     /// Finds out what the engine does not have, and makes durable what is not known to be.
-    fn load(&self) -> Result<(Overlay, End)> {
-        let has = match self.table.view()?.get(ROW)? {
+    fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
+        let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
-            None => Noted::default(),
+            None => DurableParts::default(),
         };
         let failed = self.failed(Operation::Open);
         let records = read_records(&*self.medium, self.bytes).map_err(&failed)?;
@@ -153,7 +153,7 @@ impl Journaled {
         let mut overlay = records.after(has.record).ok_or_else(|| self.odd("a record of its journal is damaged"))?;
         let record = last.max(has.record);
         let tail = records.bytes.len() as u64;
-        let mut end = End { durable: Noted { record, checkpoint: has.checkpoint }, tail };
+        let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
             // A commit makes durable what the engine shows.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
@@ -171,7 +171,7 @@ impl Journaled {
         Error::new(ErrorKind::Corrupt, Operation::Open, self.store.clone()).with_source(what)
     }
 
-    fn append(&self, end: &mut End, writes: &[Write]) -> Result<()> {
+    fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
         // Rows that the engine never got look like rows that it has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
@@ -193,7 +193,7 @@ impl Journaled {
     }
 
     /// Gives the engine the rows that the journal has, and `writes` on top.
-    fn move_to_table(&self, end: &mut End, writes: &[Write]) -> Result<()> {
+    fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         // Nobody may see rows of `writes` under those of the journal.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
@@ -203,28 +203,28 @@ impl Journaled {
         Ok(())
     }
 
-    fn commit_to_table(&self, end: &mut End, mut writes: Vec<Write>) -> Result<()> {
-        let now = Noted { checkpoint: end.durable.checkpoint + 1, ..end.durable };
-        writes.push(Write::Put(ROW.to_vec(), encode_noted(now)));
+    fn commit_to_table(&self, end: &mut JournalEnd, mut writes: Vec<Write>) -> Result<()> {
+        let now = DurableParts { checkpoint: end.durable.checkpoint + 1, ..end.durable };
+        writes.push(Write::Put(JOURNAL_ROW_KEY.to_vec(), encode_noted(now)));
         self.table.commit(&writes)?;
         end.durable = now;
         Ok(())
     }
 }
 
-impl fmt::Debug for Journaled {
+impl fmt::Debug for JournaledTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not its rows.
         f.debug_struct("Journaled").field("table", &self.table).field("store", &self.store).finish_non_exhaustive()
     }
 }
 
-impl Table for Journaled {
+impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
         // Both at once: a checkpoint moves rows from one to the other.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
-        Ok(Box::new(Over { table, overlay: Arc::clone(&overlay) }))
+        Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
     }
 
     fn commit(&self, writes: &[Write]) -> Result<()> {
@@ -244,9 +244,9 @@ impl Table for Journaled {
 
 /// The changes of rows since the table was written: their value, or `None` if they were removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Overlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
+struct RowOverlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
 
-impl Overlay {
+impl RowOverlay {
     fn apply(&mut self, writes: &[Write]) {
         writes.iter().for_each(|write| self.set(write.key(), write.value()));
     }
@@ -293,12 +293,12 @@ impl Overlay {
 }
 
 /// A view of a table through an overlay.
-struct Over<'t> {
+struct OverlayView<'t> {
     table: Box<dyn View + 't>,
-    overlay: Arc<Overlay>,
+    overlay: Arc<RowOverlay>,
 }
 
-impl View for Over<'_> {
+impl View for OverlayView<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         match self.overlay.0.get(key) {
             Some(value) => Ok(value.clone()),
@@ -314,7 +314,7 @@ impl View for Over<'_> {
         let mut flow = ControlFlow::Continue(());
         self.table.scan(from, to, &mut |key, value| {
             flow = over.before(Some(key), visit);
-            let below = (key != ROW).then_some(value);
+            let below = (key != JOURNAL_ROW_KEY).then_some(value);
             if flow.is_continue()
                 && let Some(value) = over.instead_of(key).unwrap_or(below)
             {
@@ -332,9 +332,9 @@ impl View for Over<'_> {
 const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
 /// The length of the value of a row that is removed.
-const REMOVED: u32 = u32::MAX;
+const REMOVED_VALUE_LEN: u32 = u32::MAX;
 /// How much is read at once: most journals that are not read to their end hold less.
-const PIECE_BYTES: usize = 64 * 1024;
+const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// How long a record of these writes is.
 fn encoded_bytes(writes: &[Write]) -> u64 {
@@ -347,7 +347,7 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     let mut record = vec![0; RECORD_HEADER_BYTES];
     for write in writes {
         record.extend(length(write.key()).to_le_bytes());
-        record.extend(write.value().map_or(REMOVED, length).to_le_bytes());
+        record.extend(write.value().map_or(REMOVED_VALUE_LEN, length).to_le_bytes());
         record.extend(write.key());
         record.extend(write.value().unwrap_or_default());
     }
@@ -362,7 +362,7 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
 
 /// Larger than any row or commit can be.
 fn length(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.len()).unwrap_or(REMOVED - 1)
+    u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }
 
 fn checksum(header: &[u8], body: &[u8]) -> u32 {
@@ -390,8 +390,8 @@ impl Records {
     }
 
     /// The rows of those after the record `number`; nothing if one of them cannot be read.
-    fn after(&self, number: u64) -> Option<Overlay> {
-        let mut overlay = Overlay::default();
+    fn after(&self, number: u64) -> Option<RowOverlay> {
+        let mut overlay = RowOverlay::default();
         let skip = usize::try_from((number + 1).saturating_sub(self.first)).ok()?;
         let ends = self.starts.iter().skip(1).copied().chain([self.bytes.len()]);
         for (start, end) in self.starts.iter().zip(ends).skip(skip) {
@@ -399,7 +399,7 @@ impl Records {
             while !body.is_empty() {
                 let (key, value) = (take_number(&mut body)?, take_number(&mut body)?);
                 let key = take(&mut body, key)?;
-                let value = if value == REMOVED { None } else { Some(take(&mut body, value)?) };
+                let value = if value == REMOVED_VALUE_LEN { None } else { Some(take(&mut body, value)?) };
                 overlay.set(key, value);
             }
         }
@@ -426,21 +426,21 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     let (mut bytes, mut end, mut at_end) = (Vec::new(), 0, false);
     loop {
         match next_record(&bytes[end..], &records) {
-            Next::Record { number, length } => {
+            RecordEnd::Record { number, length } => {
                 if records.starts.is_empty() {
                     records.first = number;
                 }
                 records.starts.push(end);
                 end += length;
             }
-            Next::Cut if !at_end && bytes.len() < capacity => {
+            RecordEnd::Cut if !at_end && bytes.len() < capacity => {
                 let have = bytes.len();
-                bytes.resize((have + PIECE_BYTES).min(capacity), 0);
+                bytes.resize((have + READ_CHUNK_BYTES).min(capacity), 0);
                 let read = medium.read(have as u64, &mut bytes[have..])?;
                 bytes.truncate(have + read);
                 at_end = read == 0;
             }
-            Next::Cut | Next::Nothing => break,
+            RecordEnd::Cut | RecordEnd::Nothing => break,
         }
     }
     bytes.truncate(end);
@@ -449,7 +449,7 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
 }
 
 /// The kind of the bytes behind a record.
-enum Next {
+enum RecordEnd {
     /// The next record.
     Record { number: u64, length: usize },
     /// Too few to tell.
@@ -458,33 +458,33 @@ enum Next {
     Nothing,
 }
 
-fn next_record(bytes: &[u8], records: &Records) -> Next {
-    let Some((header, rest)) = bytes.split_first_chunk::<RECORD_HEADER_BYTES>() else { return Next::Cut };
+fn next_record(bytes: &[u8], records: &Records) -> RecordEnd {
+    let Some((header, rest)) = bytes.split_first_chunk::<RECORD_HEADER_BYTES>() else { return RecordEnd::Cut };
     let [a, b, c, d, number @ .., s, t, u, v] = *header;
     let (body, number) = (u32::from_le_bytes([a, b, c, d]) as usize, u64::from_le_bytes(number));
     let is_next = number != 0 && (records.starts.is_empty() || number == records.last() + 1);
     if !is_next {
-        return Next::Nothing;
+        return RecordEnd::Nothing;
     }
-    let Some(body) = rest.get(..body) else { return Next::Cut };
+    let Some(body) = rest.get(..body) else { return RecordEnd::Cut };
     if checksum(&header[..SUM_AT], body) != u32::from_le_bytes([s, t, u, v]) {
-        return Next::Nothing;
+        return RecordEnd::Nothing;
     }
-    Next::Record { number, length: RECORD_HEADER_BYTES + body.len() }
+    RecordEnd::Record { number, length: RECORD_HEADER_BYTES + body.len() }
 }
 
 /// The engine's row: two numbers and the CRC-32 of both.
-fn encode_noted(noted: Noted) -> Vec<u8> {
+fn encode_noted(noted: DurableParts) -> Vec<u8> {
     let mut row = [noted.record.to_le_bytes(), noted.checkpoint.to_le_bytes()].concat();
     row.extend(crc32fast::hash(&row).to_le_bytes());
     row
 }
 
 /// The contents of the engine's row; nothing if it is damaged.
-fn decode_noted(row: &[u8]) -> Option<Noted> {
+fn decode_noted(row: &[u8]) -> Option<DurableParts> {
     let (record, rest) = row.split_first_chunk()?;
     let (checkpoint, _) = rest.split_first_chunk()?;
-    let noted = Noted { record: u64::from_le_bytes(*record), checkpoint: u64::from_le_bytes(*checkpoint) };
+    let noted = DurableParts { record: u64::from_le_bytes(*record), checkpoint: u64::from_le_bytes(*checkpoint) };
     (encode_noted(noted) == row).then_some(noted)
 }
 

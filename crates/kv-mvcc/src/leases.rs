@@ -8,15 +8,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Outcome, Purpose, Result, Revision, Store};
+use kv::{Error, ErrorKind, GrantOutcome, Key, Lease, LeaseId, Operation, Outcome, Purpose, Result, Revision, Store};
 
-use crate::codec::{self, FORMAT_WITH_LEASES, State};
+use crate::codec::{self, FORMAT_WITH_LEASES, StateRow};
 use crate::error::{closed, compacted, corrupt, guarded, revision};
 use crate::rows::Rows;
-use crate::stage::Stage;
-use crate::store::{Inner, MvccStore};
+use crate::stage::StagedState;
+use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
-use crate::writer::Job;
+use crate::writer::WriteJob;
 
 impl MvccStore {
     /// True if the store's format has leases and the clients' mark.
@@ -28,9 +28,9 @@ impl MvccStore {
     ///
     /// # Errors
     /// `Unsupported` for a store of an older format; those of a commit.
-    pub async fn grant(&self, lease: Lease) -> Result<Granted> {
+    pub async fn grant(&self, lease: Lease) -> Result<GrantOutcome> {
         self.check_format_for("leases")?;
-        let granting = move |inner: &Inner, table: &dyn Table| inner.grant(table, lease);
+        let granting = move |inner: &StoreCore, table: &dyn Table| inner.grant(table, lease);
         self.inner().change(Operation::Txn, granting).await
     }
 
@@ -40,10 +40,10 @@ impl MvccStore {
     /// `LeaseNotFound`; `TooLarge` if more is attached to it than one commit can delete; those of a commit.
     pub async fn revoke(&self, id: LeaseId) -> Result<Revision> {
         loop {
-            let revoking = move |inner: &Inner, table: &dyn Table| inner.revoke(table, id);
+            let revoking = move |inner: &StoreCore, table: &dyn Table| inner.revoke(table, id);
             match self.inner().change(Operation::Txn, revoking).await {
                 Err(full) if *full.kind() == ErrorKind::NoSpace && full.outcome() == Outcome::NotApplied => {
-                    self.inner().submit(Operation::Txn, |reply| Job::MakeRoom { full, reply }).await?;
+                    self.inner().submit(Operation::Txn, |reply| WriteJob::MakeRoom { full, reply }).await?;
                 }
                 answer => return answer,
             }
@@ -92,14 +92,14 @@ impl MvccStore {
     }
 }
 
-impl State {
+impl StateRow {
     /// The oldest revision that clients of etcd's API may read; 0 if all.
     pub(crate) fn oldest_for_clients(&self) -> u64 {
         self.compacted.max(self.client_mark)
     }
 }
 
-impl Inner {
+impl StoreCore {
     /// Has a change made that is no transaction, in its turn among these.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Inner {
     ) -> Result<T> {
         let store = self.name;
         self.submit(operation, |reply| {
-            Job::Change(Box::new(move |inner, table| {
+            WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
                 // A caller that is gone does not need the answer.
                 drop(reply.send(answer));
@@ -120,7 +120,7 @@ impl Inner {
         .await
     }
 
-    fn grant(&self, table: &dyn Table, lease: Lease) -> Result<Granted> {
+    fn grant(&self, table: &dyn Table, lease: Lease) -> Result<GrantOutcome> {
         self.ensure_writable(table, Operation::Txn, Purpose::Any)?;
         let staged = guarded(self.name, Operation::Txn, || {
             let rows = Rows::of(table, self.name)?;
@@ -128,16 +128,16 @@ impl Inner {
             if rows.lease(lease.id)?.is_some() {
                 return Ok(None);
             }
-            let row = codec::encode(&key, &codec::Lease { ttl: lease.ttl.as_secs() })
+            let row = codec::encode(&key, &codec::LeaseRow { ttl: lease.ttl.as_secs() })
                 .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0))?;
             Ok(Some((old, vec![Write::Put(key, row)])))
         });
         let Some((old, writes)) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))? else {
-            return Ok(Granted::Taken);
+            return Ok(GrantOutcome::Taken);
         };
-        let new = State { other_changes: old.other_changes + 1, ..old };
+        let new = StateRow { other_changes: old.other_changes + 1, ..old };
         self.commit(table, Purpose::Any, writes, &old, new)?;
-        Ok(Granted::New)
+        Ok(GrantOutcome::New)
     }
 
     fn revoke(&self, table: &dyn Table, id: LeaseId) -> Result<Revision> {
@@ -145,7 +145,7 @@ impl Inner {
         let staged = guarded(self.name, Operation::Txn, || {
             let rows = Rows::of(table, self.name)?;
             let old = rows.state()?;
-            let mut stage = Stage::new(&rows, self.name, old);
+            let mut stage = StagedState::new(&rows, self.name, old);
             stage.revoke(id, self.clock.micros())?;
             let (mut writes, mut new) = stage.finish()?;
             writes.push(Write::Delete(codec::lease_key(id)));
@@ -167,7 +167,7 @@ impl Inner {
         if mark > old.revision {
             return Err(Error::new(ErrorKind::FutureRevision, Operation::Compact, self.name));
         }
-        self.commit(table, Purpose::Any, Vec::new(), &old, State { client_mark: mark, ..old })
+        self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { client_mark: mark, ..old })
     }
 }
 

@@ -39,10 +39,10 @@ mod writer;
 pub use codec::{FORMAT, FORMAT_WITH_LEASES, revision_of};
 pub use error::{ENGINE_GAVE_UP, caught, io_kind, unknown_io};
 pub use memory::{MemoryTable, memory};
-pub use options::{Blocking, Clock, Inspection, Options, Reserve, Retention};
-pub use store::{Oldest, Page, Share};
+pub use options::{Blocking, Clock, Inspection, Options, Retention, SpaceReserve};
+pub use store::{HistoryShare, OldestRevision, SnapshotPage};
 
-pub use open::Verified;
-pub use store::{MvccStore, Status};
+pub use open::Verification;
+pub use store::{MvccStore, StoreStatus};
 pub use table::{MAX_ROW_BYTES, Table, View, Visit, Write};
 pub use watch::Changes;

@@ -5,21 +5,21 @@ use std::ops::ControlFlow;
 use kv::{Error, ErrorKind, Operation, Result};
 use uuid::Uuid;
 
-use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES, Place, Pointer, State, fingerprint};
+use crate::codec::{self, FORMAT, FORMAT_WITH_LEASES, LogPosition, Pointer, StateRow, fingerprint};
 use crate::error::corrupt;
 use crate::options::{Inspection, Retention};
-use crate::rows::{Attached, Rows};
+use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
 /// Up to how many live keys all of them are looked at when the store is opened. Engines lose rows without a word after
 /// damage, and this costs a few milliseconds at the most.
-const LIVE_CHECKED_AT_OPEN: u64 = 4096;
+const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
 /// The facts about a store once it is open.
-pub(crate) struct Opened {
+pub(crate) struct OpenFacts {
     pub(crate) id: Uuid,
     pub(crate) format: u32,
-    pub(crate) state: State,
+    pub(crate) state: StateRow,
     /// The bounds on history that the store has of its own.
     pub(crate) retention: Option<Retention>,
 }
@@ -35,7 +35,7 @@ pub(crate) fn open_table(
     expected: Option<Uuid>,
     inspection: Inspection,
     new_format: u32,
-) -> Result<Opened> {
+) -> Result<OpenFacts> {
     let damaged = |detail: String| corrupt(store, Operation::Open, detail);
     let rows = Rows::of(table, store)?;
     let Some(row) = rows.view().get(codec::FORMAT_KEY)? else {
@@ -62,11 +62,11 @@ pub(crate) fn open_table(
     }
     let state = rows.state()?;
     check_newest(&rows, &state, store)?;
-    if inspection == Inspection::Entries && state.live <= LIVE_CHECKED_AT_OPEN {
+    if inspection == Inspection::Entries && state.live <= MAX_LIVE_KEYS_CHECKED_AT_OPEN {
         check_entries(&rows, &state, store, Operation::Open)?;
     }
     let retention = if format >= FORMAT_WITH_LEASES { rows.retention()? } else { None };
-    Ok(Opened { id, format, state, retention })
+    Ok(OpenFacts { id, format, state, retention })
 }
 
 /// True if there is no row at all.
@@ -79,8 +79,8 @@ fn is_empty(rows: &Rows<'_>) -> Result<bool> {
     Ok(empty)
 }
 
-fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<Opened> {
-    let (id, state) = (Uuid::new_v4(), State::NEW);
+fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<OpenFacts> {
+    let (id, state) = (Uuid::new_v4(), StateRow::NEW);
     let encoded =
         codec::encode(codec::STATE_KEY, &state).map_err(|damage| corrupt(store, Operation::Open, damage.0))?;
     table.commit(&[
@@ -88,15 +88,15 @@ fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<Opened>
         Write::Put(codec::ID_KEY.to_vec(), codec::encode_id(id)),
         Write::Put(codec::STATE_KEY.to_vec(), encoded),
     ])?;
-    Ok(Opened { id, format, state, retention: None })
+    Ok(OpenFacts { id, format, state, retention: None })
 }
 
 /// The newest revision is in the log; it is what an engine that lost the end of its file has lost first.
-fn check_newest(rows: &Rows<'_>, state: &State, store: &'static str) -> Result<()> {
-    if state.revision == State::NEW.revision {
+fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Result<()> {
+    if state.revision == StateRow::NEW.revision {
         return Ok(());
     }
-    let key = codec::log_key(Place::first_of(state.revision));
+    let key = codec::log_key(LogPosition::first_of(state.revision));
     let damaged = |detail: String| corrupt(store, Operation::Open, detail);
     match rows.view().get(&key)? {
         Some(row) => codec::decode::<codec::LogRow>(&key, &row).map(drop).map_err(|damage| damaged(damage.0)),
@@ -107,7 +107,7 @@ fn check_newest(rows: &Rows<'_>, state: &State, store: &'static str) -> Result<(
 /// The result of a complete check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Verified {
+pub struct Verification {
     /// Live keys.
     pub live: u64,
     /// Rows of the log.
@@ -120,7 +120,7 @@ pub struct Verified {
 ///
 /// # Errors
 /// `Corrupt` if there are other keys than there should be; those of the table.
-fn check_entries(rows: &Rows<'_>, state: &State, store: &'static str, operation: Operation) -> Result<()> {
+fn check_entries(rows: &Rows<'_>, state: &StateRow, store: &'static str, operation: Operation) -> Result<()> {
     let (mut live, mut digest) = (0_u64, 0_u64);
     rows.pointers(&[], None, &mut |key, pointer| {
         live += 1;
@@ -130,7 +130,7 @@ fn check_entries(rows: &Rows<'_>, state: &State, store: &'static str, operation:
     check_sums(state, live, digest).map_err(|detail| corrupt(store, operation, detail))
 }
 
-fn check_sums(state: &State, live: u64, digest: u64) -> Result<(), String> {
+fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     if live != state.live {
         return Err(format!("it has {live} keys where there should be {}", state.live));
     }
@@ -141,7 +141,7 @@ fn check_sums(state: &State, live: u64, digest: u64) -> Result<(), String> {
 }
 
 /// How often a check that takes turns with commits begins again, after one of them changed the store.
-const VERIFY_ATTEMPTS: usize = 3;
+const MAX_VERIFY_ATTEMPTS: usize = 3;
 /// How many rows are looked at in one view, and how many bytes of values.
 const VERIFY_PAGE_ROWS: usize = 256;
 const VERIFY_PAGE_BYTES: u64 = 4 * 1024 * 1024;
@@ -150,32 +150,32 @@ const VERIFY_PAGE_BYTES: u64 = 4 * 1024 * 1024;
 ///
 /// # Errors
 /// `Corrupt`; those of the table.
-pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verified> {
-    for _ in 0..VERIFY_ATTEMPTS {
+pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verification> {
+    for _ in 0..MAX_VERIFY_ATTEMPTS {
         let state = Rows::of(table, store)?.state()?;
         match (VerifyPass { table, store, state, held: None }).run() {
             Ok(verified) => return Ok(verified),
-            Err(Stop::Failed(error)) => return Err(error),
-            Err(Stop::Changed) => {}
+            Err(VerifyStop::Failed(error)) => return Err(error),
+            Err(VerifyStop::Changed) => {}
         }
     }
     // The store is too busy to be looked at in between: now commits wait.
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;
     (VerifyPass { table, store, state, held: Some(rows) }).run().map_err(|stop| match stop {
-        Stop::Failed(error) => error,
-        Stop::Changed => corrupt(store, Operation::Range, "a view of the table changed while it was read"),
+        VerifyStop::Failed(error) => error,
+        VerifyStop::Changed => corrupt(store, Operation::Range, "a view of the table changed while it was read"),
     })
 }
 
 /// Why a pass ended early.
-enum Stop {
+enum VerifyStop {
     /// There was a commit in between.
     Changed,
     Failed(Error),
 }
 
-impl From<Error> for Stop {
+impl From<Error> for VerifyStop {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
@@ -186,19 +186,19 @@ struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
     /// Where the store stands, and must stand at every page.
-    state: State,
+    state: StateRow,
     /// One view for all pages; without it each page has its own.
     held: Option<Rows<'t>>,
 }
 
 /// The bytes and rows of the values that were found to be whole.
 #[derive(Default)]
-struct Values {
+struct ValueTotals {
     bytes: u64,
     rows: u64,
 }
 
-impl Values {
+impl ValueTotals {
     fn check(&mut self, rows: &Rows<'_>, pointer: &Pointer) -> Result<()> {
         rows.value(pointer)?;
         self.bytes += u64::from(pointer.len);
@@ -208,8 +208,8 @@ impl Values {
 }
 
 impl VerifyPass<'_> {
-    fn run(&self) -> Result<Verified, Stop> {
-        let mut values = Values::default();
+    fn run(&self) -> Result<Verification, VerifyStop> {
+        let mut values = ValueTotals::default();
         let attached = self.entries(&mut values)?;
         let log_rows = self.log(&mut values)?;
         self.leases(attached)?;
@@ -218,26 +218,26 @@ impl VerifyPass<'_> {
             let detail = format!("it has {found} rows of values where there should be {}", values.rows);
             return Err(self.corrupt(detail).into());
         }
-        Ok(Verified { live: self.state.live, log_rows, value_bytes: values.bytes })
+        Ok(Verification { live: self.state.live, log_rows, value_bytes: values.bytes })
     }
 
     fn corrupt(&self, detail: impl std::fmt::Display) -> Error {
         corrupt(self.store, Operation::Range, detail)
     }
 
-    fn page<T>(&self, read: impl FnOnce(&Rows<'_>) -> Result<T>) -> Result<T, Stop> {
+    fn page<T>(&self, read: impl FnOnce(&Rows<'_>) -> Result<T>) -> Result<T, VerifyStop> {
         if let Some(rows) = &self.held {
             return Ok(read(rows)?);
         }
         let rows = Rows::of(self.table, self.store)?;
         if rows.state()? != self.state {
-            return Err(Stop::Changed);
+            return Err(VerifyStop::Changed);
         }
         Ok(read(&rows)?)
     }
 
     /// The live keys are those that there should be, and their values are whole. Returns how many are attached to a lease.
-    fn entries(&self, values: &mut Values) -> Result<u64, Stop> {
+    fn entries(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
         while let Some(start) = from.take() {
             from = self.page(|rows| {
@@ -263,11 +263,11 @@ impl VerifyPass<'_> {
     }
 
     /// Each key that a lease has is attached to it, the lease is there, and no such key is missing.
-    fn leases(&self, attached: u64) -> Result<(), Stop> {
+    fn leases(&self, attached: u64) -> Result<(), VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
         while let Some(start) = from.take() {
             from = self.page(|rows| {
-                let Attached { found, next } = rows.attached(&start, VERIFY_PAGE_ROWS)?;
+                let LeasedKeys { found, next } = rows.attached(&start, VERIFY_PAGE_ROWS)?;
                 for (lease, key) in &found {
                     let is_there = rows.lease(*lease)?.is_some();
                     let is_its = rows.pointer(key.as_bytes())?.is_some_and(|pointer| pointer.lease == Some(*lease));
@@ -287,9 +287,9 @@ impl VerifyPass<'_> {
     }
 
     /// The log has no gap, its size is what it should be, and the superseded values that it keeps are whole.
-    fn log(&self, values: &mut Values) -> Result<u64, Stop> {
+    fn log(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut log_rows, mut log_bytes, mut from) = (0, 0, Some(self.state.swept));
-        while let Some(start) = from.take().filter(|start: &Place| start.revision <= self.state.revision) {
+        while let Some(start) = from.take().filter(|start: &LogPosition| start.revision <= self.state.revision) {
             from = self.page(|rows| {
                 let (mut found, mut bytes, mut next) = (Vec::new(), 0, None);
                 let mut looked = 0;
@@ -317,7 +317,7 @@ impl VerifyPass<'_> {
     }
 
     /// The number of rows of values, of all keys.
-    fn value_rows(&self) -> Result<u64, Stop> {
+    fn value_rows(&self) -> Result<u64, VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::VALUE]));
         while let Some(start) = from.take() {
             from = self.page(|rows| {

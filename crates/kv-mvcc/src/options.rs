@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::codec::FORMAT;
 
 /// Room that a store keeps on its disk for releases.
-pub trait Reserve: fmt::Debug + Send + Sync {
+pub trait SpaceReserve: fmt::Debug + Send + Sync {
     /// Puts back what was given up.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ pub trait Reserve: fmt::Debug + Send + Sync {
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
     /// Gives up a part. False if there was nothing left.
-    fn give_up(&self) -> bool;
+    fn release_part(&self) -> bool;
 }
 
 /// How a store behaves, and what it must be. `Default` suits every caller but for the name.
@@ -46,7 +46,7 @@ pub struct Options {
     /// The purpose for which the store is opened.
     pub purpose: Purpose,
     /// Room on the disk that is kept for releases, if there is any.
-    pub reserve: Option<Arc<dyn Reserve>>,
+    pub reserve: Option<Arc<dyn SpaceReserve>>,
     /// The format that a new store gets.
     pub format: u32,
 }

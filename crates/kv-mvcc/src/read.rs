@@ -1,5 +1,5 @@
 //! Reading a state of the store: the trait [`Entries`] by which transactions and reads see it, their evaluation on it, and
-//! [`Pinned`], which reads one revision for as long as it takes, in slices, so that commits get their turns in between.
+//! [`PinnedReader`], which reads one revision for as long as it takes, in slices, so that commits get their turns in between.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -10,13 +10,13 @@ use kv::{
     TxnRange, Value,
 };
 
-use crate::codec::{Place, Pointer, State};
+use crate::codec::{LogPosition, Pointer, StateRow};
 use crate::error::{compacted, revision};
-use crate::rows::{ROWS_PER_LOOK, Rows, VisitEntry, next_values};
+use crate::rows::{ROWS_PER_TIME_CHECK, Rows, VisitEntry, next_values};
 use crate::table::{Merge, Table};
 
 /// Where some keys differ from the table: what is there instead, if anything.
-pub(crate) type Overlay = BTreeMap<Key, Option<Pointer>>;
+pub(crate) type KeyOverlay = BTreeMap<Key, Option<Pointer>>;
 
 /// One state of the store.
 pub(crate) trait Entries {
@@ -37,7 +37,7 @@ pub(crate) trait Entries {
 
 /// The part of an overlay from `from` to `to`, to be merged into a scan of the table.
 pub(crate) fn overlaid<'o>(
-    overlay: &'o Overlay,
+    overlay: &'o KeyOverlay,
     from: &[u8],
     to: Option<&[u8]>,
 ) -> Merge<impl Iterator<Item = (&'o [u8], Option<Pointer>)> + use<'o>> {
@@ -161,15 +161,15 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
 }
 
 /// How long one view may live while more rows remain to read.
-const SLICE: Duration = Duration::from_millis(5);
+const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
 /// How many views in a row may end before the end of the log is seen. Writers that are faster than the reader let none of
 /// them come to it; then the next view is held until it does, and they wait.
-const CATCH_UPS: usize = 8;
+const MAX_CATCH_UP_VIEWS: usize = 8;
 
 /// How a pinned read holds its view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub(crate) enum ViewHold {
     /// A fresh view for each slice.
     Slices,
     /// One view to the end: for a read that compaction overtook again and again.
@@ -178,18 +178,18 @@ pub(crate) enum Hold {
 
 /// The time that a view may live.
 #[derive(Clone, Copy)]
-struct Slice {
+struct ViewSlice {
     opened: Instant,
-    hold: Hold,
+    hold: ViewHold,
 }
 
-impl Slice {
-    fn begin(hold: Hold) -> Self {
+impl ViewSlice {
+    fn begin(hold: ViewHold) -> Self {
         Self { opened: Instant::now(), hold }
     }
 
     fn is_over(self) -> bool {
-        self.hold == Hold::Slices && self.opened.elapsed() >= SLICE
+        self.hold == ViewHold::Slices && self.opened.elapsed() >= MAX_VIEW_DURATION
     }
 }
 
@@ -197,24 +197,24 @@ impl Slice {
 ///
 /// The table still has the rows of that revision, except for keys that were changed since. Of those the first log row
 /// after the revision says what there was before; they are collected, view by view, as the log grows.
-pub(crate) struct Pinned<'t> {
+pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
     /// The view in use; `then` covers all that it shows.
     rows: Option<Rows<'t>>,
-    slice: Slice,
+    slice: ViewSlice,
     /// The store's revision when the read began.
     current: u64,
     /// The revision that is read.
     at: u64,
     /// The first place in the log of which it is not known yet what was there before.
-    seen: Place,
-    then: Overlay,
+    seen: LogPosition,
+    then: KeyOverlay,
     /// Which keys the read is about.
     about: Range,
 }
 
-impl<'t> Pinned<'t> {
+impl<'t> PinnedReader<'t> {
     /// Pins a revision, the latest one if `at` is below 1, to read keys in `about`. `floor` is a revision that the store has certainly reached.
     ///
     /// # Errors
@@ -225,11 +225,11 @@ impl<'t> Pinned<'t> {
         at: Revision,
         about: Range,
         floor: u64,
-        hold: Hold,
+        hold: ViewHold,
     ) -> Result<Self> {
         let rows = Rows::of(table, store)?;
-        let slice = Slice::begin(hold);
-        let State { revision, compacted: mark, .. } = rows.state()?;
+        let slice = ViewSlice::begin(hold);
+        let StateRow { revision, compacted: mark, .. } = rows.state()?;
         if revision < floor {
             return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Range, store));
         }
@@ -240,7 +240,7 @@ impl<'t> Pinned<'t> {
         if at < mark {
             return Err(compacted(store, Operation::Range, mark));
         }
-        let (seen, then) = (Place::first_of(at + 1), Overlay::new());
+        let (seen, then) = (LogPosition::first_of(at + 1), KeyOverlay::new());
         let mut pinned = Self { table, store, rows: None, slice, current: revision, at, seen, then, about };
         if pinned.catch_up(&rows, revision)? {
             pinned.rows = Some(rows);
@@ -259,7 +259,7 @@ impl<'t> Pinned<'t> {
     }
 
     /// A view with time left, and all changes between the pinned revision and it.
-    fn ready(&mut self) -> Result<(&Rows<'t>, &Overlay, Slice)> {
+    fn ready(&mut self) -> Result<(&Rows<'t>, &KeyOverlay, ViewSlice)> {
         let rows = match self.rows.take() {
             Some(rows) if !self.slice.is_over() => rows,
             old => {
@@ -276,8 +276,8 @@ impl<'t> Pinned<'t> {
         let (hold, mut attempts) = (self.slice.hold, 0);
         loop {
             let rows = Rows::of(self.table, self.store)?;
-            self.slice = Slice::begin(if attempts < CATCH_UPS { hold } else { Hold::ToTheEnd });
-            let State { revision, compacted: mark, .. } = rows.state()?;
+            self.slice = ViewSlice::begin(if attempts < MAX_CATCH_UP_VIEWS { hold } else { ViewHold::ToTheEnd });
+            let StateRow { revision, compacted: mark, .. } = rows.state()?;
             if self.at < mark {
                 return Err(compacted(self.store, Operation::Range, mark));
             }
@@ -301,20 +301,20 @@ impl<'t> Pinned<'t> {
             }
             self.seen = place.next();
             looked += 1;
-            if looked % ROWS_PER_LOOK == 0 && self.slice.is_over() {
+            if looked % ROWS_PER_TIME_CHECK == 0 && self.slice.is_over() {
                 complete = false;
                 return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
         })?;
         if complete {
-            self.seen = Place::first_of(revision + 1);
+            self.seen = LogPosition::first_of(revision + 1);
         }
         Ok(complete)
     }
 }
 
-impl Entries for Pinned<'_> {
+impl Entries for PinnedReader<'_> {
     fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>> {
         let (rows, then, _) = self.ready()?;
         then.get(key).map_or_else(|| rows.pointer(key), |then| Ok(*then))
@@ -330,7 +330,7 @@ impl Entries for Pinned<'_> {
                 looked += 1;
                 if merge.before(Some(key), visit).is_break() {
                     stopped = true;
-                } else if looked % ROWS_PER_LOOK == 0 && slice.is_over() {
+                } else if looked % ROWS_PER_TIME_CHECK == 0 && slice.is_over() {
                     resume = Some(key.to_vec());
                 } else if let Some(pointer) = merge.instead_of(key).unwrap_or(Some(pointer)) {
                     stopped = visit(key, pointer).is_break();

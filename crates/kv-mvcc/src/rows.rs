@@ -7,22 +7,22 @@ use std::ops::ControlFlow;
 
 use kv::{Error, Key, LeaseId, Operation, Result, Value};
 
-use crate::codec::{self, Damage, Lease, LogRow, Place, Pointer, State};
+use crate::codec::{self, Damage, LeaseRow, LogPosition, LogRow, Pointer, StateRow};
 use crate::error::corrupt;
 use crate::options::Retention;
 use crate::table::{Table, View};
 
 /// How many rows are read between two looks at the time, and at least each time.
-pub(crate) const ROWS_PER_LOOK: u32 = 64;
+pub(crate) const ROWS_PER_TIME_CHECK: u32 = 64;
 
 /// The callback of a scan of entries, with each key and its pointer.
 pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlow<()>;
 /// The callback of a scan of the log, with each row's place, contents and cost.
-pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(Place, LogRow, u64) -> ControlFlow<()>;
+pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(LogPosition, LogRow, u64) -> ControlFlow<()>;
 
 /// Some keys that are attached to leases.
 #[derive(Default)]
-pub(crate) struct Attached {
+pub(crate) struct LeasedKeys {
     pub(crate) found: Vec<(LeaseId, Key)>,
     /// The row at which the next ones begin.
     pub(crate) next: Option<Vec<u8>>,
@@ -50,7 +50,7 @@ impl<'t> Rows<'t> {
     }
 
     /// Where the store stands.
-    pub(crate) fn state(&self) -> Result<State> {
+    pub(crate) fn state(&self) -> Result<StateRow> {
         match self.view.get(codec::STATE_KEY)? {
             Some(row) => codec::decode(codec::STATE_KEY, &row).map_err(|damage| self.corrupt(damage)),
             None => Err(self.corrupt(Damage("the row that says where the store stands is missing".to_owned()))),
@@ -61,7 +61,7 @@ impl<'t> Rows<'t> {
     pub(crate) fn retention(&self) -> Result<Option<Retention>> {
         match self.view.get(codec::RETENTION_KEY)? {
             Some(row) => {
-                let kept = codec::decode::<codec::Kept>(codec::RETENTION_KEY, &row);
+                let kept = codec::decode::<codec::StoredRetention>(codec::RETENTION_KEY, &row);
                 Ok(Some(kept.map_err(|damage| self.corrupt(damage))?.into()))
             }
             None => Ok(None),
@@ -93,7 +93,7 @@ impl<'t> Rows<'t> {
     }
 
     /// A lease.
-    pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<Lease>> {
+    pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<LeaseRow>> {
         let row_key = codec::lease_key(id);
         match self.view.get(&row_key)? {
             Some(row) => codec::decode(&row_key, &row).map(Some).map_err(|damage| self.corrupt(damage)),
@@ -102,7 +102,7 @@ impl<'t> Rows<'t> {
     }
 
     /// All leases, in the order of their numbers as unsigned ones.
-    pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, Lease)>> {
+    pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, LeaseRow)>> {
         let mut found = Vec::new();
         self.scan_rows(&[codec::LEASE], &codec::end_of(codec::LEASE), |row_key, row| {
             found.push((codec::lease_and_key(row_key)?.0, codec::decode(row_key, row)?));
@@ -127,8 +127,8 @@ impl<'t> Rows<'t> {
     }
 
     /// Attached keys with their leases from the row `from` on, at most so many; and the row where to go on.
-    pub(crate) fn attached(&self, from: &[u8], most: usize) -> Result<Attached> {
-        let Attached { mut found, mut next } = Attached::default();
+    pub(crate) fn attached(&self, from: &[u8], most: usize) -> Result<LeasedKeys> {
+        let LeasedKeys { mut found, mut next } = LeasedKeys::default();
         self.scan_rows(from, &codec::end_of(codec::LEASED), |row_key, row| {
             if found.len() >= most {
                 next = Some(row_key.to_vec());
@@ -139,7 +139,7 @@ impl<'t> Rows<'t> {
             found.push((lease, Key::from(key)));
             Ok(ControlFlow::Continue(()))
         })?;
-        Ok(Attached { found, next })
+        Ok(LeasedKeys { found, next })
     }
 
     /// Visits rows until the visit breaks; damage ends it at once.
@@ -162,9 +162,9 @@ impl<'t> Rows<'t> {
 
     /// The log from `from` on to the end, which is at revision `newest`. A revision or a place that is missing on the
     /// way is damage, not something to pass over.
-    pub(crate) fn log(&self, from: Place, newest: u64, visit: VisitLog<'_>) -> Result<()> {
+    pub(crate) fn log(&self, from: LogPosition, newest: u64, visit: VisitLog<'_>) -> Result<()> {
         // Revision 1 is the empty store.
-        let mut next = from.max(Place::first_of(2));
+        let mut next = from.max(LogPosition::first_of(2));
         let mut broken = false;
         let mut damage = None;
         self.view.scan(&codec::log_key(next), &codec::end_of(codec::LOG), &mut |row_key, row| match decode_log(
@@ -192,7 +192,7 @@ impl<'t> Rows<'t> {
 
     /// When the change at `place`, or else the next one, was made, in microseconds since 1970. There must be one; `newest`
     /// as for [`Self::log`].
-    pub(crate) fn time_of(&self, place: Place, newest: u64) -> Result<u64> {
+    pub(crate) fn time_of(&self, place: LogPosition, newest: u64) -> Result<u64> {
         let mut time = 0;
         self.log(place, newest, &mut |_, row, _| {
             time = row.time;
@@ -227,28 +227,28 @@ impl<'t> Rows<'t> {
             damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))?;
         }
         if value.len() != len {
-            return Err(self.corrupt(lost_a_part(place)));
+            return Err(self.corrupt(missing_value_part(place)));
         }
         Ok(Value::new(value))
     }
 }
 
 /// Of a value that was written there not everything is left.
-fn lost_a_part(place: Place) -> Damage {
+fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
 /// A log row that may come where `next` is expected: there, or at the start of the revision after it.
-fn decode_log(row_key: &[u8], row: &[u8], next: Place) -> Result<(Place, LogRow), Damage> {
+fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosition, LogRow), Damage> {
     let place = codec::log_place(row_key)?;
-    if place == next || (next.sub > 0 && place == Place::first_of(next.revision + 1)) {
+    if place == next || (next.sub > 0 && place == LogPosition::first_of(next.revision + 1)) {
         return Ok((place, codec::decode(row_key, row)?));
     }
     Err(Damage(format!("a change at revision {} is missing from the log", next.revision)))
 }
 
 /// How many rows a scan passes over on its way from one value to the next.
-const MOST_BETWEEN: u32 = 16;
+const MAX_SKIPPED_ROWS: u32 = 16;
 
 /// Adds to `found` the values of these pointers from the first on: that one, and those that a scan which begins there comes by
 /// soon, until `is_over`.
@@ -271,7 +271,7 @@ pub(crate) fn next_values(
         }
         [first, .., last] => {
             let (from, to) = (codec::value_key(first.place, 0), codec::value_key(last.place, last.chunks()));
-            let mut scan = Scan { pointers: run, found, value: Vec::new(), chunks: 0, between: 0 };
+            let mut scan = ValueScan { pointers: run, found, value: Vec::new(), chunks: 0, between: 0 };
             scan.take_whole();
             let (mut looked, mut stopped, mut damage) = (0, false, None);
             rows.view().scan(&from, &to, &mut |key, row| {
@@ -280,12 +280,12 @@ pub(crate) fn next_values(
                     damage = Some(found);
                     ControlFlow::Break(())
                 });
-                stopped = flow.is_break() || (looked % ROWS_PER_LOOK == 0 && scan.is_between() && is_over());
+                stopped = flow.is_break() || (looked % ROWS_PER_TIME_CHECK == 0 && scan.is_between() && is_over());
                 if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
             match (damage, scan.pointers.first()) {
                 (Some(damage), _) => Err(rows.corrupt(damage)),
-                (None, Some(missing)) if !stopped => Err(rows.corrupt(lost_a_part(missing.place))),
+                (None, Some(missing)) if !stopped => Err(rows.corrupt(missing_value_part(missing.place))),
                 (None, _) => Ok(()),
             }
         }
@@ -293,13 +293,13 @@ pub(crate) fn next_values(
 }
 
 /// True if a scan at one value probably reaches the other soon.
-fn is_near(one: Place, other: Place) -> bool {
+fn is_near(one: LogPosition, other: LogPosition) -> bool {
     let from = if one.revision == other.revision { one.sub } else { 0 };
-    one < other && other.revision - one.revision <= 1 && other.sub - from <= MOST_BETWEEN
+    one < other && other.revision - one.revision <= 1 && other.sub - from <= MAX_SKIPPED_ROWS
 }
 
 /// A scan for values.
-struct Scan<'v> {
+struct ValueScan<'v> {
     /// The pointers whose values are not found yet.
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
@@ -310,7 +310,7 @@ struct Scan<'v> {
     between: u32,
 }
 
-impl Scan<'_> {
+impl ValueScan<'_> {
     /// True if nothing would be lost by an end here.
     fn is_between(&self) -> bool {
         self.chunks == 0
@@ -320,7 +320,7 @@ impl Scan<'_> {
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {
-            Ordering::Less if self.between < MOST_BETWEEN => self.between += 1,
+            Ordering::Less if self.between < MAX_SKIPPED_ROWS => self.between += 1,
             Ordering::Equal => {
                 let piece = codec::unseal(key, row)?;
                 self.value.reserve_exact((pointer.len as usize).saturating_sub(self.value.len()));
@@ -329,7 +329,7 @@ impl Scan<'_> {
                 self.take_whole();
             }
             Ordering::Less => return Ok(ControlFlow::Break(())),
-            Ordering::Greater => return Err(lost_a_part(pointer.place)),
+            Ordering::Greater => return Err(missing_value_part(pointer.place)),
         }
         Ok(ControlFlow::Continue(()))
     }

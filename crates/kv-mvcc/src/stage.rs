@@ -7,9 +7,9 @@ use kv::{
     Error, ErrorKind, Key, LeaseId, Op, OpResult, Operation, Outcome, Prev, Range, Result, Txn, TxnResponse, Value,
 };
 
-use crate::codec::{self, Change, LogRow, Place, Pointer, State, fingerprint};
+use crate::codec::{self, Change, LogPosition, LogRow, Pointer, StateRow, fingerprint};
 use crate::error::{corrupt, revision};
-use crate::read::{Entries, Overlay, all_hold, found_in, kv_of, overlaid, read, stamp};
+use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read, stamp};
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
@@ -22,29 +22,29 @@ const CHANGE_OVERHEAD_BYTES: usize = 160;
 /// A state on top of the table's, and the changes that lead there.
 ///
 /// The view is held while a group is staged. That holds up nobody: the only one who commits is the one who stages.
-pub(crate) struct Stage<'r, 't> {
+pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
-    staged: Overlay,
-    fresh: HashMap<Place, Value>,
-    log: Vec<(Place, LogRow)>,
-    tally: Tally,
+    staged: KeyOverlay,
+    fresh: HashMap<LogPosition, Value>,
+    log: Vec<(LogPosition, LogRow)>,
+    tally: ChangeTotals,
     /// How the keys that the transaction at hand touches stood before it, for when it fails halfway.
     undo: Vec<(Key, Option<Option<Pointer>>)>,
 }
 
 /// The numbers that go with the changes.
 #[derive(Clone, Copy)]
-struct Tally {
-    state: State,
+struct ChangeTotals {
+    state: StateRow,
     bytes: usize,
 }
 
-impl<'r, 't> Stage<'r, 't> {
+impl<'r, 't> StagedState<'r, 't> {
     /// On top of the table, where the store stands at `state`.
-    pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: State) -> Self {
-        let tally = Tally { state, bytes: 0 };
-        Self { rows, store, staged: Overlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
+    pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: StateRow) -> Self {
+        let tally = ChangeTotals { state, bytes: 0 };
+        Self { rows, store, staged: KeyOverlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
     }
 
     /// Roughly how many bytes will be written.
@@ -81,7 +81,7 @@ impl<'r, 't> Stage<'r, 't> {
     /// `LeaseNotFound`; `TooLarge`; those of reading.
     pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
         self.check_lease(Some(id))?;
-        let mut place = Place::first_of(self.tally.state.revision + 1);
+        let mut place = LogPosition::first_of(self.tally.state.revision + 1);
         let time = now.max(self.tally.state.time);
         for key in self.rows.leased(id)? {
             let Some(old) = self.rows.pointer(key.as_bytes())?.filter(|pointer| pointer.lease == Some(id)) else {
@@ -101,7 +101,7 @@ impl<'r, 't> Stage<'r, 't> {
     }
 
     /// The revision is that of the changes before this place, if there are any.
-    fn advance(&mut self, place: Place, time: u64) {
+    fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;
             self.tally.state.time = time;
@@ -120,7 +120,7 @@ impl<'r, 't> Stage<'r, 't> {
     fn run(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let succeeded = all_hold(self, &txn.compares)?;
         let ops = if succeeded { &txn.success } else { &txn.failure };
-        let mut place = Place::first_of(self.tally.state.revision + 1);
+        let mut place = LogPosition::first_of(self.tally.state.revision + 1);
         let time = now.max(self.tally.state.time);
         let limit = self.tally.bytes + MAX_TXN_TOUCHED_BYTES;
         let mut results = Vec::with_capacity(ops.len());
@@ -138,7 +138,7 @@ impl<'r, 't> Stage<'r, 't> {
         Ok(TxnResponse { revision: at, succeeded, results })
     }
 
-    fn run_op(&mut self, op: &Op, place: &mut Place, time: u64) -> Result<OpResult> {
+    fn run_op(&mut self, op: &Op, place: &mut LogPosition, time: u64) -> Result<OpResult> {
         match op {
             Op::Put { key, value, prev, lease } => {
                 self.check_lease(*lease)?;
@@ -162,7 +162,7 @@ impl<'r, 't> Stage<'r, 't> {
         value: &Value,
         lease: Option<LeaseId>,
         old: Option<Pointer>,
-        place: Place,
+        place: LogPosition,
         time: u64,
     ) -> Result<()> {
         // Requests are checked: a value is far shorter than that.
@@ -176,7 +176,7 @@ impl<'r, 't> Stage<'r, 't> {
         Ok(())
     }
 
-    fn delete(&mut self, range: &Range, prev: Prev, place: &mut Place, time: u64) -> Result<OpResult> {
+    fn delete(&mut self, range: &Range, prev: Prev, place: &mut LogPosition, time: u64) -> Result<OpResult> {
         let found = found_in(self, range)?;
         let count = found.len() as u64;
         let mut prevs = Vec::new();
@@ -192,7 +192,7 @@ impl<'r, 't> Stage<'r, 't> {
     }
 
     /// Records that a key goes from `old` to `new`.
-    fn change(&mut self, key: &Key, old: Option<Pointer>, new: Option<Pointer>, place: Place, time: u64) {
+    fn change(&mut self, key: &Key, old: Option<Pointer>, new: Option<Pointer>, place: LogPosition, time: u64) {
         let state = &mut self.tally.state;
         if let Some(old) = old {
             state.live = state.live.wrapping_sub(1);
@@ -213,7 +213,7 @@ impl<'r, 't> Stage<'r, 't> {
     ///
     /// # Errors
     /// `Corrupt` if a row cannot be encoded.
-    pub(crate) fn finish(self) -> Result<(Vec<Write>, State)> {
+    pub(crate) fn finish(self) -> Result<(Vec<Write>, StateRow)> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
@@ -251,7 +251,7 @@ impl<'r, 't> Stage<'r, 't> {
     }
 }
 
-impl Entries for Stage<'_, '_> {
+impl Entries for StagedState<'_, '_> {
     fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>> {
         self.staged.get(key).map_or_else(|| self.rows.pointer(key), |staged| Ok(*staged))
     }

@@ -1,7 +1,7 @@
 //! The store: its handle and what it shares, the reading of a whole revision in parts, and the history that it keeps.
 //!
 //! A range says how many keys there are beyond its limit, and so looks at all of them each time. A caller that reads a whole store
-//! in parts wants the parts only, and none larger than its memory: see [`Page`].
+//! in parts wants the parts only, and none larger than its memory: see [`SnapshotPage`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,18 +18,18 @@ use kv::{
 use tokio::sync::RwLock;
 use uuid::Uuid;
 
-use crate::codec::{self, Kept, Place, State};
+use crate::codec::{self, LogPosition, StateRow, StoredRetention};
 use crate::error::{closed, corrupt, guarded, revision};
-use crate::open::{Opened, Verified, open_table, verify};
-use crate::options::{Blocking, Clock, Options, Reserve, Retention, micros, time};
-use crate::read::{Entries, Hold, Pinned, all_hold, read, stamp, with_values};
+use crate::open::{OpenFacts, Verification, open_table, verify};
+use crate::options::{Blocking, Clock, Options, Retention, SpaceReserve, micros, time};
+use crate::read::{Entries, PinnedReader, ViewHold, all_hold, read, stamp, with_values};
 use crate::rows::Rows;
 use crate::table::{Table, Write};
-use crate::watch::{Tip, watch as watch_log};
-use crate::writer::{Job, Queue};
+use crate::watch::{WatchIndex, watch as watch_log};
+use crate::writer::{JobQueue, WriteJob};
 
 /// How often a read of the latest state begins again, when compaction overtook it, before it stops making way.
-const READ_ATTEMPTS: usize = 4;
+const MAX_READ_ATTEMPTS: usize = 4;
 
 /// A store with history and watches on an ordered table. Clones are handles to the same store; a watch is one too, and
 /// keeps the table open until it is dropped or the store is closed.
@@ -37,15 +37,15 @@ const READ_ATTEMPTS: usize = 4;
 /// It needs a tokio runtime, of either kind; all work on the table happens on the threads that may block.
 #[derive(Clone)]
 pub struct MvccStore {
-    inner: Arc<Inner>,
+    inner: Arc<StoreCore>,
     purpose: Purpose,
 }
 
 /// Gets a duration.
-type Observer = Box<dyn Fn(Duration) + Send + Sync>;
+type SyncObserver = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// The state that all handles of a store, its watches and its writer share.
-pub(crate) struct Inner {
+pub(crate) struct StoreCore {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
     pub(crate) format: u32,
@@ -55,22 +55,22 @@ pub(crate) struct Inner {
     pub(crate) blocking: Blocking,
     /// A call that works on the table holds this for reading; closing takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
-    published: Mutex<Published>,
-    pub(crate) tip: Arc<Tip>,
-    pub(crate) queue: Mutex<Queue>,
+    published: Mutex<DurableState>,
+    pub(crate) watch_index: Arc<WatchIndex>,
+    pub(crate) queue: Mutex<JobQueue>,
     /// True while it is not known what became of a commit. Only the writer looks at it.
     pub(crate) poisoned: AtomicBool,
-    pub(crate) reserve: Option<Arc<dyn Reserve>>,
+    pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
     /// Gets the time that the table took for each commit.
-    pub(crate) observer: OnceLock<Observer>,
+    pub(crate) observer: OnceLock<SyncObserver>,
     /// True while a part of the reserve may be gone. Only a release writes then.
     pub(crate) spent: AtomicBool,
 }
 
 /// The state that is known to be durable.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Published {
-    pub(crate) state: State,
+pub(crate) struct DurableState {
+    pub(crate) state: StateRow,
     /// True from the moment at which somebody closes the store.
     pub(crate) closed: bool,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Published {
 /// Where a store stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Status {
+pub struct StoreStatus {
     /// The newest revision.
     pub revision: Revision,
     /// The mark: the oldest revision that can be read; unset if all can.
@@ -104,11 +104,11 @@ impl MvccStore {
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
-        let Opened { id, format, state, retention: own } = opened?;
+        let OpenFacts { id, format, state, retention: own } = opened?;
         let table = Arc::new(RwLock::new(Some(table)));
-        let is_spent = |reserve: &Arc<dyn Reserve>| purpose == Purpose::Release || reserve.restore().is_err();
+        let is_spent = |reserve: &Arc<dyn SpaceReserve>| purpose == Purpose::Release || reserve.restore().is_err();
         let spent = reserve.as_ref().is_some_and(is_spent);
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(StoreCore {
             name,
             id,
             format,
@@ -116,8 +116,8 @@ impl MvccStore {
             clock,
             blocking,
             table,
-            published: Mutex::new(Published { state, closed: false }),
-            tip: Tip::at(state.revision),
+            published: Mutex::new(DurableState { state, closed: false }),
+            watch_index: WatchIndex::at(state.revision),
             queue: Mutex::default(),
             poisoned: AtomicBool::new(false),
             reserve,
@@ -140,7 +140,7 @@ impl MvccStore {
     }
 
     /// The state that all handles share.
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<StoreCore> {
         &self.inner
     }
 
@@ -150,9 +150,9 @@ impl MvccStore {
     }
 
     /// Where the store stands.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> StoreStatus {
         let state = self.inner.published().state;
-        Status {
+        StoreStatus {
             revision: revision(state.revision),
             compacted: revision(state.compacted),
             oldest_for_clients: revision(state.oldest_for_clients()),
@@ -167,7 +167,7 @@ impl MvccStore {
     ///
     /// # Errors
     /// `Corrupt` says what is wrong; those of the table.
-    pub async fn verify(&self) -> Result<Verified> {
+    pub async fn verify(&self) -> Result<Verification> {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
@@ -190,7 +190,7 @@ impl MvccStore {
     pub async fn close(&self) -> Result<()> {
         let name = self.inner.name;
         self.inner.published().closed = true;
-        self.inner.tip.close();
+        self.inner.watch_index.close();
         let table = Arc::clone(&self.inner.table).write_owned().await.take();
         let closing = self.inner.blocking.run(move || {
             guarded(name, Operation::Close, move || {
@@ -209,9 +209,9 @@ impl fmt::Debug for MvccStore {
     }
 }
 
-impl Inner {
+impl StoreCore {
     /// The part that is known to be durable.
-    pub(crate) fn published(&self) -> MutexGuard<'_, Published> {
+    pub(crate) fn published(&self) -> MutexGuard<'_, DurableState> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -221,7 +221,7 @@ impl Inner {
     }
 
     /// Goes by these bounds on history from now on.
-    fn go_by(&self, retention: Retention) {
+    fn apply_retention(&self, retention: Retention) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
     }
 
@@ -253,25 +253,25 @@ impl Inner {
     /// Reads at one revision; a read of the latest one begins again if compaction overtakes it.
     ///
     /// # Errors
-    /// Those of [`Pinned::open`] and of `work`.
+    /// Those of [`PinnedReader::open`] and of `work`.
     pub(crate) fn pinned<T>(
         &self,
         table: &dyn Table,
         at: Revision,
         about: &Range,
-        mut work: impl FnMut(&mut Pinned<'_>) -> Result<T>,
+        mut work: impl FnMut(&mut PinnedReader<'_>) -> Result<T>,
     ) -> Result<T> {
         let open = |hold| {
             let floor = self.published().state.revision;
-            Pinned::open(table, self.name, at, about.clone(), floor, hold)
+            PinnedReader::open(table, self.name, at, about.clone(), floor, hold)
         };
-        for _ in 1..READ_ATTEMPTS {
-            match open(Hold::Slices).and_then(|mut pinned| work(&mut pinned)) {
+        for _ in 1..MAX_READ_ATTEMPTS {
+            match open(ViewHold::Slices).and_then(|mut pinned| work(&mut pinned)) {
                 Err(error) if !at.is_set() && matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
                 result => return result,
             }
         }
-        work(&mut open(Hold::ToTheEnd)?)
+        work(&mut open(ViewHold::ToTheEnd)?)
     }
 
     fn range(&self, table: &dyn Table, request: RangeRequest) -> Result<RangeResponse> {
@@ -323,7 +323,7 @@ impl Store for MvccStore {
     async fn compact(&self, revision: Revision) -> Result<()> {
         revision.check(self.inner.name)?;
         let revision = revision.get().unsigned_abs();
-        self.inner.submit(Operation::Compact, |reply| Job::Compact { revision, reply }).await
+        self.inner.submit(Operation::Compact, |reply| WriteJob::Compact { revision, reply }).await
     }
 }
 
@@ -333,7 +333,7 @@ const MAX_PAGE_KEYS: usize = 4096;
 /// A part of a store at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Page {
+pub struct SnapshotPage {
     /// The revision.
     pub at: Revision,
     /// The keys, ascending.
@@ -348,7 +348,7 @@ impl MvccStore {
     ///
     /// # Errors
     /// `Compacted` and `FutureRevision`, as for any read; those of the table.
-    pub async fn page(&self, from: Key, at: Revision, bytes: usize) -> Result<Page> {
+    pub async fn page(&self, from: Key, at: Revision, bytes: usize) -> Result<SnapshotPage> {
         self.inner()
             .blocking(Operation::Range, move |inner, table| {
                 inner.pinned(table, at, &Range::From(from.clone()), |pinned| {
@@ -363,7 +363,7 @@ impl MvccStore {
                         ControlFlow::Continue(())
                     })?;
                     let kvs = with_values(pinned, found)?;
-                    Ok(Page { at: revision(pinned.at()), kvs, next })
+                    Ok(SnapshotPage { at: revision(pinned.at()), kvs, next })
                 })
             })
             .await
@@ -371,11 +371,11 @@ impl MvccStore {
 }
 
 /// The most groups of keys with a name.
-const MAX_SHARES: usize = 1024;
+const MAX_HISTORY_SHARES: usize = 1024;
 
 /// The oldest revision that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Oldest {
+pub struct OldestRevision {
     /// The revision.
     pub revision: Revision,
     /// When it was committed; `None` for that of the store without any key.
@@ -384,7 +384,7 @@ pub struct Oldest {
 
 /// The share of a group of keys in the history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct HistoryShare {
     /// How often its keys were changed.
     pub changes: u64,
     /// The bytes of these changes and of the values that they superseded.
@@ -396,18 +396,18 @@ impl MvccStore {
     ///
     /// # Errors
     /// `Corrupt`; those of the table.
-    pub async fn oldest(&self) -> Result<Oldest> {
+    pub async fn oldest(&self) -> Result<OldestRevision> {
         self.inner()
             .blocking(Operation::Range, |inner, table| {
                 let rows = Rows::of(table, inner.name)?;
                 let state = rows.state()?;
                 let oldest = state.compacted.max(1);
                 let mut written = None;
-                rows.log(Place::first_of(oldest), state.revision, &mut |place, row, _| {
+                rows.log(LogPosition::first_of(oldest), state.revision, &mut |place, row, _| {
                     written = (place.revision == oldest).then_some(row.time);
                     ControlFlow::Break(())
                 })?;
-                Ok(Oldest { revision: revision(oldest), time: written.and_then(time) })
+                Ok(OldestRevision { revision: revision(oldest), time: written.and_then(time) })
             })
             .await
     }
@@ -420,15 +420,15 @@ impl MvccStore {
     pub async fn history_shares(
         &self,
         group: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
-    ) -> Result<BTreeMap<Vec<u8>, Share>> {
+    ) -> Result<BTreeMap<Vec<u8>, HistoryShare>> {
         self.inner()
             .blocking(Operation::Range, move |inner, table| {
                 let rows = Rows::of(table, inner.name)?;
                 let state = rows.state()?;
-                let mut shares = BTreeMap::<_, Share>::new();
+                let mut shares = BTreeMap::<_, HistoryShare>::new();
                 rows.log(state.swept, state.revision, &mut |_, row, cost| {
                     let mut name = group(&row.key);
-                    if shares.len() >= MAX_SHARES && !shares.contains_key(&name) {
+                    if shares.len() >= MAX_HISTORY_SHARES && !shares.contains_key(&name) {
                         name = Vec::new();
                     }
                     let share = shares.entry(name).or_default();
@@ -457,30 +457,30 @@ impl MvccStore {
     }
 }
 
-impl Inner {
+impl StoreCore {
     fn set_retention(&self, table: &dyn Table, retention: Retention) -> Result<()> {
         self.ensure_writable(table, Operation::Txn, Purpose::Any)?;
         let staged = guarded(self.name, Operation::Txn, || {
-            let row = codec::encode(codec::RETENTION_KEY, &Kept::from(retention))
+            let row = codec::encode(codec::RETENTION_KEY, &StoredRetention::from(retention))
                 .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0))?;
             Ok((Rows::of(table, self.name)?.state()?, row))
         });
         let (old, row) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))?;
-        let new = State { other_changes: old.other_changes + 1, ..old };
+        let new = StateRow { other_changes: old.other_changes + 1, ..old };
         self.commit(table, Purpose::Any, vec![Write::Put(codec::RETENTION_KEY.to_vec(), row)], &old, new)?;
-        self.go_by(retention);
+        self.apply_retention(retention);
         Ok(())
     }
 }
 
-impl From<Retention> for Kept {
+impl From<Retention> for StoredRetention {
     fn from(Retention { revisions, age, bytes, min_age }: Retention) -> Self {
         Self { revisions, age: age.map(micros), bytes, min_age: min_age.map(micros) }
     }
 }
 
-impl From<Kept> for Retention {
-    fn from(Kept { revisions, age, bytes, min_age }: Kept) -> Self {
+impl From<StoredRetention> for Retention {
+    fn from(StoredRetention { revisions, age, bytes, min_age }: StoredRetention) -> Self {
         let duration = Duration::from_micros;
         Self { revisions, age: age.map(duration), bytes, min_age: min_age.map(duration) }
     }

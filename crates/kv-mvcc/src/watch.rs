@@ -3,7 +3,7 @@
 //! Catching up, following live, resuming, lagging and being overtaken by compaction are one and the same: read on from
 //! the cursor, if it is not below the mark.
 //!
-//! The [`Tip`] has the watches that have read all there is. A commit wakes those alone whose range it changes, so that thousands of
+//! The [`WatchIndex`] has the watches that have read all there is. A commit wakes those alone whose range it changes, so that thousands of
 //! quiet watches cost it some microseconds.
 
 use std::collections::VecDeque;
@@ -20,88 +20,88 @@ use kv::{
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::codec::{self, Change, LogRow, Place};
+use crate::codec::{self, Change, LogPosition, LogRow};
 use crate::error::{compacted, revision};
 use crate::options::time;
 use crate::read::kv_of;
-use crate::rows::{ROWS_PER_LOOK, Rows};
-use crate::store::{Inner, MvccStore};
+use crate::rows::{ROWS_PER_TIME_CHECK, Rows};
+use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
 
 /// How long one look at the log may take.
-const SLICE: Duration = Duration::from_millis(5);
+const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
 /// A quiet watch that reports its progress waits so long after a commit, so that a thousand of them cost little.
-const REPORT: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// How many bytes of events one look at the log may gather; it always takes one event.
-const SLICE_BYTES: usize = 1024 * 1024;
+const MAX_SCAN_BYTES: usize = 1024 * 1024;
 
 /// Watches a checked request.
-pub(crate) fn watch(inner: Arc<Inner>, request: WatchRequest) -> WatchStream {
+pub(crate) fn watch(inner: Arc<StoreCore>, request: WatchRequest) -> WatchStream {
     let WatchRequest { range, start, prev, progress, .. } = request;
-    let seat = inner.tip.seat(&range);
-    let cursor = Cursor { next: Place::first_of(start.get().unsigned_abs()), partial: None };
-    let watcher = Watcher {
+    let registration = inner.watch_index.registration(&range);
+    let cursor = WatchCursor { next: LogPosition::first_of(start.get().unsigned_abs()), partial: None };
+    let watcher = LogWatcher {
         inner,
-        seat,
+        registration,
         range: Arc::new(range),
         prev,
         progress,
         cursor,
         is_behind: true,
         ready: VecDeque::new(),
-        end: End::Open,
+        end: WatchEnd::Open,
     };
     unfold(watcher, |mut watcher| async move { watcher.next().await.map(|item| (item, watcher)) }).boxed()
 }
 
-struct Watcher {
-    inner: Arc<Inner>,
-    seat: Seat,
+struct LogWatcher {
+    inner: Arc<StoreCore>,
+    registration: WatchRegistration,
     range: Arc<Range>,
     prev: Prev,
     progress: Progress,
-    cursor: Cursor,
+    cursor: WatchCursor,
     /// There may be changes after the cursor that the log was not searched for.
     is_behind: bool,
     ready: VecDeque<Batch>,
-    end: End,
+    end: WatchEnd,
 }
 
 /// Whether more can come.
 #[derive(PartialEq, Eq)]
-enum End {
+enum WatchEnd {
     Open,
     Reached,
 }
 
 /// How far a watch has come.
 #[derive(Clone, Default)]
-struct Cursor {
+struct WatchCursor {
     /// The next place of the log to read.
-    next: Place,
+    next: LogPosition,
     /// The events so far of a revision that is not read to its end.
     partial: Option<Batch>,
 }
 
 /// The result of one scan of the log.
-struct Found {
+struct LogScan {
     ready: VecDeque<Batch>,
-    cursor: Cursor,
+    cursor: WatchCursor,
     /// The newest revision.
     newest: u64,
 }
 
-impl Watcher {
+impl LogWatcher {
     async fn next(&mut self) -> Option<Result<Batch>> {
         loop {
             if let Some(batch) = self.ready.pop_front() {
                 return Some(Ok(batch));
             }
-            if self.end == End::Reached {
+            if self.end == WatchEnd::Reached {
                 return None;
             }
             if let Err(error) = self.advance().await {
-                self.end = End::Reached;
+                self.end = WatchEnd::Reached;
                 return Some(Err(error));
             }
         }
@@ -114,14 +114,14 @@ impl Watcher {
         if self.is_behind && self.inner.published().state.revision >= next {
             return self.read().await;
         }
-        match self.seat.news() {
-            News::Changed(from) => {
+        match self.registration.news() {
+            WatchNews::Changed(from) => {
                 self.is_behind = true;
                 self.skip_to(from);
             }
             // A watch that begins in the future, or has read on, is ahead of that.
-            News::Passed(passed) if passed < next => self.wait().await,
-            News::Passed(passed) => {
+            WatchNews::Passed(passed) if passed < next => self.wait().await,
+            WatchNews::Passed(passed) => {
                 self.is_behind = false;
                 self.skip_to(passed + 1);
                 if self.progress == Progress::Report {
@@ -135,22 +135,22 @@ impl Watcher {
     /// Nothing in the range has changed before this revision.
     fn skip_to(&mut self, next: u64) {
         if self.cursor.partial.is_none() && self.cursor.next.revision < next {
-            self.cursor.next = Place::first_of(next);
+            self.cursor.next = LogPosition::first_of(next);
         }
     }
 
     /// Waits until there may be news.
     async fn wait(&self) {
         if self.progress == Progress::Omit {
-            return self.seat.woken().await;
+            return self.registration.woken().await;
         }
-        self.seat.wants_any();
+        self.registration.wants_any();
         if self.inner.published().state.revision < self.cursor.next.revision {
-            self.seat.woken().await;
+            self.registration.woken().await;
         }
         // A change in the range comes at once.
-        if !self.seat.has_changed() {
-            let _ = timeout(REPORT, self.seat.woken()).await;
+        if !self.registration.has_changed() {
+            let _ = timeout(PROGRESS_INTERVAL, self.registration.woken()).await;
         }
     }
 
@@ -193,8 +193,8 @@ impl MvccStore {
     pub async fn changes(&self, request: WatchRequest) -> Result<Changes> {
         request.check(self.inner().name)?;
         let WatchRequest { range, start, prev, .. } = request;
-        let work = move |inner: &Inner, table: &dyn Table| {
-            let mut cursor = Cursor { next: Place::first_of(start.get().unsigned_abs()), partial: None };
+        let work = move |inner: &StoreCore, table: &dyn Table| {
+            let mut cursor = WatchCursor { next: LogPosition::first_of(start.get().unsigned_abs()), partial: None };
             loop {
                 let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
@@ -210,8 +210,8 @@ impl MvccStore {
 }
 
 /// Reads a slice of the log in one short view.
-fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: Cursor) -> Result<Found> {
-    let Cursor { mut next, mut partial } = cursor;
+fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: WatchCursor) -> Result<LogScan> {
+    let WatchCursor { mut next, mut partial } = cursor;
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;
     if next.revision < state.compacted {
@@ -220,8 +220,8 @@ fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     let mut gathered = Vec::new();
     let (began, mut looked, mut bytes, mut complete) = (Instant::now(), 0, 0, true);
     rows.log(next, state.revision, &mut |place, row, _| {
-        let time_is_up = looked > 0 && looked % ROWS_PER_LOOK == 0 && began.elapsed() >= SLICE;
-        if time_is_up || bytes >= SLICE_BYTES {
+        let time_is_up = looked > 0 && looked % ROWS_PER_TIME_CHECK == 0 && began.elapsed() >= MAX_SCAN_DURATION;
+        if time_is_up || bytes >= MAX_SCAN_BYTES {
             complete = false;
             return ControlFlow::Break(());
         }
@@ -247,9 +247,9 @@ fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     }
     if complete {
         ready.extend(partial.take());
-        next = Place::first_of(next.revision.max(state.revision + 1));
+        next = LogPosition::first_of(next.revision.max(state.revision + 1));
     }
-    Ok(Found { ready, cursor: Cursor { next, partial }, newest: state.revision })
+    Ok(LogScan { ready, cursor: WatchCursor { next, partial }, newest: state.revision })
 }
 
 /// The size that a row counts for.
@@ -263,7 +263,7 @@ fn event_bytes(row: &LogRow, prev: Prev) -> usize {
 }
 
 /// A row of the log as callers know it.
-fn event(rows: &Rows<'_>, place: Place, row: LogRow, prev: Prev) -> Result<Event> {
+fn event(rows: &Rows<'_>, place: LogPosition, row: LogRow, prev: Prev) -> Result<Event> {
     let key = Key::from(row.key);
     let prev = match row.prev.filter(|_| prev == Prev::Return) {
         Some(pointer) => Some(kv_of(key.clone(), &pointer, rows.value(&pointer)?)),
@@ -290,18 +290,18 @@ fn event(rows: &Rows<'_>, place: Place, row: LogRow, prev: Prev) -> Result<Event
 
 /// The watches of a store.
 #[derive(Default)]
-pub(crate) struct Tip {
-    watches: Mutex<Watches>,
+pub(crate) struct WatchIndex {
+    watches: Mutex<WatchSlots>,
 }
 
 #[derive(Default)]
-struct Watches {
+struct WatchSlots {
     /// All commits up to this revision were compared with the ranges.
     passed: u64,
     slots: Vec<Slot>,
     /// The slots without a watch.
     free: Vec<usize>,
-    ranges: Ranges,
+    ranges: RangeIndex,
     /// The slots whose watch wants to know of the next commit, whatever that changes.
     curious: Vec<usize>,
 }
@@ -309,32 +309,32 @@ struct Watches {
 /// The place of a watch. Its number is the next one's once the watch is gone.
 #[derive(Default)]
 struct Slot {
-    watch: Option<Watch>,
+    watch: Option<SlotWatch>,
     is_curious: bool,
 }
 
-struct Watch {
-    kind: Kind,
+struct SlotWatch {
+    kind: IndexedRange,
     /// The range may have changed from this revision on.
     changed: Option<u64>,
     wake: Arc<Notify>,
 }
 
-impl Watches {
-    fn watch(&mut self, slot: usize) -> Option<&mut Watch> {
+impl WatchSlots {
+    fn watch(&mut self, slot: usize) -> Option<&mut SlotWatch> {
         self.slots.get_mut(slot)?.watch.as_mut()
     }
 }
 
 /// The range of a watch, as the index has it.
 #[derive(Clone)]
-enum Kind {
+enum IndexedRange {
     Key(Vec<u8>),
     Prefix(Vec<u8>),
     Other(Range),
 }
 
-impl Kind {
+impl IndexedRange {
     fn of(range: &Range) -> Self {
         match range {
             Range::Key(key) => Self::Key(key.as_bytes().to_vec()),
@@ -348,37 +348,37 @@ impl Kind {
 
 /// Which slots have a key in their range. Watches of a key or of a prefix, as most are, are found without a look at the others.
 #[derive(Default)]
-struct Ranges {
-    keys: Sorted,
-    prefixes: Sorted,
+struct RangeIndex {
+    keys: SlotList,
+    prefixes: SlotList,
     /// How many prefixes there are of each length.
     lengths: Vec<usize>,
     others: Vec<(Range, usize)>,
 }
 
-impl Ranges {
-    fn insert(&mut self, kind: &Kind, slot: usize) {
+impl RangeIndex {
+    fn insert(&mut self, kind: &IndexedRange, slot: usize) {
         match kind {
-            Kind::Key(key) => self.keys.insert(key, slot),
-            Kind::Prefix(prefix) => {
+            IndexedRange::Key(key) => self.keys.insert(key, slot),
+            IndexedRange::Prefix(prefix) => {
                 if self.lengths.len() <= prefix.len() {
                     self.lengths.resize(prefix.len() + 1, 0);
                 }
                 self.count(prefix).into_iter().for_each(|count| *count += 1);
                 self.prefixes.insert(prefix, slot);
             }
-            Kind::Other(range) => self.others.push((range.clone(), slot)),
+            IndexedRange::Other(range) => self.others.push((range.clone(), slot)),
         }
     }
 
-    fn remove(&mut self, kind: &Kind, slot: usize) {
+    fn remove(&mut self, kind: &IndexedRange, slot: usize) {
         match kind {
-            Kind::Key(key) => self.keys.remove(key, slot),
-            Kind::Prefix(prefix) => {
+            IndexedRange::Key(key) => self.keys.remove(key, slot),
+            IndexedRange::Prefix(prefix) => {
                 self.count(prefix).into_iter().for_each(|count| *count -= 1);
                 self.prefixes.remove(prefix, slot);
             }
-            Kind::Other(_) => self.others.retain(|(_, other)| *other != slot),
+            IndexedRange::Other(_) => self.others.retain(|(_, other)| *other != slot),
         }
     }
 
@@ -399,9 +399,9 @@ impl Ranges {
 
 /// Slots by texts. A sorted list is smaller than a map, as a program, too: the plugin has all of this.
 #[derive(Default)]
-struct Sorted(Vec<(Vec<u8>, usize)>);
+struct SlotList(Vec<(Vec<u8>, usize)>);
 
-impl Sorted {
+impl SlotList {
     fn place(&self, text: &[u8], slot: usize) -> usize {
         self.0.partition_point(|(other, at)| (&other[..], *at) < (text, slot))
     }
@@ -425,7 +425,7 @@ impl Sorted {
 
 /// The news of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum News {
+enum WatchNews {
     /// Its range may have changed from this revision on.
     Changed(u64),
     /// Nothing in its range has changed up to this revision.
@@ -433,25 +433,25 @@ enum News {
 }
 
 /// The place of a watch among the others, until it is dropped.
-struct Seat {
-    tip: Arc<Tip>,
+struct WatchRegistration {
+    watch_index: Arc<WatchIndex>,
     slot: usize,
     wake: Arc<Notify>,
 }
 
-impl Tip {
+impl WatchIndex {
     /// For a store at this revision.
     pub(crate) fn at(revision: u64) -> Arc<Self> {
-        Arc::new(Self { watches: Mutex::new(Watches { passed: revision, ..Watches::default() }) })
+        Arc::new(Self { watches: Mutex::new(WatchSlots { passed: revision, ..WatchSlots::default() }) })
     }
 
-    fn watches(&self) -> MutexGuard<'_, Watches> {
+    fn watches(&self) -> MutexGuard<'_, WatchSlots> {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place for a watch of this range. Changes from before are not among its news.
-    fn seat(self: &Arc<Self>, range: &Range) -> Seat {
-        let (kind, wake) = (Kind::of(range), Arc::new(Notify::new()));
+    fn registration(self: &Arc<Self>, range: &Range) -> WatchRegistration {
+        let (kind, wake) = (IndexedRange::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
         let slot = watches.free.pop().unwrap_or_else(|| {
             watches.slots.push(Slot::default());
@@ -459,9 +459,9 @@ impl Tip {
         });
         watches.ranges.insert(&kind, slot);
         if let Some(slot) = watches.slots.get_mut(slot) {
-            slot.watch = Some(Watch { kind, changed: None, wake: Arc::clone(&wake) });
+            slot.watch = Some(SlotWatch { kind, changed: None, wake: Arc::clone(&wake) });
         }
-        Seat { tip: Arc::clone(self), slot, wake }
+        WatchRegistration { watch_index: Arc::clone(self), slot, wake }
     }
 
     /// Tells of a commit that is published: it led from revision `old` to revision `new` by these writes.
@@ -508,22 +508,22 @@ impl Tip {
     }
 }
 
-impl Seat {
+impl WatchRegistration {
     /// The news since it was called last.
-    fn news(&self) -> News {
-        let mut watches = self.tip.watches();
+    fn news(&self) -> WatchNews {
+        let mut watches = self.watch_index.watches();
         let changed = watches.watch(self.slot).and_then(|watch| watch.changed.take());
-        changed.map_or(News::Passed(watches.passed), News::Changed)
+        changed.map_or(WatchNews::Passed(watches.passed), WatchNews::Changed)
     }
 
     /// True if the next news is a change.
     fn has_changed(&self) -> bool {
-        self.tip.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
+        self.watch_index.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
 
     /// Has the next commit wake this watch, whatever that changes.
     fn wants_any(&self) {
-        let mut watches = self.tip.watches();
+        let mut watches = self.watch_index.watches();
         let slot = watches.slots.get_mut(self.slot);
         if slot.is_some_and(|slot| !std::mem::replace(&mut slot.is_curious, true)) {
             watches.curious.push(self.slot);
@@ -536,9 +536,9 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for WatchRegistration {
     fn drop(&mut self) {
-        let mut watches = self.tip.watches();
+        let mut watches = self.watch_index.watches();
         let watch = watches.slots.get_mut(self.slot).and_then(|slot| slot.watch.take());
         if let Some(watch) = watch {
             watches.ranges.remove(&watch.kind, self.slot);
@@ -557,23 +557,24 @@ mod tests {
 
     #[test]
     fn a_commit_is_news_for_the_ranges_that_it_changes() {
-        let tip = Arc::<Tip>::default();
-        let seats = [Range::key("b"), Range::prefix("b"), Range::From("c".into()), Range::All].map(|r| tip.seat(&r));
-        let news = || seats.each_ref().map(Seat::news);
-        let (changed, passed) = (News::Changed, News::Passed);
-        tip.committed(1, 2, &[put("b")]);
+        let watch_index = Arc::<WatchIndex>::default();
+        let seats = [Range::key("b"), Range::prefix("b"), Range::From("c".into()), Range::All]
+            .map(|r| watch_index.registration(&r));
+        let news = || seats.each_ref().map(WatchRegistration::news);
+        let (changed, passed) = (WatchNews::Changed, WatchNews::Passed);
+        watch_index.committed(1, 2, &[put("b")]);
         assert_eq!(news(), [changed(2), changed(2), passed(2), changed(2)]);
         assert_eq!(news(), [passed(2); 4]);
-        tip.committed(2, 5, &[put("ba"), Write::Delete(codec::current_key(b"a"))]);
-        tip.committed(5, 6, &[put("d")]);
+        watch_index.committed(2, 5, &[put("ba"), Write::Delete(codec::current_key(b"a"))]);
+        watch_index.committed(5, 6, &[put("d")]);
         assert_eq!(news(), [passed(6), changed(3), changed(6), changed(3)]);
         // Rows that are no live keys are no change.
-        tip.committed(6, 7, &[Write::Put(vec![codec::LOG, b'b'], Vec::new())]);
+        watch_index.committed(6, 7, &[Write::Put(vec![codec::LOG, b'b'], Vec::new())]);
         assert_eq!(news(), [passed(7); 4]);
-        tip.found(9);
+        watch_index.found(9);
         assert_eq!(news(), [changed(8); 4]);
         drop(seats);
-        let watches = tip.watches();
+        let watches = watch_index.watches();
         assert!(watches.ranges.keys.0.is_empty() && watches.ranges.prefixes.0.is_empty());
         assert!(watches.ranges.lengths.iter().all(|count| *count == 0) && watches.ranges.others.is_empty());
         assert_eq!(watches.slots.len(), watches.free.len());
@@ -593,13 +594,13 @@ mod tests {
             ranges.extend([Range::Key(one.clone()), Range::Prefix(one.clone()), Range::From(one.clone())]);
             ranges.extend([Range::FromTo(one.clone(), end), Range::FromTo(one, other)]);
         }
-        let tip = Arc::<Tip>::default();
-        let mut seats: Vec<_> = ranges.iter().map(|range| (range, tip.seat(range))).collect();
+        let watch_index = Arc::<WatchIndex>::default();
+        let mut seats: Vec<_> = ranges.iter().map(|range| (range, watch_index.registration(range))).collect();
         for revision in 1..300 {
             let key = text(4);
-            tip.committed(revision - 1, revision, &[Write::Put(codec::current_key(&key), Vec::new())]);
-            for (range, seat) in &seats {
-                let is_changed = seat.news() == News::Changed(revision);
+            watch_index.committed(revision - 1, revision, &[Write::Put(codec::current_key(&key), Vec::new())]);
+            for (range, registration) in &seats {
+                let is_changed = registration.news() == WatchNews::Changed(revision);
                 assert_eq!(is_changed, range.contains(&key), "{range:?} {key:?}");
             }
             if revision % 10 == 0 {
@@ -610,17 +611,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_is_woken_by_its_range_or_by_any_commit_if_it_wants_that() {
-        let tip = Arc::<Tip>::default();
-        let (quiet, other) = (tip.seat(&Range::key("a")), tip.seat(&Range::key("b")));
-        tip.committed(1, 2, &[put("b")]);
+        let watch_index = Arc::<WatchIndex>::default();
+        let (quiet, other) = (watch_index.registration(&Range::key("a")), watch_index.registration(&Range::key("b")));
+        watch_index.committed(1, 2, &[put("b")]);
         other.woken().await;
         assert!(futures::poll!(std::pin::pin!(quiet.woken())).is_pending());
         quiet.wants_any();
-        tip.committed(2, 3, &[put("b")]);
+        watch_index.committed(2, 3, &[put("b")]);
         quiet.woken().await;
-        tip.committed(3, 4, &[put("b")]);
+        watch_index.committed(3, 4, &[put("b")]);
         assert!(futures::poll!(std::pin::pin!(quiet.woken())).is_pending(), "once");
-        tip.close();
+        watch_index.close();
         quiet.woken().await;
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! An address that comes back is a write, too, and a full disk would refuse it; but it is what a host needs most then.
 //! So a handle for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees room within the
-//! engine's files; and it gives up some of the store's [`Reserve`], again and again until the write goes through or nothing
+//! engine's files; and it gives up some of the store's [`SpaceReserve`], again and again until the write goes through or nothing
 //! is left. Every other handle leaves the reserve alone, and writes nothing while a part of it is gone.
 
 use std::collections::VecDeque;
@@ -21,27 +21,27 @@ use kv::{Error, ErrorKind, Operation, Outcome, Purpose, Result, Txn, TxnResponse
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use crate::codec::{self, LogRow, Place, State};
-use crate::error::{Shared, caught, closed, compacted, corrupt, guarded};
-use crate::options::{Blocking, Reserve, Retention, micros};
+use crate::codec::{self, LogPosition, LogRow, StateRow};
+use crate::error::{SharedError, caught, closed, compacted, corrupt, guarded};
+use crate::options::{Blocking, Retention, SpaceReserve, micros};
 use crate::rows::Rows;
-use crate::stage::Stage;
-use crate::store::Inner;
+use crate::stage::StagedState;
+use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 /// The most transactions that share a commit.
-const GROUP_TXNS: usize = 256;
+const MAX_GROUP_TXNS: usize = 256;
 /// A group takes no more transactions once it writes this much.
-const GROUP_BYTES: usize = 8 * 1024 * 1024;
+const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 /// Where an answer goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
 /// A change that is no transaction. It answers by itself; without a table it answers that the store was closed.
-pub(crate) type Change = Box<dyn FnOnce(&Inner, Option<&dyn Table>) + Send>;
+pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 /// Something to write.
-pub(crate) enum Job {
+pub(crate) enum WriteJob {
     /// A transaction.
     Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
     /// Raise the mark.
@@ -51,19 +51,19 @@ pub(crate) enum Job {
     /// Make room for a release, which failed with `full`.
     MakeRoom { full: Error, reply: Reply<()> },
     /// Make another change.
-    Change(Change),
+    Change(TableTask),
 }
 
 /// The jobs that nobody has begun.
 #[derive(Default)]
-pub(crate) struct Queue {
-    jobs: VecDeque<Job>,
+pub(crate) struct JobQueue {
+    jobs: VecDeque<WriteJob>,
     /// True while a task drains the queue.
     draining: bool,
 }
 
-impl Inner {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl StoreCore {
+    fn queue(&self) -> MutexGuard<'_, JobQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -74,7 +74,7 @@ impl Inner {
     pub(crate) async fn submit<T>(
         self: &Arc<Self>,
         operation: Operation,
-        job: impl FnOnce(Reply<T>) -> Job,
+        job: impl FnOnce(Reply<T>) -> WriteJob,
     ) -> Result<T> {
         self.check_open(operation)?;
         let (reply, answer) = oneshot::channel();
@@ -84,14 +84,14 @@ impl Inner {
         answer.await.unwrap_or_else(|_| Err(unknown()))
     }
 
-    fn enqueue(self: &Arc<Self>, job: Job) {
+    fn enqueue(self: &Arc<Self>, job: WriteJob) {
         let mut queue = self.queue();
         queue.jobs.push_back(job);
         if std::mem::replace(&mut queue.draining, true) {
             return;
         }
         drop(queue);
-        let drainer = Drainer { inner: Arc::clone(self), finished: false };
+        let drainer = QueueDrainer { inner: Arc::clone(self), finished: false };
         match self.blocking {
             Blocking::OnThreads => {
                 spawn_blocking(move || {
@@ -109,12 +109,12 @@ impl Inner {
 }
 
 /// Drains the queue. If it is dropped before that is finished, the jobs are dropped with it, which their callers see.
-struct Drainer {
-    inner: Arc<Inner>,
+struct QueueDrainer {
+    inner: Arc<StoreCore>,
     finished: bool,
 }
 
-impl Drop for Drainer {
+impl Drop for QueueDrainer {
     fn drop(&mut self) {
         if !self.finished {
             let mut queue = self.inner.queue();
@@ -124,7 +124,7 @@ impl Drop for Drainer {
     }
 }
 
-impl Drainer {
+impl QueueDrainer {
     fn run(mut self, table: Option<&dyn Table>) {
         let inner = Arc::clone(&self.inner);
         while let Some(job) = self.next() {
@@ -139,7 +139,7 @@ impl Drainer {
     }
 
     /// The next job; with none left, the drainer is finished.
-    fn next(&mut self) -> Option<Job> {
+    fn next(&mut self) -> Option<WriteJob> {
         let mut queue = self.inner.queue();
         let job = queue.jobs.pop_front();
         if job.is_none() {
@@ -152,43 +152,43 @@ impl Drainer {
 }
 
 /// Answers a job that came after the store was closed.
-fn refuse(job: Job, inner: &Inner) {
+fn refuse(job: WriteJob, inner: &StoreCore) {
     let store = inner.name;
     // A caller that has gone needs no answer.
     match job {
-        Job::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
-        Job::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
+        WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
+        WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
         // The mark is durable, which is what a compaction promises.
-        Job::Sweep { reply } => drop(reply.send(Ok(()))),
-        Job::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
-        Job::Change(make) => make(inner, None),
+        WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
+        WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
+        WriteJob::Change(make) => make(inner, None),
     }
 }
 
 /// A group of transactions, worked out and not yet written.
-struct Group {
+struct TxnGroup {
     replies: Vec<(Reply<TxnResponse>, Result<TxnResponse>)>,
     /// Where the store stands before.
-    old: Option<State>,
+    old: Option<StateRow>,
     /// Where it stands after, if anything changes.
-    new: Option<(State, Vec<Write>)>,
+    new: Option<(StateRow, Vec<Write>)>,
 }
 
-impl Inner {
-    fn work(self: &Arc<Self>, table: &dyn Table, job: Job) {
+impl StoreCore {
+    fn work(self: &Arc<Self>, table: &dyn Table, job: WriteJob) {
         match job {
             // The caller that waited for it has gone, and cannot distinguish this from a call that came too late.
-            Job::Txn { reply, .. } if reply.is_closed() => {}
-            Job::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
-            Job::Compact { revision, reply } => match self.compact(table, revision) {
-                Ok(()) => self.queue().jobs.push_back(Job::Sweep { reply }),
+            WriteJob::Txn { reply, .. } if reply.is_closed() => {}
+            WriteJob::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
+            WriteJob::Compact { revision, reply } => match self.compact(table, revision) {
+                Ok(()) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Err(error) => drop(reply.send(Err(error))),
             },
-            Job::MakeRoom { full, reply } => drop(reply.send(self.make_room(table, full))),
-            Job::Change(make) => make(self, Some(table)),
-            Job::Sweep { reply } => match self.sweep_some(table, Purpose::Any, |state| state.compacted) {
-                Ok(Progress::More) => self.queue().jobs.push_back(Job::Sweep { reply }),
-                Ok(Progress::Done | Progress::Nothing) => drop(reply.send(Ok(()))),
+            WriteJob::MakeRoom { full, reply } => drop(reply.send(self.make_room(table, full))),
+            WriteJob::Change(make) => make(self, Some(table)),
+            WriteJob::Sweep { reply } => match self.sweep_some(table, Purpose::Any, |state| state.compacted) {
+                Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
+                Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
                     // The mark is durable; what is below it goes with later commits.
                     tracing::warn!(%error, "rows below the compaction mark stay for now");
@@ -201,7 +201,7 @@ impl Inner {
     /// Does a transaction and those for the same purpose that wait right behind it.
     fn work_group(&self, table: &dyn Table, purpose: Purpose, txn: Txn, reply: Reply<TxnResponse>) {
         let mut waiting = VecDeque::from([(txn, reply)]);
-        let mut group = Group { replies: Vec::new(), old: None, new: None };
+        let mut group = TxnGroup { replies: Vec::new(), old: None, new: None };
         let staged = self
             .ensure_writable(table, Operation::Txn, purpose)
             .and_then(|()| guarded(self.name, Operation::Txn, || self.stage(table, purpose, &mut waiting, &mut group)));
@@ -210,7 +210,7 @@ impl Inner {
             (Ok(()), Some(old), Some((new, writes))) => self.commit(table, purpose, writes, &old, new).err(),
             (Ok(()), ..) => None,
         };
-        let failure = failure.map(Shared::new);
+        let failure = failure.map(SharedError::new);
         let answer = |found: Result<TxnResponse>| match &failure {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
@@ -230,18 +230,18 @@ impl Inner {
         table: &dyn Table,
         purpose: Purpose,
         waiting: &mut VecDeque<(Txn, Reply<TxnResponse>)>,
-        group: &mut Group,
+        group: &mut TxnGroup,
     ) -> Result<()> {
         let rows = Rows::of(table, self.name)?;
         let old = rows.state()?;
         group.old = Some(old);
-        let mut stage = Stage::new(&rows, self.name, old);
+        let mut stage = StagedState::new(&rows, self.name, old);
         while let Some((txn, _)) = waiting.front() {
             let answer = stage.apply(txn, self.clock.micros());
             if let Some((_, reply)) = waiting.pop_front() {
                 group.replies.push((reply, answer));
             }
-            if group.replies.len() < GROUP_TXNS && stage.bytes() < GROUP_BYTES {
+            if group.replies.len() < MAX_GROUP_TXNS && stage.bytes() < MAX_GROUP_BYTES {
                 waiting.extend(self.next_txn(purpose));
             }
         }
@@ -261,11 +261,11 @@ impl Inner {
     pub(crate) fn sweep_expired(
         &self,
         rows: &Rows<'_>,
-        old: &State,
-        new: &mut State,
+        old: &StateRow,
+        new: &mut StateRow,
         writes: &mut Vec<Write>,
     ) -> Result<()> {
-        let bounds = Bounds::at(&self.retention(), self.clock.micros(), old.time);
+        let bounds = ExpiredHistory::at(&self.retention(), self.clock.micros(), old.time);
         let budget = sweep_budget(writes.len());
         sweep(rows, old.revision, &bounds, budget, new, writes)
     }
@@ -275,8 +275,8 @@ impl Inner {
         let mut queue = self.queue();
         loop {
             match queue.jobs.pop_front()? {
-                Job::Txn { reply, .. } if reply.is_closed() => {}
-                Job::Txn { txn, purpose: its, reply } if its == purpose => return Some((txn, reply)),
+                WriteJob::Txn { reply, .. } if reply.is_closed() => {}
+                WriteJob::Txn { txn, purpose: its, reply } if its == purpose => return Some((txn, reply)),
                 other => {
                     queue.jobs.push_front(other);
                     return None;
@@ -295,29 +295,34 @@ impl Inner {
         if mark > old.revision {
             return Err(Error::new(ErrorKind::FutureRevision, Operation::Compact, self.name));
         }
-        self.commit(table, Purpose::Any, Vec::new(), &old, State { compacted: mark, ..old })
+        self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { compacted: mark, ..old })
     }
 
     /// Gives up all states but the newest, and takes away a slice of their rows. False if there were none.
     fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
-        Ok(self.sweep_some(table, purpose, |state| state.revision)? != Progress::Nothing)
+        Ok(self.sweep_some(table, purpose, |state| state.revision)? != SweepProgress::Nothing)
     }
 
     /// Raises the mark to `mark`, and takes away a slice of what is below it.
-    fn sweep_some(&self, table: &dyn Table, purpose: Purpose, mark: impl Fn(&State) -> u64) -> Result<Progress> {
+    fn sweep_some(
+        &self,
+        table: &dyn Table,
+        purpose: Purpose,
+        mark: impl Fn(&StateRow) -> u64,
+    ) -> Result<SweepProgress> {
         self.ensure_writable(table, Operation::Compact, purpose)?;
         let (old, new, writes) = guarded(self.name, Operation::Compact, || {
             let rows = Rows::of(table, self.name)?;
             let old = rows.state()?;
-            let mut new = State { compacted: old.compacted.max(mark(&old)), ..old };
+            let mut new = StateRow { compacted: old.compacted.max(mark(&old)), ..old };
             let mut writes = Vec::new();
-            sweep(&rows, old.revision, &Bounds::MARK_ONLY, MAX_SWEPT_ROWS, &mut new, &mut writes)?;
+            sweep(&rows, old.revision, &ExpiredHistory::MARK_ONLY, MAX_SWEPT_ROWS, &mut new, &mut writes)?;
             Ok((old, new, writes))
         })?;
         if writes.is_empty() {
-            return Ok(Progress::Nothing);
+            return Ok(SweepProgress::Nothing);
         }
-        let progress = if writes.len() < MAX_SWEPT_ROWS { Progress::Done } else { Progress::More };
+        let progress = if writes.len() < MAX_SWEPT_ROWS { SweepProgress::Done } else { SweepProgress::More };
         self.commit(table, purpose, writes, &old, new)?;
         Ok(progress)
     }
@@ -331,8 +336,8 @@ impl Inner {
         table: &dyn Table,
         purpose: Purpose,
         mut writes: Vec<Write>,
-        old: &State,
-        new: State,
+        old: &StateRow,
+        new: StateRow,
     ) -> Result<()> {
         let row = codec::encode(codec::STATE_KEY, &new)
             .map_err(|damage| corrupt(self.name, Operation::Txn, damage.0).with_outcome(Outcome::NotApplied))?;
@@ -343,7 +348,7 @@ impl Inner {
                 observer(begun.elapsed());
             }
             self.publish(new);
-            self.tip.committed(old.revision, new.revision, &writes);
+            self.watch_index.committed(old.revision, new.revision, &writes);
             return Ok(());
         };
         match self.recover(table, purpose) {
@@ -360,14 +365,14 @@ impl Inner {
     }
 
     /// Opens the table again, and says where the store really stands.
-    fn recover(&self, table: &dyn Table, purpose: Purpose) -> Result<State> {
+    fn recover(&self, table: &dyn Table, purpose: Purpose) -> Result<StateRow> {
         let reopen = || {
             table.recover()?;
             Rows::of(table, self.name)?.state()
         };
         let state = loop {
             match guarded(self.name, Operation::Open, reopen) {
-                Err(error) if self.give_up_reserve(&error, purpose) => {}
+                Err(error) if self.release_reserved_space(&error, purpose) => {}
                 state => break state?,
             }
         };
@@ -375,7 +380,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::RevisionRegressed, Operation::Open, self.name));
         }
         self.publish(state);
-        self.tip.found(state.revision);
+        self.watch_index.found(state.revision);
         Ok(state)
     }
 
@@ -395,14 +400,14 @@ impl Inner {
     }
 
     /// Shows readers what is durable.
-    fn publish(&self, state: State) {
+    fn publish(&self, state: StateRow) {
         self.published().state = state;
     }
 }
 
 /// Whether there is more to take away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum SweepProgress {
     More,
     Done,
     /// There was nothing.
@@ -416,7 +421,7 @@ const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// The most rows that one commit takes away.
 const MAX_SWEPT_ROWS: usize = 1024;
 /// How far the clock may be from the newest revision, and one revision from the next, before ages say nothing.
-const CLOCK_TRUST: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How many rows a commit that writes this many takes away.
 fn sweep_budget(writes: usize) -> usize {
@@ -425,7 +430,7 @@ fn sweep_budget(writes: usize) -> usize {
 
 /// The history that has expired. Only the mark and the rows decide what can be read; the bounds only move the mark.
 #[derive(Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
     /// Rows from before this time have expired; in microseconds since 1970.
@@ -434,26 +439,26 @@ pub(crate) struct Bounds {
     counted_before: Option<u64>,
 }
 
-impl Bounds {
+impl ExpiredHistory {
     /// Nothing but what is below the mark already.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
     /// Those of `retention` at the time `now`, when the newest revision is from `newest`; both in microseconds.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
-        let trusted = now.abs_diff(newest) <= micros(CLOCK_TRUST);
+        let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
         let counted_before = retention.min_age.map(|age| now.saturating_sub(micros(age)));
         Self { revisions: retention.revisions, bytes: retention.bytes, expired_before, counted_before }
     }
 
-    fn has_expired(&self, state: &State, revision: u64, row: &LogRow) -> bool {
+    fn has_expired(&self, state: &StateRow, revision: u64, row: &LogRow) -> bool {
         self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
             || self.expired_before.is_some_and(|time| row.time < time)
             || (revision < self.first_counted(state) && self.counted_before.is_some_and(|time| row.time < time))
     }
 
     /// The oldest revision that the bound on their number keeps; the newest one can always be read.
-    fn first_counted(&self, state: &State) -> u64 {
+    fn first_counted(&self, state: &StateRow) -> u64 {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
 
@@ -462,7 +467,7 @@ impl Bounds {
     /// Between two revisions that lie far apart either nobody came, or the clock has jumped. A jump makes everything
     /// before it look old, so it must not be given up until time has passed beyond the gap: ages count where the oldest
     /// revision that is kept follows the newest one that is not without such a gap.
-    fn with_known_ages(self, rows: &Rows<'_>, swept: Place, newest: u64) -> Result<Self> {
+    fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
         let (mut expired, mut kept) = ((swept.revision, rows.time_of(swept, newest)?), None);
@@ -472,7 +477,7 @@ impl Bounds {
         let mut end = newest + 1;
         while end - expired.0 > 1 {
             let middle = expired.0 + (end - expired.0) / 2;
-            let found = rows.time_of(Place::first_of(middle), newest)?;
+            let found = rows.time_of(LogPosition::first_of(middle), newest)?;
             if found < time {
                 expired = (middle, found);
             } else {
@@ -481,11 +486,11 @@ impl Bounds {
         }
         // With nothing to keep but the newest, that is within a day of the clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
-        Ok(if gap > micros(CLOCK_TRUST) { unaged } else { self })
+        Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
 
     /// True if the log has to be looked at.
-    fn concern(&self, state: &State) -> bool {
+    fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
             || self.bytes.is_some_and(|bytes| state.log_bytes > bytes)
@@ -501,18 +506,18 @@ impl Bounds {
 pub(crate) fn sweep(
     rows: &Rows<'_>,
     newest: u64,
-    bounds: &Bounds,
+    bounds: &ExpiredHistory,
     budget: usize,
-    state: &mut State,
+    state: &mut StateRow,
     writes: &mut Vec<Write>,
 ) -> Result<()> {
     if bounds.counted_before.is_none() {
         state.compacted = state.compacted.max(bounds.first_counted(state));
     }
-    if !bounds.concern(state) || state.swept.revision > newest {
+    if !bounds.expire_anything(state) || state.swept.revision > newest {
         return Ok(());
     }
-    let bounds = bounds.with_known_ages(rows, state.swept.max(Place::first_of(2)), newest)?;
+    let bounds = bounds.with_known_ages(rows, state.swept.max(LogPosition::first_of(2)), newest)?;
     let end = writes.len() + budget;
     rows.log(state.swept, newest, &mut |place, row, cost| {
         if writes.len() >= end {
@@ -536,20 +541,20 @@ pub(crate) fn sweep(
     })
 }
 
-impl Inner {
+impl StoreCore {
     /// Has a transaction carried out.
     ///
     /// # Errors
     /// Those of the job; `NoSpace` if nothing is left that could be given up.
     pub(crate) async fn write(self: &Arc<Self>, txn: Txn, purpose: Purpose) -> Result<TxnResponse> {
         if purpose == Purpose::Any {
-            return self.submit(Operation::Txn, |reply| Job::Txn { txn, purpose, reply }).await;
+            return self.submit(Operation::Txn, |reply| WriteJob::Txn { txn, purpose, reply }).await;
         }
         loop {
             let again = txn.clone();
-            match self.submit(Operation::Txn, |reply| Job::Txn { txn: again, purpose, reply }).await {
+            match self.submit(Operation::Txn, |reply| WriteJob::Txn { txn: again, purpose, reply }).await {
                 Err(error) if is_full(&error) && error.outcome() == Outcome::NotApplied => {
-                    self.submit(Operation::Txn, |reply| Job::MakeRoom { full: error, reply }).await?;
+                    self.submit(Operation::Txn, |reply| WriteJob::MakeRoom { full: error, reply }).await?;
                 }
                 answer => return answer,
             }
@@ -566,7 +571,7 @@ impl Inner {
             tracing::warn!("the disk is full: older states of the store were given up for a release");
             return Ok(());
         }
-        if !self.give_up_reserve(&full, Purpose::Release) {
+        if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
         // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
@@ -576,9 +581,9 @@ impl Inner {
     }
 
     /// Gives up some of the reserve because of this error, if the write is for a release and there is some left.
-    fn give_up_reserve(&self, full: &Error, purpose: Purpose) -> bool {
+    fn release_reserved_space(&self, full: &Error, purpose: Purpose) -> bool {
         let given_up =
-            purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.give_up());
+            purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.release_part());
         if given_up {
             self.spent.store(true, Ordering::Relaxed);
         }
@@ -593,7 +598,9 @@ impl Inner {
         if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.ask_reserve(operation, |reserve| reserve.restore().map_err(|missing| (ErrorKind::NoSpace, missing)))?;
+        self.check_reserved_space(operation, |reserve| {
+            reserve.restore().map_err(|missing| (ErrorKind::NoSpace, missing))
+        })?;
         self.spent.store(false, Ordering::Relaxed);
         Ok(())
     }
@@ -604,13 +611,13 @@ impl Inner {
     /// `NoSpace`; `Io` for a disk that cannot be written to.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_reserve(Operation::Txn, Purpose::Any)?;
-        self.ask_reserve(Operation::Txn, |reserve| reserve.check_room())
+        self.check_reserved_space(Operation::Txn, |reserve| reserve.check_room())
     }
 
-    fn ask_reserve(
+    fn check_reserved_space(
         &self,
         operation: Operation,
-        ask: impl Fn(&dyn Reserve) -> Result<(), (ErrorKind, String)>,
+        ask: impl Fn(&dyn SpaceReserve) -> Result<(), (ErrorKind, String)>,
     ) -> Result<()> {
         let answer = self.reserve.as_deref().map_or(Ok(()), ask);
         answer.map_err(|(kind, advice)| {

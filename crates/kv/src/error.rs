@@ -282,9 +282,9 @@ impl fmt::Display for ErrorKind {
 }
 
 /// An error of a store.
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorFields>);
 
-struct Inner {
+struct ErrorFields {
     kind: ErrorKind,
     operation: Operation,
     store: Cow<'static, str>,
@@ -302,7 +302,7 @@ impl Error {
             Operation::Open | Operation::Range | Operation::Watch | Operation::Close => Outcome::NotApplied,
         };
         let store = store.into();
-        Self(Box::new(Inner { kind, operation, store, outcome, is_final: false, detail: None, source: None }))
+        Self(Box::new(ErrorFields { kind, operation, store, outcome, is_final: false, detail: None, source: None }))
     }
 
     /// With the error that caused it.

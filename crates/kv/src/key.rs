@@ -324,7 +324,7 @@ impl Lease {
 
 /// The answer to a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Granted {
+pub enum GrantOutcome {
     /// The lease is there now.
     New,
     /// There was a lease of this number already; nothing has changed.

@@ -20,14 +20,14 @@ mod validate;
 pub mod wrap;
 
 pub use error::{Auth, Error, ErrorKind, InvalidArgument, Operation, Outcome, Result};
-pub use key::{Granted, Key, Lease, LeaseId, Range, Revision, Value};
+pub use key::{GrantOutcome, Key, Lease, LeaseId, Range, Revision, Value};
 pub use request::{
     Batch, Compare, CompareOp, Content, Event, EventKind, Kv, Op, OpResult, Prev, Progress, RangeRequest,
     RangeResponse, Target, Txn, TxnRange, TxnResponse, WatchRequest,
 };
-pub use store::{Conditional, Pages, Purpose, Snapshot, Store, StoreExt, WatchStream};
+pub use store::{ConditionalOutcome, Pages, Purpose, Snapshot, Store, StoreExt, WatchStream};
 pub use transact::{
-    Attempts, Committed, Deadline, MAX_CREATION_GUARDED, MAX_GUARDED_LIST, TransactOptions, Transaction,
+    Attempts, Committed, Deadline, MAX_CREATION_GUARDED_KEYS, MAX_GUARDED_KEYS, TransactOptions, Transaction,
 };
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};
 

@@ -101,14 +101,14 @@ impl Debug for Snapshot {
 
 /// The outcome of a write that depends on the state of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Conditional {
+pub enum ConditionalOutcome {
     /// The write happened, at this revision.
     Done(Revision),
     /// Nothing was written. The key is as here; `None` if it is absent.
     Found(Option<Kv>),
 }
 
-impl Conditional {
+impl ConditionalOutcome {
     /// The revision of the write, if it happened.
     pub fn done(&self) -> Option<Revision> {
         match self {
@@ -143,7 +143,7 @@ pub trait StoreExt: Store {
     /// # Errors
     /// Those of [`list`](Self::list).
     async fn list_at(&self, range: Range, at: Revision, content: Content) -> Result<RangeResponse> {
-        let mut pages = Pages::new(range, at).with_content(content).with_most_keys(MAX_PAGE_KEYS);
+        let mut pages = Pages::new(range, at).with_content(content).with_max_keys(MAX_PAGE_KEYS);
         let mut listing = pages.next_answer(self).await?.unwrap_or_default();
         while let Some(page) = pages.next_answer(self).await? {
             listing.kvs.extend(page.kvs);
@@ -172,7 +172,7 @@ pub trait StoreExt: Store {
     ///
     /// # Errors
     /// Those of [`Store::txn`].
-    async fn create(&self, key: impl Into<Key> + Send, value: impl Into<Value> + Send) -> Result<Conditional> {
+    async fn create(&self, key: impl Into<Key> + Send, value: impl Into<Value> + Send) -> Result<ConditionalOutcome> {
         self.update_if(key, value, Revision::UNSET).await
     }
 
@@ -185,7 +185,7 @@ pub trait StoreExt: Store {
         key: impl Into<Key> + Send,
         value: impl Into<Value> + Send,
         mod_revision: Revision,
-    ) -> Result<Conditional> {
+    ) -> Result<ConditionalOutcome> {
         let key = key.into();
         let value = value.into();
         conditional(self, key.clone(), mod_revision, Op::put(key, value)).await
@@ -208,7 +208,7 @@ pub trait StoreExt: Store {
     ///
     /// # Errors
     /// Those of [`Store::txn`].
-    async fn delete_if(&self, key: impl Into<Key> + Send, mod_revision: Revision) -> Result<Conditional> {
+    async fn delete_if(&self, key: impl Into<Key> + Send, mod_revision: Revision) -> Result<ConditionalOutcome> {
         let key = key.into();
         conditional(self, key.clone(), mod_revision, Op::delete(key)).await
     }
@@ -227,20 +227,25 @@ pub trait StoreExt: Store {
 impl<S: Store + ?Sized> StoreExt for S {}
 
 /// Runs `op` if `key` was last written at `mod_revision`; otherwise says what is there.
-async fn conditional<S: Store + ?Sized>(store: &S, key: Key, mod_revision: Revision, op: Op) -> Result<Conditional> {
+async fn conditional<S: Store + ?Sized>(
+    store: &S,
+    key: Key,
+    mod_revision: Revision,
+    op: Op,
+) -> Result<ConditionalOutcome> {
     let txn = Txn::new()
         .with_compares([Compare::unchanged(key.clone(), mod_revision)])
         .with_success([op])
         .with_failure([Op::range(Range::Key(key))]);
     let answer = store.txn(txn).await?;
     if answer.succeeded {
-        return Ok(Conditional::Done(answer.revision));
+        return Ok(ConditionalOutcome::Done(answer.revision));
     }
     let found = answer.results.into_iter().find_map(|result| match result {
         OpResult::Range(mut found) => found.kvs.pop(),
         _ => None,
     });
-    Ok(Conditional::Found(found))
+    Ok(ConditionalOutcome::Found(found))
 }
 
 /// How many bytes of keys and values a page should have.
@@ -284,7 +289,7 @@ impl Pages {
 
     /// With this many keys to a page at the most.
     #[must_use]
-    pub fn with_most_keys(mut self, keys: usize) -> Self {
+    pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;
         self
     }

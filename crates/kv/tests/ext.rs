@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use futures::StreamExt;
-use kv::wrap::{Counting, Counts, Fault, Faulty, Traced};
+use kv::wrap::{CallCounts, CountingStore, Fault, FaultyStore, TracedStore};
 use kv::{
-    Conditional, Content, ErrorKind, Event, EventKind, Key, Operation, Outcome, Pages, Range, RangeRequest, Revision,
-    Store, StoreExt, Txn, Value, WatchRequest,
+    ConditionalOutcome, Content, ErrorKind, Event, EventKind, Key, Operation, Outcome, Pages, Range, RangeRequest,
+    Revision, Store, StoreExt, Txn, Value, WatchRequest,
 };
 
 #[tokio::test]
 async fn create_update_and_delete_are_conditional() {
     let store = kv_mvcc::memory();
     let done = |outcome| match outcome {
-        Conditional::Done(revision) => revision,
-        Conditional::Found(found) => panic!("{found:?}"),
+        ConditionalOutcome::Done(revision) => revision,
+        ConditionalOutcome::Found(found) => panic!("{found:?}"),
     };
     let found = |outcome| match outcome {
-        Conditional::Found(found) => found,
-        Conditional::Done(revision) => panic!("written at {revision}"),
+        ConditionalOutcome::Found(found) => found,
+        ConditionalOutcome::Done(revision) => panic!("written at {revision}"),
     };
     let created = done(store.create("k", "1").await.unwrap());
     let there = found(store.create("k", "2").await.unwrap()).unwrap();
@@ -36,7 +36,7 @@ async fn create_update_and_delete_are_conditional() {
 
 #[tokio::test]
 async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     for number in 0..300 {
         let bytes = if number < 20 { 200_000 } else { 10 };
         store.put(format!("p/{number:03}"), vec![b'x'; bytes]).await.unwrap();
@@ -68,7 +68,7 @@ async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
 
 #[tokio::test]
 async fn listings_are_of_one_revision_however_many_pages() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     for number in 0..1203 {
         store.put(format!("p/{number:04}"), number.to_string()).await.unwrap();
     }
@@ -158,22 +158,22 @@ async fn a_snapshot_and_what_follows_leave_no_gap() {
 
 #[tokio::test]
 async fn counting_counts_calls_and_bytes() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     store.put("key", "value").await.unwrap();
     store.get("key").await.unwrap();
     let _watch = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
     store.compact(Revision::new(2)).await.unwrap();
     let sent = Txn::new().with_success([kv::Op::put("key", "value")]).size() as u64;
-    let expected = Counts { ranges: 1, txns: 1, watches: 1, compactions: 1, bytes_sent: sent, bytes_received: 8 };
+    let expected = CallCounts { ranges: 1, txns: 1, watches: 1, compactions: 1, bytes_sent: sent, bytes_received: 8 };
     assert_eq!(expected.round_trips(), 2);
     assert_eq!(store.take(), expected);
-    assert_eq!(store.take(), Counts::default());
+    assert_eq!(store.take(), CallCounts::default());
 }
 
 #[tokio::test(start_paused = true)]
 async fn faults_fail_as_they_are_named() {
     let inner = kv_mvcc::memory();
-    let put = |store: Faulty<kv_mvcc::MvccStore>| async move { store.put("k", "v").await };
+    let put = |store: FaultyStore<kv_mvcc::MvccStore>| async move { store.put("k", "v").await };
     for (fault, kind, outcome, applied) in [
         (Fault::NotSent, ErrorKind::NotSent, Outcome::NotApplied, false),
         (Fault::RequestLost, ErrorKind::Timeout, Outcome::Unknown, false),
@@ -182,14 +182,14 @@ async fn faults_fail_as_they_are_named() {
         (Fault::Disconnect, ErrorKind::NotSent, Outcome::NotApplied, false),
     ] {
         let before = inner.count(Range::All).await.unwrap();
-        let faulty = Faulty::script(inner.clone(), [Some(fault)]);
+        let faulty = FaultyStore::script(inner.clone(), [Some(fault)]);
         let error = put(faulty.clone()).await.unwrap_err();
         assert_eq!((error.kind(), error.outcome()), (&kind, outcome), "{fault:?}");
         assert_eq!(inner.count(Range::All).await.unwrap() > before, applied, "{fault:?}");
         assert_eq!(faulty.deliver_held().await.unwrap().len(), usize::from(fault == Fault::Held));
         inner.delete(Range::All).await.unwrap();
     }
-    let slow = Faulty::script(inner, [Some(Fault::Delay(Duration::from_secs(60)))]);
+    let slow = FaultyStore::script(inner, [Some(Fault::Delay(Duration::from_secs(60)))]);
     let start = tokio::time::Instant::now();
     put(slow).await.unwrap();
     assert!(start.elapsed() >= Duration::from_secs(60));
@@ -201,7 +201,7 @@ async fn a_cut_watch_says_where_to_go_on() {
     for value in ["a", "b"] {
         inner.put("k", value).await.unwrap();
     }
-    let store = Faulty::new(inner, |operation| (operation == Operation::Watch).then_some(Fault::Disconnect));
+    let store = FaultyStore::new(inner, |operation| (operation == Operation::Watch).then_some(Fault::Disconnect));
     let mut watch = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
     assert_eq!(watch.next().await.unwrap().unwrap().revision, Revision::new(2));
     let end = watch.next().await.unwrap().unwrap_err();
@@ -210,7 +210,7 @@ async fn a_cut_watch_says_where_to_go_on() {
 
 #[tokio::test]
 async fn tracing_changes_nothing() {
-    let store = Traced::new(kv_mvcc::memory());
+    let store = TracedStore::new(kv_mvcc::memory());
     store.put("k", "v").await.unwrap();
     assert_eq!(store.get("k").await.unwrap().unwrap().value, "v".into());
     let mut watch = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();

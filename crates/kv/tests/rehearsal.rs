@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
 use fastrand::Rng;
-use kv::wrap::{Fault, Faulty, Rehearsal};
+use kv::wrap::{Fault, FaultyStore, Rehearsal};
 use kv::{
     Compare, CompareOp, Content, ErrorKind, Key, Op, Operation, Range, RangeRequest, Revision, Store, StoreExt, Target,
     Txn, TxnRange, WatchRequest,
@@ -90,7 +90,7 @@ async fn a_transaction_that_fails_halfway_leaves_what_was_before() {
     for reads in 0..6 {
         let left = Arc::new(AtomicI32::new(i32::MAX));
         let counter = Arc::clone(&left);
-        let store = Faulty::new(kv_mvcc::memory(), move |operation| {
+        let store = FaultyStore::new(kv_mvcc::memory(), move |operation| {
             (operation == Operation::Range && counter.fetch_sub(1, SeqCst) == 0).then_some(Fault::NotSent)
         });
         let rehearsal = Rehearsal::new(store);

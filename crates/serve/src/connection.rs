@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent::{Answer, Verb, VerbRequest};
-use datastore::held::Held;
+use datastore::shared_store::SharedStore;
 use futures::StreamExt;
 use kv::{Error, ErrorKind, Operation, Purpose, Store, WatchRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -244,7 +244,7 @@ async fn carry_out(
 
 /// Sends what a watch delivers until it ends or the client is gone.
 async fn serve_watch(
-    shared_store: &Held,
+    shared_store: &SharedStore,
     generation: u64,
     request: WatchRequest,
     reader: &mut OwnedReadHalf,

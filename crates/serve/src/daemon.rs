@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::held::{Announced, Held, Holding, Observer};
+use datastore::shared_store::{SharedStore, SharedStoreObserver, SharedStoreOptions, YieldAnnouncement};
 use datastore::{Create, Location};
 use futures::{FutureExt, StreamExt};
 use inotify::{EventStream, Inotify, WatchMask};
@@ -40,7 +40,7 @@ const RESERVED_FILES: u64 = 128;
 #[derive(Debug)]
 pub struct Daemon {
     /// The store.
-    pub shared_store: Held,
+    pub shared_store: SharedStore,
     /// The way to write.
     pub write_queue: WriteQueue,
     /// The daemon's own numbers.
@@ -53,10 +53,14 @@ impl Daemon {
     /// A daemon of the store at this location, which gets these bounds on its history. Its tasks run on the runtime that calls this, and end with `tasks`.
     pub fn start(location: Location, history: Option<Retention>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let metrics = Arc::new(Metrics::new());
-        let observer = Arc::clone(&metrics) as Arc<dyn Observer>;
-        let holding =
-            Holding { opens_when_full: true, history, observer, ..Holding::new(Create::Never.with_wait(LOCK_TIMEOUT)) };
-        let shared_store = Held::new(location, holding);
+        let observer = Arc::clone(&metrics) as Arc<dyn SharedStoreObserver>;
+        let holding = SharedStoreOptions {
+            opens_when_full: true,
+            history,
+            observer,
+            ..SharedStoreOptions::new(Create::Never.with_wait(LOCK_TIMEOUT))
+        };
+        let shared_store = SharedStore::new(location, holding);
         let (write_queue, work) = WriteQueue::new(shared_store.clone(), Arc::clone(&metrics));
         tasks.spawn(work);
         let daemon = Arc::new(Self { shared_store, write_queue, metrics, yield_requested: Notify::new() });
@@ -109,15 +113,15 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
     let shared_store = &daemon.shared_store;
     let Some(folder) = shared_store.location().path().map(Path::to_owned) else { return };
     loop {
-        shared_store.until_open().await;
+        shared_store.wait_until_open().await;
         let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
             // A process that has opened the queue is about to draw its ticket. It may have done so before the eyes were open.
             if is_wanted_soon(shared_store).await {
-                break Announced::No;
+                break YieldAnnouncement::No;
             }
             tokio::select! {
-                () = daemon.yield_requested.notified() => break Announced::Yes,
+                () = daemon.yield_requested.notified() => break YieldAnnouncement::Yes,
                 () = watcher.wait_for_change() => {}
             }
         };
@@ -127,7 +131,7 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
 }
 
 /// True if a process waits for the lock, or begins to within a few milliseconds.
-async fn is_wanted_soon(shared_store: &Held) -> bool {
+async fn is_wanted_soon(shared_store: &SharedStore) -> bool {
     for _ in 0..MAX_DRAW_CHECKS {
         if shared_store.is_wanted() {
             return true;

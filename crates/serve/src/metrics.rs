@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use datastore::held::Observer;
+use datastore::shared_store::SharedStoreObserver;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -64,7 +64,7 @@ impl Default for Metrics {
     }
 }
 
-impl Observer for Metrics {
+impl SharedStoreObserver for Metrics {
     fn taken(&self) {
         self.lock.set(1);
     }

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use conformance::patient;
-use datastore::held::{Announced, Held, Holding};
-use datastore::{Create, OpenStore, care};
+use datastore::shared_store::{SharedStore, SharedStoreOptions, YieldAnnouncement};
+use datastore::{Create, OpenStore, maintenance};
 use etcd_api::Backing;
 use futures::StreamExt;
 use kv::{Error, Lease, LeaseId, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest, WatchStream};
@@ -67,7 +67,7 @@ async fn drain(mut stream: WatchStream) {
 }
 
 /// All futures that others get from the held store, but for those that close it for good.
-fn futures(shared_store: &Held) -> Vec<(&'static str, StoppedFuture)> {
+fn futures(shared_store: &SharedStore) -> Vec<(&'static str, StoppedFuture)> {
     let served = Arc::new(ServedStore::new(shared_store.clone(), Vec::new()));
     let generation = shared_store.generation();
     macro_rules! list {
@@ -93,10 +93,10 @@ fn futures(shared_store: &Held) -> Vec<(&'static str, StoppedFuture)> {
         },
         |store| store.keep_open(Instant::now() + WAIT),
         |store| store.identity(),
-        |store| store.until_open(),
-        |store| store.hand_over(Announced::No),
-        |store| store.hand_over(Announced::Yes),
-        |store| store.put_down(),
+        |store| store.wait_until_open(),
+        |store| store.hand_over(YieldAnnouncement::No),
+        |store| store.hand_over(YieldAnnouncement::Yes),
+        |store| store.release_store(),
         |store| store.has_bounds_of_its_own(),
         |store| store.check_room(),
         |store| store.defragment(),
@@ -124,36 +124,36 @@ fn futures(shared_store: &Held) -> Vec<(&'static str, StoppedFuture)> {
 }
 
 /// A store of format 2 that is held, with something in it.
-async fn hold(engine: &str) -> (Held, tempfile::TempDir) {
-    hold_as(engine, Holding::new(Create::Never.with_wait(WAIT))).await
+async fn hold(engine: &str) -> (SharedStore, tempfile::TempDir) {
+    hold_as(engine, SharedStoreOptions::new(Create::Never.with_wait(WAIT))).await
 }
 
-async fn hold_as(engine: &str, holding: Holding) -> (Held, tempfile::TempDir) {
+async fn hold_as(engine: &str, holding: SharedStoreOptions) -> (SharedStore, tempfile::TempDir) {
     let root = tempfile::tempdir().unwrap();
     let location = stores::of_engine(engine, root.path().join("store")).unwrap();
-    care::create(&location, care::FORMAT_WITH_LEASES, WAIT).await.unwrap();
-    let shared_store = Held::new(location, holding);
+    maintenance::create(&location, maintenance::FORMAT_WITH_LEASES, WAIT).await.unwrap();
+    let shared_store = SharedStore::new(location, holding);
     shared_store.put("a", "0").await.unwrap();
     (shared_store, root)
 }
 
 /// Lets another process have the store until what is returned is dropped.
-async fn take_over_store(shared_store: &Held) -> OpenStore {
+async fn take_over_store(shared_store: &SharedStore) -> OpenStore {
     let location = shared_store.location().clone();
     let other = tokio::spawn(async move { datastore::open(&location, &Create::Never.with_wait(WAIT)).await.unwrap() });
     while !shared_store.is_wanted() {
         sleep(Duration::from_millis(1)).await;
     }
     let shared_store = shared_store.clone();
-    tokio::spawn(async move { shared_store.hand_over(Announced::No).await });
+    tokio::spawn(async move { shared_store.hand_over(YieldAnnouncement::No).await });
     other.await.unwrap()
 }
 
 /// Hands the store over, and reads and writes.
-async fn goes_on(shared_store: &Held, what: &str) {
+async fn goes_on(shared_store: &SharedStore, what: &str) {
     for _ in 0..2 {
         let steps = async {
-            shared_store.hand_over(Announced::No).await;
+            shared_store.hand_over(YieldAnnouncement::No).await;
             shared_store.range(read()).await.unwrap();
             shared_store.put("b", "2").await.unwrap();
         };
@@ -163,13 +163,14 @@ async fn goes_on(shared_store: &Held, what: &str) {
 
 async fn stops_while_open(engine: &str) {
     let options = Create::Never.with_wait(WAIT);
-    let in_turns = Holding { yields_after: Some(Duration::ZERO), ..Holding::new(options.clone()) };
-    for holding in [Holding::new(options), in_turns] {
+    let in_turns =
+        SharedStoreOptions { yields_after: Some(Duration::ZERO), ..SharedStoreOptions::new(options.clone()) };
+    for holding in [SharedStoreOptions::new(options), in_turns] {
         stops_while_held(engine, holding).await;
     }
 }
 
-async fn stops_while_held(engine: &str, holding: Holding) {
+async fn stops_while_held(engine: &str, holding: SharedStoreOptions) {
     let (shared_store, _root) = hold_as(engine, holding).await;
     for most in POLLS {
         for (what, future) in futures(&shared_store) {

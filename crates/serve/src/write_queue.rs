@@ -1,6 +1,6 @@
 //! The lane of verbs that write: one commit at a time, and on an embedded store one commit for all ADDs that wait.
 //!
-//! The lane has a [`KeptOpen`] for each round. A round assigns to all ADDs that wait, and then does one other
+//! The lane has a [`OpenGuard`] for each round. A round assigns to all ADDs that wait, and then does one other
 //! verb. So a process that waits for the store's lock waits for a round at the most, and no commit is carried from one
 //! round to the next. A client that is gone by then, or whose time is over, is dropped: [`Client`] is a client that waits for an answer.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use agent::{Answer, HostLock, Verb, ipam_for_store};
 use async_trait::async_trait;
-use datastore::held::{Held, KeptOpen};
+use datastore::shared_store::{OpenGuard, SharedStore};
 use ipam_core::Ipam;
 use ipam_core::assign::AssignRequest;
 use kv::{
@@ -75,7 +75,7 @@ pub struct WriteQueue {
 
 impl WriteQueue {
     /// A lane on a store, and what works on it until the last handle is dropped.
-    pub fn new(shared_store: Held, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
+    pub fn new(shared_store: SharedStore, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (jobs, waiting) = mpsc::channel(MAX_QUEUED_VERBS);
         (Self { jobs }, QueueWorker { shared_store, metrics, jobs: waiting, waiting: VecDeque::new() }.run())
     }
@@ -90,7 +90,7 @@ impl WriteQueue {
 }
 
 struct QueueWorker {
-    shared_store: Held,
+    shared_store: SharedStore,
     metrics: Arc<Metrics>,
     jobs: mpsc::Receiver<QueuedVerb>,
     waiting: VecDeque<QueuedVerb>,
@@ -125,7 +125,7 @@ impl QueueWorker {
         self.waiting.retain(|job| job.client.is_waiting());
     }
 
-    async fn run_round(&mut self, kept: &KeptOpen) {
+    async fn run_round(&mut self, kept: &OpenGuard) {
         self.drain_queue();
         for job in std::mem::take(&mut self.waiting) {
             match job.generation == kept.generation {
@@ -164,7 +164,7 @@ impl QueueWorker {
     }
 
     /// Assigns to all of these in one commit. If that cannot be, to each alone.
-    async fn assign_together(&self, kept: &KeptOpen, mut jobs: Vec<QueuedVerb>) {
+    async fn assign_together(&self, kept: &OpenGuard, mut jobs: Vec<QueuedVerb>) {
         loop {
             jobs.retain(|job| job.client.is_waiting());
             if jobs.len() < 2 {
@@ -200,7 +200,7 @@ impl QueueWorker {
     }
 
     /// Carries out one verb.
-    async fn carry_out_alone(&self, kept: &KeptOpen, job: QueuedVerb) {
+    async fn carry_out_alone(&self, kept: &OpenGuard, job: QueuedVerb) {
         if !job.client.is_waiting() {
             return;
         }
@@ -217,7 +217,7 @@ impl QueueWorker {
         job.answer(done.into());
     }
 
-    fn ipam(&self, kept: &KeptOpen, purpose: Purpose, clients: Vec<Client>) -> Result<Ipam> {
+    fn ipam(&self, kept: &OpenGuard, purpose: Purpose, clients: Vec<Client>) -> Result<Ipam> {
         let store = CancellableStore::new(kept.store(purpose)?, clients, Arc::clone(&self.metrics));
         let store: Arc<dyn Store> = Arc::new(store);
         Ok(ipam_for_store(store, self.shared_store.location(), kept.open()?.cluster()))

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use datastore::Create;
-use datastore::held::{Announced, Held, Holding};
+use datastore::shared_store::{SharedStore, SharedStoreOptions, YieldAnnouncement};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
 /// How long the lock is waited for.
@@ -24,7 +24,7 @@ const ONE_OF: u64 = 20;
 /// Hands the store over before calls. Calls that are under way at the same time are waited for.
 #[derive(Clone, Debug)]
 struct HandedOver {
-    shared_store: Held,
+    shared_store: SharedStore,
     calls: Arc<AtomicU64>,
 }
 
@@ -34,8 +34,8 @@ impl HandedOver {
         if before < EACH || before % ONE_OF < 2 {
             // A daemon takes the store back at once, other processes with their next call.
             match before % 2 {
-                0 => self.shared_store.hand_over(Announced::No).await,
-                _ => self.shared_store.put_down().await,
+                0 => self.shared_store.hand_over(YieldAnnouncement::No).await,
+                _ => self.shared_store.release_store().await,
             }
         }
     }
@@ -80,7 +80,7 @@ impl Harness for Site {
 
     async fn fresh(&self) -> std::result::Result<Box<dyn Fixture>, BoxError> {
         let folder = support::Folder::with_store("redb").await?;
-        let shared_store = Held::new(folder.location(), Holding::new(Create::Never.with_wait(WAIT)));
+        let shared_store = SharedStore::new(folder.location(), SharedStoreOptions::new(Create::Never.with_wait(WAIT)));
         Ok(Box::new(Fresh { store: HandedOver { shared_store, calls: Arc::default() }, folder }))
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use driver::LocalDriver;
 use kv::Result;
-use kv_local::{Engine, Log};
+use kv_local::{CommitLog, Engine};
 use kv_mvcc::Table;
 
 pub use table::FjallTable;
@@ -30,8 +30,8 @@ impl Engine for Fjall {
         &["fjall/version"]
     }
 
-    fn log(&self) -> Log {
-        Log::Own
+    fn log(&self) -> CommitLog {
+        CommitLog::Own
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use driver::{Drivers, LocalDriver};
 use kv::Result;
-use kv_local::{Engine, Log};
+use kv_local::{CommitLog, Engine};
 use kv_mvcc::Table;
 
 pub use file::FileTable;
@@ -31,8 +31,8 @@ impl Engine for FileRows {
         &["rows/all"]
     }
 
-    fn log(&self) -> Log {
-        Log::Own
+    fn log(&self) -> CommitLog {
+        CommitLog::Own
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

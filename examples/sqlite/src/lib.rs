@@ -12,7 +12,7 @@ use std::path::Path;
 
 use driver::LocalDriver;
 use kv::Result;
-use kv_local::{Engine, Log, OpenOptions};
+use kv_local::{CommitLog, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
 pub use table::SqliteTable;
@@ -34,8 +34,8 @@ impl Engine for Sqlite {
         &["sqlite/db"]
     }
 
-    fn log(&self) -> Log {
-        Log::Own
+    fn log(&self) -> CommitLog {
+        CommitLog::Own
     }
 
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>> {

@@ -9,7 +9,7 @@ use ipam_core::model::keys;
 use ipam_core::model::{Affinity, AffinityState, Block, Owner};
 use ipam_core::{Error, Nodes};
 use ipnet::IpNet;
-use kv::wrap::{Fault, Faulty};
+use kv::wrap::{Fault, FaultyStore};
 use kv::{Operation, Range, StoreExt};
 use time::OffsetDateTime;
 
@@ -178,7 +178,7 @@ async fn lost_requests_and_replies_cost_no_block() {
     for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Held, Fault::NotSent] {
         let quiet = world().await;
         let calls = AtomicU32::new(0);
-        let faulty = Faulty::new(Arc::clone(&quiet.store), move |operation| {
+        let faulty = FaultyStore::new(Arc::clone(&quiet.store), move |operation| {
             (operation == Operation::Txn && calls.fetch_add(1, SeqCst) % 3 == 2).then_some(fault)
         });
         let world = World::on(Arc::new(faulty.clone()), Nodes::Registered);

@@ -11,7 +11,7 @@ use ipam_core::model::{
 };
 use ipam_core::{Error, Nodes};
 use kv::StoreExt;
-use kv::wrap::{Counting, Fault, Faulty};
+use kv::wrap::{CountingStore, Fault, FaultyStore};
 use time::OffsetDateTime;
 
 use crate::given::these;
@@ -59,7 +59,7 @@ async fn the_block_that_was_written_last_is_tried_first_and_full_ones_are_not_ev
     // Six full blocks; room comes back in the second one that was claimed, then in the first.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
-    let counting = Arc::new(Counting::new(Arc::clone(&world.store)));
+    let counting = Arc::new(CountingStore::new(Arc::clone(&world.store)));
     let ipam = ipam_core::Ipam::new(counting.clone(), Nodes::Registered);
     let latest = ipam.assign(&any("a", "new1", 1, 0), soon()).await.unwrap();
     let read = counting.take().bytes_received;
@@ -382,7 +382,7 @@ async fn a_lost_reply_costs_no_address() {
     for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Held] {
         let quiet = World::new().await;
         quiet.add_pool("v4", "10.0.0.0/30").await;
-        let faulty = Faulty::new(Arc::clone(&quiet.store), {
+        let faulty = FaultyStore::new(Arc::clone(&quiet.store), {
             let calls = std::sync::atomic::AtomicU32::new(0);
             move |operation| {
                 let is_commit =
@@ -405,7 +405,7 @@ async fn a_steady_assignment_takes_few_round_trips() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/16").await;
     world.add_pool("v6", "fd00::/112").await;
-    let counting = Counting::new(Arc::clone(&world.store));
+    let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
     counted.assign(&any("a", "c1", 1, 1)).await.unwrap();
     counting.take();

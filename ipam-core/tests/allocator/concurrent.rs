@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use futures::StreamExt;
 use ipam_core::Nodes;
 use ipam_core::model::{Block, Document, keys};
-use kv::wrap::{Fault, Faulty};
+use kv::wrap::{Fault, FaultyStore};
 use kv::{Event, EventKind, Kv, Operation, Range, RangeResponse, StoreExt, WatchRequest};
 
 use crate::world::{World, consistent};
@@ -56,7 +56,7 @@ async fn no_address_twice_none_lost_and_every_revision_consistent() {
 /// The same world, of which every tenth transaction goes wrong in some way.
 pub(crate) fn faulty(quiet: &World) -> World {
     let calls = AtomicU32::new(0);
-    let faulty = Faulty::new(Arc::clone(&quiet.store), move |operation| {
+    let faulty = FaultyStore::new(Arc::clone(&quiet.store), move |operation| {
         let call = calls.fetch_add(1, SeqCst);
         let faults = [Fault::ReplyLost, Fault::RequestLost, Fault::NotSent];
         (operation == Operation::Txn && call % 10 == 9).then(|| faults[call as usize / 10 % 3])

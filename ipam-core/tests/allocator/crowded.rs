@@ -8,7 +8,7 @@ use ipam_core::model::{Attribute, Block, NewPool, Owner, Pool, keys};
 use ipam_core::pools::{blocks_from, start_of};
 use ipam_core::reservations::Reservations;
 use ipnet::IpNet;
-use kv::wrap::Counting;
+use kv::wrap::CountingStore;
 use time::OffsetDateTime;
 
 use crate::world::{World, attachment, soon};
@@ -39,7 +39,7 @@ async fn claim(world: &World, blocks: &[IpNet]) {
 async fn a_host_whose_surroundings_are_claimed_finds_a_block_with_one_more_request() {
     let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/16").await;
-    let counting = Counting::new(std::sync::Arc::clone(&world.store));
+    let counting = CountingStore::new(std::sync::Arc::clone(&world.store));
     let counted = World::on(std::sync::Arc::new(counting.clone()), Nodes::Registered);
     let requests = async |container: &str| {
         counting.take();

@@ -12,7 +12,7 @@ use ipam_core::model::{Pool, keys};
 use ipam_core::sticky::Sticky;
 use ipam_core::{BridgeError, Error, Nodes};
 use ipnet::IpNet;
-use kv::wrap::Counting;
+use kv::wrap::CountingStore;
 
 use crate::world::{World, attachment, ip, soon};
 
@@ -256,7 +256,7 @@ impl Hints for Memory {
 async fn a_full_pool_costs_no_round_trip_and_a_stale_hint_refuses_nothing() {
     let world = world().await;
     let memory = Arc::new(Memory::default());
-    let counting = Counting::new(Arc::clone(&world.store));
+    let counting = CountingStore::new(Arc::clone(&world.store));
     let ipam = World::on(Arc::new(counting.clone()), Nodes::Registered).ipam;
     let ipam = ipam.with_hints(Arc::clone(&memory) as Arc<dyn Hints>);
     let trips = async |container: &str| {

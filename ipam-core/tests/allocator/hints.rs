@@ -11,7 +11,7 @@ use ipam_core::hints::Hints;
 use ipam_core::model::{IpamConfig, NewPool, Owner};
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
-use kv::wrap::{Counting, Fault, Faulty};
+use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Operation, StoreExt};
 
 use crate::world::{World, attachment, ip, soon};
@@ -54,11 +54,11 @@ impl Hints for Memory {
     }
 }
 
-pub(crate) type Counted = Counting<Arc<dyn kv::Store>>;
+pub(crate) type Counted = CountingStore<Arc<dyn kv::Store>>;
 
 /// An allocator on the store of a world that counts and has these hints.
 pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
-    let counting = Counting::new(Arc::clone(&world.store));
+    let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
     (counted.ipam.with_hints(Arc::clone(hints) as Arc<dyn Hints>), counting)
 }
@@ -99,7 +99,7 @@ async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
     // Nothing arrives any more as soon as there is a note.
     let seen = Arc::clone(&hints);
     let is_noted = move |_| (!seen.about_to_hold.lock().unwrap().is_empty()).then_some(Fault::RequestLost);
-    let lost = Faulty::new(Arc::clone(&world.store), is_noted);
+    let lost = FaultyStore::new(Arc::clone(&world.store), is_noted);
     let ipam = World::on(Arc::new(lost), Nodes::Registered).ipam.with_hints(Arc::clone(&hints) as Arc<dyn Hints>);
     let soon_over = kv::Deadline::after(Duration::from_secs(2));
     ipam.assign(&any("borrows", 1, 0), soon_over).await.unwrap_err();
@@ -185,11 +185,11 @@ async fn a_conflict_costs_two_more() {
             counted(&world, &hints).0.assign(&any("before", 1, 0), soon()).await.unwrap();
         }
         let (calls, commit) = (AtomicU32::new(0), if is_new { 2 } else { 1 });
-        let late = Faulty::new(Arc::clone(&world.store), move |operation| {
+        let late = FaultyStore::new(Arc::clone(&world.store), move |operation| {
             let is_commit = operation == Operation::Txn && calls.fetch_add(1, SeqCst) == commit;
             is_commit.then_some(Fault::Delay(Duration::from_secs(1)))
         });
-        let counting = Counting::new(Arc::new(late) as Arc<dyn kv::Store>);
+        let counting = CountingStore::new(Arc::new(late) as Arc<dyn kv::Store>);
         let ipam = World::on(Arc::new(counting.clone()), Nodes::Registered).ipam.with_hints(hints);
         let request = any("late", 1, 0);
         let other = async {

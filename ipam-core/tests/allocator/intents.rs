@@ -13,7 +13,7 @@ use ipam_core::attachment::Attachment;
 use ipam_core::model::{Owner, keys};
 use ipam_core::pending_commits::{PendingCommit, PendingCommitId, PendingCommits};
 use ipam_core::{Ipam, Nodes};
-use kv::wrap::{Fault, Faulty};
+use kv::wrap::{Fault, FaultyStore};
 use kv::{Deadline, ErrorKind, Operation, Outcome, Store, Txn};
 use tokio::sync::Notify;
 
@@ -73,11 +73,11 @@ async fn world() -> World {
 
 /// A store of which the commit after so many reads happens as `fault` says and every later call hangs; and the receiver
 /// of its signal.
-pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<dyn Store>>, Arc<Notify>) {
+pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
     let tell = Arc::clone(&reported);
-    let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
+    let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         // A look at the history, which settles a commit that guards absences alone, hangs as the next commit does.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
         match (begun, operation) {
@@ -94,7 +94,7 @@ pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (Faulty<Arc<d
 }
 
 /// Begins an assignment, and kills it after its commit was sent and before anything is known.
-async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> Faulty<Arc<dyn Store>> {
+async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultyStore<Arc<dyn Store>> {
     // Reading what surrounds comes first, and where there is no block a probe for one.
     let reads = if world.block("10.0.0.0/30").await.is_some() { 1 } else { 2 };
     let (faulty, reported) = breaking(world, fault, reads);
@@ -152,7 +152,7 @@ async fn what_was_sent_twice_does_not_land_after_the_release() {
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
     // The surroundings, and a peek for a free block, come first.
-    let late = Faulty::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
+    let late = FaultyStore::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
     let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
     assert_eq!(ipam.assign(&request(), soon()).await.unwrap().len(), 1);
     assert_eq!(notes.count(), 1, "it may land again");
@@ -234,7 +234,7 @@ async fn a_note_stays_as_long_as_its_commit_could_come_again() {
         let world = world().await;
         let notes: Arc<Notes> = Arc::default();
         let script = [None].into_iter().chain(faults);
-        let faulty: Arc<dyn Store> = Arc::new(Faulty::script(Arc::clone(&world.store), script));
+        let faulty: Arc<dyn Store> = Arc::new(FaultyStore::script(Arc::clone(&world.store), script));
         let ipam = allocator(&faulty, &notes);
         ipam.assign(&request(), soon()).await.unwrap();
         assert_eq!((notes.count(), notes.recorded.load(SeqCst)), (notes_left, 1), "{faults:?}");
@@ -250,7 +250,7 @@ async fn an_unknown_outcome_leaves_its_note() {
     let notes: Arc<Notes> = Arc::default();
     // Nothing gets through after the commit, and that it was not sent again says nothing of the first time.
     let commits = AtomicU32::new(0);
-    let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
+    let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };
         [None, Some(Fault::ReplyLost)].get(commit as usize).copied().unwrap_or(Some(Fault::NotSent))
     });
@@ -292,7 +292,7 @@ async fn a_commit_that_was_never_sent_leaves_no_note() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     let begun = AtomicU32::new(0);
-    let faulty = Faulty::new(Arc::clone(&world.store), move |operation| {
+    let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         // The first transaction reads what surrounds the address.
         (operation == Operation::Txn && begun.fetch_add(1, SeqCst) > 0).then_some(Fault::NotSent)
     });
@@ -311,7 +311,7 @@ async fn a_store_that_cannot_be_reached_for_a_moment_delays_the_settlement() {
     break_off(&world, &notes, Fault::RequestLost).await;
     let sent = AtomicU32::new(0);
     let faulty =
-        Faulty::new(Arc::clone(&world.store), move |_| (sent.fetch_add(1, SeqCst) < 3).then_some(Fault::NotSent));
+        FaultyStore::new(Arc::clone(&world.store), move |_| (sent.fetch_add(1, SeqCst) < 3).then_some(Fault::NotSent));
     let faulty: Arc<dyn Store> = Arc::new(faulty);
     let released = allocator(&faulty, &notes).release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
     assert_eq!((released.len(), notes.count()), (1, 0), "the late commit was sent again, and released");
@@ -322,7 +322,7 @@ async fn a_settlement_ends_at_its_deadline() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     break_off(&world, &notes, Fault::RequestLost).await;
-    let faulty: Arc<dyn Store> = Arc::new(Faulty::new(Arc::clone(&world.store), |_| Some(Fault::NotSent)));
+    let faulty: Arc<dyn Store> = Arc::new(FaultyStore::new(Arc::clone(&world.store), |_| Some(Fault::NotSent)));
     let ipam = allocator(&faulty, &notes);
     let deadline = Deadline::after(Duration::from_millis(200));
     let done = tokio::time::timeout(Duration::from_secs(60), ipam.assign(&request(), deadline)).await.unwrap();

@@ -11,7 +11,7 @@ use ipam_core::model::{IpamConfig, NewPool, Owner, OwnerChange, OwnerUpdate, Poo
 use ipam_core::net::Family;
 use ipam_core::vm::{PodRole, VmFate, VmPod};
 use ipam_core::{Ipam, Nodes};
-use kv::wrap::{Counting, Fault, Faulty};
+use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Key, Store, Value};
 
 use crate::vm;
@@ -134,7 +134,7 @@ async fn documents(world: &World) -> Vec<(Key, Value)> {
 async fn whatever_is_lost_the_outcome_is_the_same() {
     for (name, verb) in VERBS {
         let quiet = world().await;
-        let counting = Arc::new(Counting::new(Arc::clone(&quiet.store)));
+        let counting = Arc::new(CountingStore::new(Arc::clone(&quiet.store)));
         let counted = World::on(Arc::clone(&counting) as Arc<dyn Store>, Nodes::Registered);
         let answer = verb(&counted.ipam).await;
         assert!(answer.starts_with("Ok"), "{name}: {answer}");
@@ -146,7 +146,7 @@ async fn whatever_is_lost_the_outcome_is_the_same() {
                 let place_of = format!("{name}, request {place}: {fault:?}");
                 let world = world().await;
                 let script = (0..=place).map(|request| (request == place).then_some(fault));
-                let faulty = Faulty::script(Arc::clone(&world.store), script);
+                let faulty = FaultyStore::script(Arc::clone(&world.store), script);
                 let broken = World::on(Arc::new(faulty.clone()), Nodes::Registered);
                 assert_eq!(verb(&broken.ipam).await, answer, "{place_of}");
                 assert_eq!(documents(&world).await, after, "{place_of}");

@@ -11,7 +11,7 @@ use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Affinity, AffinityState, Block, NewPool, Owner, Pool};
 use ipam_core::{Error, OverlapError, Result};
 use ipnet::IpNet;
-use kv::wrap::{Counting, Fault, Faulty};
+use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Operation, Range, StoreExt};
 use time::OffsetDateTime;
 
@@ -157,7 +157,7 @@ async fn overlap_by_a_quicker_writer_fails_the_commit() {
         let world = World::new().await;
         replace_pool(&world, "100.64.0.0/25", 25).await;
         let calls = AtomicU32::new(0);
-        let late = Faulty::new(Arc::clone(&world.store), move |operation| {
+        let late = FaultyStore::new(Arc::clone(&world.store), move |operation| {
             let is_commit = operation == Operation::Txn && calls.fetch_add(1, SeqCst) == 2;
             is_commit.then_some(Fault::Delay(Duration::from_millis(300)))
         });
@@ -205,11 +205,11 @@ async fn overlap_guards_ignore_writes_to_neighbours() {
         put_block(&world, node, cidr).await;
     }
     let calls = AtomicU32::new(0);
-    let late = Faulty::new(Arc::clone(&world.store), move |operation| {
+    let late = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let is_commit = operation == Operation::Txn && calls.fetch_add(1, SeqCst) == 2;
         is_commit.then_some(Fault::Delay(Duration::from_millis(300)))
     });
-    let counting = Counting::new(Arc::new(late) as Arc<dyn kv::Store>);
+    let counting = CountingStore::new(Arc::new(late) as Arc<dyn kv::Store>);
     let ipam = world.through(Arc::new(counting.clone()));
     let request = AssignRequest::new(attachment("a", "a1"), RequestedAddresses::any(1, 0));
     let others = async {
@@ -240,7 +240,7 @@ async fn overlap_is_ruled_out_among_many_small_blocks() {
 #[tokio::test]
 async fn overlap_that_cannot_be_guarded_is_refused() {
     let world = World::new().await;
-    for number in 0x1000..=0x1000 + kv::MAX_CREATION_GUARDED {
+    for number in 0x1000..=0x1000 + kv::MAX_CREATION_GUARDED_KEYS {
         put_block(&world, "b", &format!("fd00::{number:x}/128")).await;
     }
     replace_pool(&world, "fd00::/116", 116).await;

@@ -12,7 +12,7 @@ use ipam_core::model::{
 use ipam_core::sticky::Sticky;
 use ipam_core::vm::{PodRole, VmFate};
 use ipam_core::{Error, Nodes, Result};
-use kv::wrap::Counting;
+use kv::wrap::CountingStore;
 use kv::{EventKind, Range, StoreExt, WatchRequest};
 use tokio::sync::Barrier;
 
@@ -237,7 +237,7 @@ async fn a_check_refuses_by_the_counter_and_writes_nothing() {
     assert_eq!(is_full(world.ipam.would_assign(&next, soon()).await.map(drop)), (1, 1));
     // Without a counter it knows nothing, and does not read all blocks for it.
     set(&world, &[(QuotaKind::Network, "net", 1), (SHOP.0, SHOP.1, 1)]).await;
-    let counting = Counting::new(Arc::clone(&world.store));
+    let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = world.through(Arc::new(counting.clone()));
     counted.would_assign(&next, soon()).await.unwrap();
     let with = counting.take();
@@ -267,7 +267,7 @@ async fn quotas_cost_no_request_in_the_steady_state() {
         if with_quotas {
             set(&world, &[(SHOP.0, SHOP.1, 50), (QuotaKind::Network, "*", 50), (QuotaKind::Node, "a", 50)]).await;
         }
-        let counting = Counting::new(Arc::clone(&world.store));
+        let counting = CountingStore::new(Arc::clone(&world.store));
         let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
         counted.assign(&pod("a", "c1", "shop")).await.unwrap();
         counted.assign(&pod("a", "c2", "shop")).await.unwrap();

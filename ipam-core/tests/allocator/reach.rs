@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipam_core::gc::{ReadScope, ScanScope};
 use ipam_core::model::{Affinity, AffinityState, Attribute, Block, Document, NewPool, Owner, keys};
 use ipnet::{IpNet, Ipv4Subnets};
-use kv::wrap::{Counting, Counts};
+use kv::wrap::{CallCounts, CountingStore};
 use kv::{Deadline, Op, Store, Txn};
 use time::OffsetDateTime;
 
@@ -78,11 +78,11 @@ fn block(cidr: IpNet, owner: &Owner, node: &str) -> Block {
 struct Look {
     blocks: BTreeSet<IpNet>,
     passed: Option<kv::Revision>,
-    counts: Counts,
+    counts: CallCounts,
 }
 
 async fn look(world: &World, reach: &ReadScope) -> Look {
-    let counting = Counting::new(Arc::clone(&world.store));
+    let counting = CountingStore::new(Arc::clone(&world.store));
     let ipam = world.through(Arc::new(counting.clone()));
     let (holdings, passed) = ipam.holdings_within("a", reach, long()).await.unwrap();
     let blocks = holdings.allocations.iter().map(|one| one.block).collect();
@@ -93,7 +93,7 @@ fn long() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-fn is_steady(counts: &Counts) -> bool {
+fn is_steady(counts: &CallCounts) -> bool {
     counts.round_trips() <= MOST_REQUESTS && counts.bytes_received <= MOST_BYTES
 }
 
@@ -109,7 +109,7 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
         assert_eq!((steady.blocks.len(), steady.passed), (3, None));
         costs.push((steady.counts.round_trips(), steady.counts.bytes_received));
 
-        let counting = Counting::new(Arc::clone(&world.store));
+        let counting = CountingStore::new(Arc::clone(&world.store));
         world.through(Arc::new(counting.clone())).holdings("a", long()).await.unwrap();
         let everything = counting.take();
         println!("{nodes} nodes, a look at all blocks: {everything:?}");

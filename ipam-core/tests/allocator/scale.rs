@@ -10,7 +10,7 @@ use ipam_core::hints::{FullBlocks, Hints};
 use ipam_core::model::{Attribute, Block, IpamConfig, NewPool, Owner, ReleaseRequest, keys};
 use ipam_core::sticky::{STICKY, STICKY_UNTIL, WaitEnd};
 use ipnet::{IpNet, Ipv4Subnets};
-use kv::wrap::{Counting, Counts};
+use kv::wrap::{CallCounts, CountingStore};
 use time::OffsetDateTime;
 
 use crate::world::{World, attachment, ip, soon};
@@ -34,12 +34,12 @@ async fn world(claimed: usize, in_use: usize) -> World {
 }
 
 /// The requests of the first ADD of node `a`.
-async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, Counts) {
+async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, CallCounts) {
     first_add_with(world, None).await
 }
 
-async fn first_add_with(world: &World, hints: Option<Arc<dyn Hints>>) -> (ipam_core::Result<IpNet>, Counts) {
-    let counting = Counting::new(Arc::clone(&world.store));
+async fn first_add_with(world: &World, hints: Option<Arc<dyn Hints>>) -> (ipam_core::Result<IpNet>, CallCounts) {
+    let counting = CountingStore::new(Arc::clone(&world.store));
     let mut ipam = world.through(Arc::new(counting.clone()));
     if let Some(hints) = hints {
         ipam = ipam.with_hints(hints);

@@ -11,7 +11,7 @@ use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Handle};
 use ipam_core::vm::{PodRole, VmAnswer, VmFate, VmPod};
 use ipam_core::{Ipam, Nodes, Result};
-use kv::wrap::{Counting, Fault};
+use kv::wrap::{CountingStore, Fault};
 use kv::{Range, Store, StoreExt};
 
 use crate::intents::{Notes, allocator, breaking};
@@ -114,7 +114,7 @@ async fn pods_that_start_at_once_have_the_same_addresses() {
 #[tokio::test]
 async fn a_machine_costs_no_more_than_a_container() {
     let quiet = world().await;
-    let counting = Arc::new(Counting::new(Arc::clone(&quiet.store)));
+    let counting = Arc::new(CountingStore::new(Arc::clone(&quiet.store)));
     let world = World::on(Arc::clone(&counting) as Arc<dyn Store>, Nodes::Registered);
     let any = RequestedAddresses::any(1, 1);
     for container in ["c1", "c2"] {

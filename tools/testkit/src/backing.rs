@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use etcd_api::{Backing, Identity, Place, Sizes};
-use kv::{Granted, Key, Lease, LeaseId, Revision};
+use etcd_api::{Backing, MemberIdentity, StoreGeneration, StoreSizes};
+use kv::{GrantOutcome, Key, Lease, LeaseId, Revision};
 use kv_mvcc::MvccStore;
 
 /// A store in memory.
@@ -24,18 +24,18 @@ impl Backing for Memory {
         self.store.clone()
     }
 
-    fn identity(&self) -> Identity {
-        Identity { name: "memory".to_owned(), urls: vec![self.url.clone()] }
+    fn identity(&self) -> MemberIdentity {
+        MemberIdentity { name: "memory".to_owned(), urls: vec![self.url.clone()] }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> StoreGeneration {
         let (cluster, member) = self.store.id().as_u64_pair();
-        Place { cluster, member, generation: 0 }
+        StoreGeneration { cluster, member, generation: 0 }
     }
 
-    async fn sizes(&self) -> kv::Result<Sizes> {
+    async fn sizes(&self) -> kv::Result<StoreSizes> {
         let bytes = self.store.status().log_bytes;
-        Ok(Sizes { total: bytes, used: bytes })
+        Ok(StoreSizes { total: bytes, used: bytes })
     }
 
     async fn check_room(&self) -> kv::Result<()> {
@@ -50,11 +50,11 @@ impl Backing for Memory {
         self.store.status().oldest_for_clients
     }
 
-    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+    async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome> {
         self.store.grant(lease).await
     }
 
-    async fn revoke(&self, id: LeaseId, _: Place) -> kv::Result<Revision> {
+    async fn revoke(&self, id: LeaseId, _: StoreGeneration) -> kv::Result<Revision> {
         self.store.revoke(id).await
     }
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use conformance::{Ability, BoxError, Fixture, Harness, Options, Verdict};
+use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict};
 use kv::Store;
 use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
@@ -30,7 +30,7 @@ pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Optio
 }
 
 fn judge(engine: impl Engine + Copy + std::fmt::Debug + 'static, syncs: Syncs) -> Result<(), String> {
-    let options = Options::new().with_filter("D10_power_cuts");
+    let options = RunOptions::new().with_filter("D10_power_cuts");
     let reports = conformance::run(OnDisk(engine, syncs), &options).unwrap();
     match &reports[..] {
         [report] => match &report.verdict {

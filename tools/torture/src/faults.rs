@@ -135,7 +135,7 @@ impl Store for Late {
     }
 }
 
-/// The faults of [`kv::wrap::Faulty`]: about one call of forty goes wrong.
+/// The faults of [`kv::wrap::FaultyStore`]: about one call of forty goes wrong.
 pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> Option<Fault> + Send + Sync {
     let rng = Mutex::new(Rng::with_seed(seed));
     move |_| {

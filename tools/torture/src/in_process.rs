@@ -8,7 +8,7 @@ use agent::PendingCommitFolder;
 use datastore::{Create, Scope};
 use ipam_core::pending_commits::PendingCommits;
 use kv::Store;
-use kv::wrap::Faulty;
+use kv::wrap::FaultyStore;
 use tokio::sync::watch;
 
 use crate::Failure;
@@ -61,7 +61,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
     let late = Late::new(observed, plan.sabotage.rarity_of_late_commits(), plan.seed ^ 1, Arc::clone(&ledger));
     let slow: Arc<dyn Store> = Arc::new(late.clone());
-    let faulty: Arc<dyn Store> = Arc::new(Faulty::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
+    let faulty: Arc<dyn Store> = Arc::new(FaultyStore::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
     let intents: Arc<dyn PendingCommits> = match plan.sabotage {
         Sabotage::Intents => Arc::new(NoIntents),
         _ => Arc::new(PendingCommitFolder::new(folder.path().join("intents"), "torture")),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::NewPool;
 use ipam_core::{Ipam, Nodes};
-use kv::wrap::{Fault, Faulty};
+use kv::wrap::{Fault, FaultyStore};
 use kv::{
     Compare, CompareOp, Content, Deadline, Op, Operation, Prev, Range, Revision, Store, StoreExt, Target, TxnRange,
 };
@@ -382,7 +382,7 @@ async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
     sound.assign(&one("before"), soon()).await.unwrap();
     // Requests after the first read stay on their way.
     let asked = AtomicU32::new(0);
-    let late = Faulty::new(store.clone(), move |operation| {
+    let late = FaultyStore::new(store.clone(), move |operation| {
         (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)
     });
     let broken = ipam(Arc::new(late.clone()));

@@ -10,7 +10,7 @@ mod watch_reader;
 
 use std::time::SystemTime;
 
-use datastore::care::{self, MvccStore};
+use datastore::maintenance::{self, MvccStore};
 use datastore::{OpenStore, served};
 use ipam_core::model::keys;
 use kv::{Batch, ErrorKind, Key, Kv, Prev, Range, Revision, WatchRequest};
@@ -251,7 +251,7 @@ impl<'l> FilesReader<'l> {
 
     async fn is_worth_reading(&self) -> Result<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
-        let newest = care::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
+        let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
         // Not only a higher revision counts: another store, with a lower one, may be in its place.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }

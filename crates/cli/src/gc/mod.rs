@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use datastore::{Chosen, OpenStore, Source, all_for_operator};
+use datastore::{ChoiceSource, ChosenStore, OpenStore, all_for_operator};
 use ipam_core::gc::{
     Allocation, DepartedNodes, Evidence, Hold, Holdings, JudgedAllocations, KnownNodes, RuntimeList, batches,
     find_unlisted, with_endpoints,
@@ -403,7 +403,7 @@ async fn survey(
 /// The stores of a collection.
 enum StoreChoice {
     /// These stores, at least one.
-    These(Vec<Chosen>),
+    These(Vec<ChosenStore>),
     /// No store, for this reason.
     None(String),
 }
@@ -422,7 +422,7 @@ fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> Result<StoreChoi
         for problem in &chosen.unreadable {
             _ = writeln!(invocation.err, "warning: skipped {problem}");
         }
-        if chosen.source == Source::Default {
+        if chosen.source == ChoiceSource::Default {
             if chosen.location.path().is_none_or(|path| !path.exists()) {
                 let folder = invocation.options.cni_conf_dir.display();
                 return Ok(StoreChoice::None(format!(

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use clap::{Args, ValueEnum};
-use conformance::{Beside, BoxError, Fixture, Found, Harness, InPlace, Options, Run};
-use datastore::{Location, Place};
+use conformance::{BoxError, Fixture, ForeignKeys, Harness, InPlaceHarness, PrefixHarness, Run, RunOptions};
+use datastore::{Location, StorePlace};
 use kv::{Content, ErrorKind, Range, RangeRequest};
 
 use self::report::{CaseProgress, RunSummary, reporter};
@@ -89,7 +89,7 @@ impl StandaloneCommand for Conformance {
         let interrupt = Interrupt::listen()?;
         let plan = runtime.block_on(JudgePlan::of(&location, self))?;
         _ = writeln!(invocation.err, "store: {location}\nnote: {plan}");
-        let mut options = Options::new().with_stop(interrupt.flag());
+        let mut options = RunOptions::new().with_stop(interrupt.flag());
         if let Some(filter) = &self.case {
             options = options.with_filter(filter);
         }
@@ -114,7 +114,7 @@ impl StandaloneCommand for Conformance {
 fn locate(args: &Conformance, invocation: &Invocation<'_>) -> Result<Location> {
     let location = invocation.drivers.parse(&args.url).map_err(|error| invocation.explain(&error))?;
     match location.place() {
-        Place::Memory => Ok(location),
+        StorePlace::Memory => Ok(location),
         _ => Ok(invocation.locate(Some(&args.url))?.location),
     }
 }
@@ -132,7 +132,7 @@ fn check_filter(args: &Conformance) -> Result<()> {
 /// Runs the cases, reports them, and returns the exit code.
 fn judge(
     harness: impl Harness,
-    options: &Options,
+    options: &RunOptions,
     format: ReportFormat,
     out: &mut dyn Write,
     err: &mut dyn Write,
@@ -172,11 +172,11 @@ enum JudgePlan {
     /// Each case gets a new store, which is removed afterwards.
     New(Arc<NewStoresHarness>),
     /// The store is empty: all cases run in it.
-    Empty(Arc<InPlace<UrlHarness>>),
+    Empty(Arc<InPlaceHarness<UrlHarness>>),
     /// Everything in the store is deleted: all cases run in it.
-    Erase(Arc<InPlace<UrlHarness>>),
+    Erase(Arc<InPlaceHarness<UrlHarness>>),
     /// The store has keys: only cases that can share it run, below this prefix.
-    Beside(Arc<Beside<UrlHarness>>, String),
+    Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
@@ -187,22 +187,22 @@ impl JudgePlan {
         if let Some(typed) = erase {
             check_host(typed, host.as_deref(), location)?;
         }
-        if *location.place() == Place::Memory {
+        if *location.place() == StorePlace::Memory {
             return Ok(Self::New(Arc::new(NewStoresHarness::Memory(location.clone()))));
         }
         let site = UrlHarness(location.clone());
-        let in_place = |found| Arc::new(InPlace::new(site.clone(), found));
+        let in_place = |found| Arc::new(InPlaceHarness::new(site.clone(), found));
         match read_contents(&site).await? {
             StoreContents::NoStore => {
                 let folder = make_store_folder(location)?
                     .ok_or_else(|| CommandFailure::new(format!("there is no store at {location}")))?;
                 Ok(Self::New(Arc::new(NewStoresHarness::Below(folder))))
             }
-            _ if erase.is_some() => Ok(Self::Erase(in_place(Found::Erase))),
-            StoreContents::Nothing => Ok(Self::Empty(in_place(Found::Leave))),
+            _ if erase.is_some() => Ok(Self::Erase(in_place(ForeignKeys::Erase))),
+            StoreContents::Nothing => Ok(Self::Empty(in_place(ForeignKeys::Leave))),
             StoreContents::Keys => {
                 let prefix = format!("{PREFIX}{:016x}/", fastrand::u64(..));
-                Ok(Self::Beside(Arc::new(Beside::new(site, prefix.as_str())), prefix))
+                Ok(Self::Beside(Arc::new(PrefixHarness::new(site, prefix.as_str())), prefix))
             }
         }
     }
@@ -344,7 +344,7 @@ mod tests {
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let options = Options::new().with_filter("T0");
+        let options = RunOptions::new().with_filter("T0");
         let code = judge(
             broken.around(NewStoresHarness::Memory(stores::drivers().memory())),
             &options,

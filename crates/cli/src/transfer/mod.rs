@@ -22,7 +22,7 @@ mod writer;
 use std::time::{Instant, SystemTime};
 
 use datastore::OpenStore;
-use datastore::held::LEAST_HOLD;
+use datastore::shared_store::MIN_HOLD_DURATION;
 use ipam_operator::moving::{import_lock_key, ranges};
 use kv::{ErrorKind, Key, Kv, Lease, LeaseId, Range, Revision, Value};
 use tokio::task::spawn_blocking;
@@ -307,7 +307,7 @@ impl<'l> Snapshot<'l> {
             kvs.extend(page.kvs);
             let over = bytes >= TURN_BYTES
                 || kvs.len() >= store.location.facts().keys_in_a_turn
-                || (began.elapsed() >= LEAST_HOLD && store.has_waiters().await?);
+                || (began.elapsed() >= MIN_HOLD_DURATION && store.has_waiters().await?);
             if over {
                 break;
             }

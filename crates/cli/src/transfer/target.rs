@@ -1,7 +1,7 @@
 //! The store that is filled, and its filling from a source. Each part is compared with the store first. So the filling can be
 //! broken off at any moment and begun again, and another comparison shows afterwards whether source and store are equal.
 
-use datastore::{Create, Location, OpenStore, care};
+use datastore::{Create, Location, OpenStore, maintenance};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use ipam_operator::moving::{
@@ -95,7 +95,7 @@ impl<'l> Target<'l> {
     pub(crate) async fn require_empty(&self) -> Result<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
-            care::could_be_made(self.at.location).await.map_err(|error| self.failed(error))?;
+            maintenance::check_creatable(self.at.location).await.map_err(|error| self.failed(error))?;
             return Ok(at);
         };
         for range in ranges_to_be_empty() {

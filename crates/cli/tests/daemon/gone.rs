@@ -49,7 +49,7 @@ fn an_open_store_goes_on_without_its_daemon() {
                     _ => assert_eq!(next.unwrap().revision, second),
                 }
                 drop(watch);
-                open.put_down().await;
+                open.release_store().await;
                 let others = tokio::task::spawn_blocking({
                     let url = lab.url();
                     move || crate::programs::run(crate::programs::margay(["--store", &url, "pool", "list"]))

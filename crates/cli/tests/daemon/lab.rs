@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use datastore::{Create, Location, OpenStore, Purpose, care, served};
+use datastore::{Create, Location, OpenStore, Purpose, maintenance, served};
 use ipam_core::model::{Block, Document, keys};
 use ipam_core::sticky::waits_until;
 use ipam_core::{Ipam, Nodes};
@@ -144,12 +144,12 @@ impl Lab {
 
     /// The newest revision, from outside.
     pub(crate) fn revision(&self) -> i64 {
-        block_on(care::newest(&self.location())).unwrap().unwrap().get()
+        block_on(maintenance::newest(&self.location())).unwrap().unwrap().get()
     }
 
     /// How many processes wait for the lock of the store.
     pub(crate) async fn waiting(&self) -> usize {
-        care::waiting(&self.location()).await.unwrap()
+        maintenance::waiting(&self.location()).await.unwrap()
     }
 }
 

@@ -6,7 +6,7 @@ use kv::{Range, StoreExt};
 
 use crate::lab::{Lab, runtime};
 use crate::process::Call;
-use crate::proxy::{Link, Proxy};
+use crate::proxy::{LinkCondition, Proxy};
 
 /// The text in the log when a commit was not answered.
 const SETTLING: &str = "settling a write of unknown outcome";
@@ -57,13 +57,13 @@ fn a_commit_that_is_never_answered_is_told_and_found_again() {
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
     // Long enough for a read between the commit and its answer.
-    proxy.set(Link::Slow(Duration::from_millis(400)));
+    proxy.set(LinkCondition::Slow(Duration::from_millis(400)));
     let add = Call::new("ADD", "c1", &conf);
     let child = add.start(add.command());
     while revision(&lab) == before {
         std::thread::sleep(Duration::from_millis(5));
     }
-    proxy.set(Link::Refusing);
+    proxy.set(LinkCondition::Refusing);
     proxy.cut();
     let refusal = add.wait(child).refusal();
     refusal.says(&["(it may have been carried out all the same)", &proxy.address().to_string()]);

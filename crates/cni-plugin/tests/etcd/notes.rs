@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::lab::{Lab, notes_about};
 use crate::lost_replies::beside;
 use crate::process::{Call, Outcome};
-use crate::proxy::{Link, Proxy};
+use crate::proxy::{LinkCondition, Proxy};
 use crate::victim::Victim;
 use conformance::patient;
 
@@ -22,7 +22,7 @@ fn broken_off(lab: &Lab, container: &str) -> String {
     let store = format!("etcd://{}", proxy.address());
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
     Call::new("ADD", BEFORE, &conf).ok();
-    proxy.set(Link::Slow(Duration::from_millis(300)));
+    proxy.set(LinkCondition::Slow(Duration::from_millis(300)));
     let victim = Victim::start(Call::new("ADD", container, &conf), Path::new("/no-such-store"));
     let begun = Instant::now();
     while notes_about(&store).is_empty() {
@@ -30,7 +30,7 @@ fn broken_off(lab: &Lab, container: &str) -> String {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(victim.kill().is_none(), "it was over");
-    proxy.set(Link::Refusing);
+    proxy.set(LinkCondition::Refusing);
     proxy.cut();
     store
 }

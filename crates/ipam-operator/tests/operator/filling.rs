@@ -62,7 +62,7 @@ async fn nothing_is_given_and_nothing_taken_back() {
 async fn who_has_begun_before_the_mark_does_not_commit_after_it() {
     let world = World::new().await;
     let key = keys::handle("h");
-    let options = TransactOptions::new(soon()).with_beside([import_lock_key()]);
+    let options = TransactOptions::new(soon()).with_extra_reads([import_lock_key()]);
     let mut attempts = kv::Attempts::new(world.store.clone(), options);
     let mut early = attempts.begin().await.unwrap();
     early.get(&key).await.unwrap();

@@ -3,13 +3,13 @@
 //!
 //! ```no_run
 //! # use std::path::Path;
-//! # use kv_local::{Engine, Log};
+//! # use kv_local::{Engine, CommitLog};
 //! # #[derive(Clone, Copy)] struct MyEngine;
 //! # impl Engine for MyEngine {
 //! #     fn name(&self) -> &'static str { "mine" }
 //! #     fn entry(&self) -> &'static str { "db" }
 //! #     fn files(&self) -> &'static [&'static str] { &["db"] }
-//! #     fn log(&self) -> Log { Log::Own }
+//! #     fn log(&self) -> CommitLog { CommitLog::Own }
 //! #     fn open(&self, _: &Path, _: &str) -> kv::Result<Box<dyn kv_mvcc::Table>> { unimplemented!() }
 //! # }
 //! // tests/engine.rs, with `harness = false` in Cargo.toml.
@@ -36,7 +36,7 @@ use kv_mvcc::{MAX_ROW_BYTES, MvccStore, Table, View, Write};
 use libtest_mimic::{Arguments, Trial};
 use tempfile::TempDir;
 
-use crate::{Create, Engine, Log, OpenOptions, open_blocking};
+use crate::{CommitLog, Create, Engine, OpenOptions, open_blocking};
 
 /// A duty: it panics if the engine breaks it.
 type Duty = fn(&dyn Engine);
@@ -50,11 +50,11 @@ pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
         })
     };
     let mut trials: Vec<Trial> = TABLE_DUTIES.iter().chain(opening::DUTIES).map(trial).collect();
-    trials.push(trial(&opening::OF_A_JOURNAL).with_ignored_flag(engine.log() != Log::Journal));
+    trials.push(trial(&opening::JOURNAL_DUTY).with_ignored_flag(engine.log() != CommitLog::Journal));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-type Row = (Vec<u8>, Vec<u8>);
+type RawRow = (Vec<u8>, Vec<u8>);
 
 /// All of them, by name.
 const TABLE_DUTIES: &[(&str, Duty)] = &[
@@ -68,12 +68,12 @@ const TABLE_DUTIES: &[(&str, Duty)] = &[
 ];
 
 /// An engine's table in a folder of its own.
-struct Fixture<'a> {
+struct EngineFixture<'a> {
     engine: &'a dyn Engine,
     folder: TempDir,
 }
 
-impl<'a> Fixture<'a> {
+impl<'a> EngineFixture<'a> {
     fn new(engine: &'a dyn Engine) -> Self {
         Self { engine, folder: tempfile::tempdir().unwrap() }
     }
@@ -91,7 +91,7 @@ fn delete(key: impl AsRef<[u8]>) -> Write {
     Write::Delete(key.as_ref().to_vec())
 }
 
-fn scan(view: &dyn View, from: &[u8], to: &[u8]) -> Vec<Row> {
+fn scan(view: &dyn View, from: &[u8], to: &[u8]) -> Vec<RawRow> {
     let mut rows = Vec::new();
     view.scan(from, to, &mut |key, value| {
         rows.push((key.to_vec(), value.to_vec()));
@@ -106,7 +106,7 @@ fn keys(table: &dyn Table, from: &[u8], to: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn a_new_table_is_empty(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let view = table.view().unwrap();
     assert_eq!(view.get(b"a").unwrap(), None);
@@ -118,7 +118,7 @@ fn a_new_table_is_empty(engine: &dyn Engine) {
 }
 
 fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let ordered: [&[u8]; 8] = [b"\0", b"\0\0", b"a", b"a\0", b"aa", b"b", b"\x7f", b"\x80\xff"];
     let writes: Vec<Write> = ordered.iter().rev().map(|key| put(key, "v")).collect();
@@ -131,7 +131,7 @@ fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
 }
 
 fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     table.commit(&[put("a", "1"), put("b", "2"), put("c", "3")]).unwrap();
     let mut seen = 0;
@@ -145,18 +145,18 @@ fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
 }
 
 fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     table.commit(&[put("a", "1"), put("b", "2"), put("empty", "")]).unwrap();
     table.commit(&[put("a", "one"), delete("b"), put("c", "3"), delete("nothing")]).unwrap();
-    let expected: [Row; 3] = [("a".into(), "one".into()), ("c".into(), "3".into()), ("empty".into(), Vec::new())];
+    let expected: [RawRow; 3] = [("a".into(), "one".into()), ("c".into(), "3".into()), ("empty".into(), Vec::new())];
     assert_eq!(scan(&*table.view().unwrap(), b"", b"\xff"), expected);
     drop(table);
     assert_eq!(scan(&*fixture.open().view().unwrap(), b"", b"\xff"), expected, "after opening it again");
 }
 
 fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let value = |n: u32| vec![n.to_le_bytes()[0]; MAX_ROW_BYTES];
     let key = |n: u32| [vec![b'k'; 4096], n.to_be_bytes().to_vec()].concat();
@@ -173,7 +173,7 @@ fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
 
 /// Readers beside a writer see all of a commit or nothing of it, within one view.
 fn a_view_is_a_snapshot(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let many: Vec<String> = (0..40).map(|n| format!("row{n:02}")).collect();
     let commit = |n: u32| {
@@ -209,7 +209,7 @@ fn a_view_is_a_snapshot(engine: &dyn Engine) {
 }
 
 fn recovering_reopens_the_table(engine: &dyn Engine) {
-    let fixture = Fixture::new(engine);
+    let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     for n in 0..20_u32 {
         table.commit(&[put("n", n.to_be_bytes())]).unwrap();
@@ -234,7 +234,7 @@ pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
 }
 
 /// How many keys one [`step`] writes.
-const WIDTH: usize = 5;
+const KEYS_PER_STEP: usize = 5;
 
 /// The value that step `n` gives to all its keys: some short, some longer than a row.
 fn value(n: u64) -> Vec<u8> {
@@ -242,9 +242,9 @@ fn value(n: u64) -> Vec<u8> {
     n.to_be_bytes().into_iter().cycle().take(length).collect()
 }
 
-/// One transaction that writes `WIDTH` keys.
+/// One transaction that writes `KEYS_PER_STEP` keys.
 pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
-    let ops: Vec<Op> = (0..WIDTH).map(|i| Op::put(format!("k/{i}/{}", n % 20), value(n))).collect();
+    let ops: Vec<Op> = (0..KEYS_PER_STEP).map(|i| Op::put(format!("k/{i}/{}", n % 20), value(n))).collect();
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
@@ -252,7 +252,7 @@ pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
 async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)
-        .flat_map(|n| (0..WIDTH).map(move |i| (format!("k/{i}/{}", n % 20).into_bytes(), value(n))))
+        .flat_map(|n| (0..KEYS_PER_STEP).map(move |i| (format!("k/{i}/{}", n % 20).into_bytes(), value(n))))
         .collect();
     expected.sort();
     let found: Vec<(Vec<u8>, Vec<u8>)> =

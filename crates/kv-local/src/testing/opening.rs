@@ -31,7 +31,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
 ];
 
 /// The one of an engine behind a journal.
-pub(crate) const OF_A_JOURNAL: (&str, Duty) =
+pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("a_store_without_its_journal_is_refused", a_store_without_its_journal_is_refused);
 
 fn refusal(engine: &dyn Engine, path: &Path) -> Error {

@@ -6,7 +6,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-const PLACE: Place = Place { revision: 0x1234_5678, sub: 300 };
+const PLACE: LogPosition = LogPosition { revision: 0x1234_5678, sub: 300 };
 const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536, lease: None };
 
 /// These bytes are on people's disks: none of them may ever change without a new format.
@@ -28,7 +28,7 @@ fn rows_are_spelled_as_ever() {
         hex(&encode(&log_key(PLACE), &delete).unwrap()),
         "01fc3615dc016bfd0040204648470600010102fbfb00fc78563412fb2c01fc00000100"
     );
-    let state = State {
+    let state = StateRow {
         revision: 70_000,
         compacted: 3,
         swept: PLACE,
@@ -36,7 +36,7 @@ fn rows_are_spelled_as_ever() {
         time: 1_767_225_600_000_000,
         live: 12,
         digest: u64::MAX,
-        ..State::NEW
+        ..StateRow::NEW
     };
     assert_eq!(
         hex(&encode(STATE_KEY, &state).unwrap()),
@@ -61,13 +61,13 @@ fn rows_with_leases_are_spelled_as_ever() {
     assert!(lease_and_key(b"e\0\0\0\0\0\0\0\0").is_err(), "0 is no lease");
     let leased = Pointer { lease: Some(lease), ..POINTER };
     let put = LogRow { key: b"k".to_vec(), time: 7, change: Change::Put(leased), prev: None };
-    let kept = Kept { revisions: Some(10_000), age: None, bytes: Some(1 << 26), min_age: Some(7) };
+    let kept = StoredRetention { revisions: Some(10_000), age: None, bytes: Some(1 << 26), min_age: Some(7) };
     let rows = [
-        encode(b"e", &Lease { ttl: 90 }).unwrap(),
+        encode(b"e", &LeaseRow { ttl: 90 }).unwrap(),
         encode(b"ck", &leased).unwrap(),
         encode(b"l", &put).unwrap(),
         encode(b"l", &LogRow { change: Change::Delete, prev: Some(leased), ..put }).unwrap(),
-        encode(STATE_KEY, &State { revision: 70_000, client_mark: 3, other_changes: 4, ..State::NEW }).unwrap(),
+        encode(STATE_KEY, &StateRow { revision: 70_000, client_mark: 3, other_changes: 4, ..StateRow::NEW }).unwrap(),
         encode(RETENTION_KEY, &kept).unwrap(),
     ];
     let spelled = [
@@ -82,8 +82,8 @@ fn rows_with_leases_are_spelled_as_ever() {
     assert_eq!(decode::<Pointer>(b"ck", &rows[1]).unwrap(), leased);
     assert_eq!(decode::<LogRow>(b"l", &rows[2]).unwrap().put(), Some(&leased));
     assert_eq!(decode::<LogRow>(b"l", &rows[3]).unwrap().prev, Some(leased));
-    assert_eq!(decode::<State>(STATE_KEY, &rows[4]).unwrap().other_changes, 4);
-    assert_eq!(decode::<Kept>(RETENTION_KEY, &rows[5]).unwrap(), kept);
+    assert_eq!(decode::<StateRow>(STATE_KEY, &rows[4]).unwrap().other_changes, 4);
+    assert_eq!(decode::<StoredRetention>(RETENTION_KEY, &rows[5]).unwrap(), kept);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn what_is_encoded_is_decoded() {
     let row = encode(b"ck", &POINTER).unwrap();
     assert_eq!(decode::<Pointer>(b"ck", &row).unwrap(), POINTER);
     assert!(decode::<Pointer>(b"cl", &row).is_err(), "a row belongs to its key");
-    assert!(decode::<State>(b"ck", &row).is_err(), "and is of its kind");
+    assert!(decode::<StateRow>(b"ck", &row).is_err(), "and is of its kind");
     assert_eq!(decode_format(&encode_format(9)).unwrap(), 9);
     let id = Uuid::new_v4();
     assert_eq!(decode_id(&encode_id(id)).unwrap(), id);
@@ -110,18 +110,18 @@ fn numbers_that_cannot_be_are_damage() {
         let row = encode(b"k", what).unwrap();
         assert_eq!(decode::<T>(b"k", &row).err(), Some(Damage::row(b"k", "has numbers that cannot be")));
     }
-    let far = Place { revision: u64::MAX, sub: 0 };
+    let far = LogPosition { revision: u64::MAX, sub: 0 };
     refused(&Pointer { len: u32::MAX, ..POINTER });
     refused(&Pointer { version: u64::MAX, ..POINTER });
     refused(&Pointer { place: far, ..POINTER });
-    refused(&Pointer { place: Place { sub: u32::MAX, ..PLACE }, ..POINTER });
+    refused(&Pointer { place: LogPosition { sub: u32::MAX, ..PLACE }, ..POINTER });
     let log = LogRow { key: Vec::new(), time: 0, change: Change::Delete, prev: None };
     refused(&LogRow { prev: Some(Pointer { len: u32::MAX, ..POINTER }), ..log.clone() });
     refused(&LogRow { change: Change::Put(Pointer { create_revision: u64::MAX, ..POINTER }), ..log });
-    refused(&State { revision: u64::MAX, ..State::NEW });
-    refused(&State { compacted: 2, ..State::NEW });
-    refused(&State { swept: far, ..State::NEW });
-    refused(&State { log_bytes: u64::MAX, ..State::NEW });
+    refused(&StateRow { revision: u64::MAX, ..StateRow::NEW });
+    refused(&StateRow { compacted: 2, ..StateRow::NEW });
+    refused(&StateRow { swept: far, ..StateRow::NEW });
+    refused(&StateRow { log_bytes: u64::MAX, ..StateRow::NEW });
 }
 
 #[test]

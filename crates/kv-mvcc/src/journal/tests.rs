@@ -14,15 +14,15 @@ const BYTES: u64 = 4096;
 
 /// The disk of the tests: a journal, and a table that may lose its last commit.
 #[derive(Clone, Debug, Default)]
-struct Disk(Arc<Mutex<State>>);
+struct Disk(Arc<Mutex<DiskState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct DiskState {
     content: Vec<u8>,
     durable: Vec<u8>,
     /// Writes that may or may not have got through.
     unsynced: Vec<(usize, Vec<u8>)>,
-    noted: Noted,
+    noted: DurableParts,
     table: Rows,
     table_durable: Rows,
     /// After so many more operations nothing works any more.
@@ -36,11 +36,11 @@ struct State {
 const SECTOR: usize = 512;
 
 impl Disk {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap()
     }
 
-    fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
+    fn operation(&self) -> io::Result<MutexGuard<'_, DiskState>> {
         let mut state = self.state();
         match &mut state.left {
             Some(0) => return Err(io::Error::other("no power")),
@@ -50,8 +50,8 @@ impl Disk {
         Ok(state)
     }
 
-    fn open(&self) -> Result<Journaled> {
-        Journaled::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
+    fn open(&self) -> Result<JournaledTable> {
+        JournaledTable::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
     /// The remains after a power cut, without any of the notes.
@@ -68,10 +68,10 @@ impl Disk {
             }
         }
         let table = if random.bool() { state.table.clone() } else { state.table_durable.clone() };
-        let noted = if random.bool() { Noted::default() } else { state.noted };
+        let noted = if random.bool() { DurableParts::default() } else { state.noted };
         let durable = content.clone();
         let table_durable = table.clone();
-        Self(Arc::new(Mutex::new(State { content, durable, noted, table, table_durable, ..State::default() })))
+        Self(Arc::new(Mutex::new(DiskState { content, durable, noted, table, table_durable, ..DiskState::default() })))
     }
 }
 
@@ -111,11 +111,11 @@ impl Medium for Disk {
         Ok(())
     }
 
-    fn noted(&self) -> Noted {
+    fn noted(&self) -> DurableParts {
         self.state().noted
     }
 
-    fn note(&self, noted: Noted) {
+    fn note(&self, noted: DurableParts) {
         if let Ok(mut state) = self.operation() {
             state.noted = noted;
         }
@@ -308,11 +308,11 @@ fn an_opening_notes_what_it_found_durable() {
     (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     let noted = disk.state().noted;
-    assert_ne!(noted, Noted::default());
-    disk.state().noted = Noted::default();
+    assert_ne!(noted, DurableParts::default());
+    disk.state().noted = DurableParts::default();
     disk.open().unwrap();
     // The engine may have lost what it shows, so it gets one more checkpoint.
-    assert_eq!(disk.state().noted, Noted { checkpoint: noted.checkpoint + 1, ..noted });
+    assert_eq!(disk.state().noted, DurableParts { checkpoint: noted.checkpoint + 1, ..noted });
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn a_journal_that_is_not_the_tables_is_refused() {
     disk.state().table.clear();
     refused("the table has lost everything");
     disk.state().table.clone_from(&good);
-    disk.state().table.insert(ROW.to_vec(), b"odd".to_vec());
+    disk.state().table.insert(JOURNAL_ROW_KEY.to_vec(), b"odd".to_vec());
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();

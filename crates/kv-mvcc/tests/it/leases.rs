@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use kv::{
-    Compare, CompareOp, ErrorKind, EventKind, Granted, Key, Lease, LeaseId, Op, Purpose, Range, RangeRequest, Revision,
-    Store, StoreExt, Target, Txn, WatchRequest,
+    Compare, CompareOp, ErrorKind, EventKind, GrantOutcome, Key, Lease, LeaseId, Op, Purpose, Range, RangeRequest,
+    Revision, Store, StoreExt, Target, Txn, WatchRequest,
 };
-use kv_mvcc::{FORMAT, FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options, Reserve, Retention};
+use kv_mvcc::{FORMAT, FORMAT_WITH_LEASES, MemoryTable, MvccStore, Options, Retention, SpaceReserve};
 
 use crate::wrapped::{Fault, Wrapped};
 
@@ -36,8 +36,8 @@ async fn attached(store: &MvccStore, number: i64) -> Vec<Key> {
 async fn a_lease_ends_with_all_its_keys_at_one_revision() {
     let store = MvccStore::open(Box::new(MemoryTable::new()), options()).unwrap();
     let before = store.status().revision;
-    assert_eq!(store.grant(lease(7)).await.unwrap(), Granted::New);
-    assert_eq!(store.grant(lease(7)).await.unwrap(), Granted::Taken);
+    assert_eq!(store.grant(lease(7)).await.unwrap(), GrantOutcome::New);
+    assert_eq!(store.grant(lease(7)).await.unwrap(), GrantOutcome::Taken);
     assert_eq!(store.status().revision, before, "a grant is no write of keys");
     for key in ["b", "a", "c"] {
         put(&store, key, Some(id(7))).await.unwrap();
@@ -194,7 +194,7 @@ async fn an_error_of_the_table_leaves_a_lease_as_it_was_or_ended() {
 #[derive(Debug)]
 struct Full;
 
-impl Reserve for Full {
+impl SpaceReserve for Full {
     fn restore(&self) -> Result<(), String> {
         Ok(())
     }
@@ -203,7 +203,7 @@ impl Reserve for Full {
         Err((ErrorKind::NoSpace, "the disk is full".to_owned()))
     }
 
-    fn give_up(&self) -> bool {
+    fn release_part(&self) -> bool {
         true
     }
 }

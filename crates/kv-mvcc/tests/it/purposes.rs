@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kv::{ErrorKind, Purpose, StoreExt};
-use kv_mvcc::{Options, Reserve};
+use kv_mvcc::{Options, SpaceReserve};
 
 use crate::wrapped::{Fault, Wrapped};
 
 /// A reserve that can be given up, and put back only while there is room.
 #[derive(Debug, Default)]
-struct Kept {
+struct StoredRetention {
     given_up: AtomicUsize,
     is_full: AtomicBool,
 }
 
-impl Reserve for Kept {
+impl SpaceReserve for StoredRetention {
     fn restore(&self) -> Result<(), String> {
         if self.is_full.load(Ordering::SeqCst) { Err("the disk is full".to_owned()) } else { Ok(()) }
     }
@@ -24,14 +24,14 @@ impl Reserve for Kept {
         self.restore().map_err(|full| (ErrorKind::NoSpace, full))
     }
 
-    fn give_up(&self) -> bool {
+    fn release_part(&self) -> bool {
         self.given_up.fetch_add(1, Ordering::SeqCst) == 0
     }
 }
 
 #[tokio::test]
 async fn a_release_uses_the_reserve_and_other_writes_wait_for_it() {
-    let (table, reserve) = (Wrapped::default(), Arc::new(Kept::default()));
+    let (table, reserve) = (Wrapped::default(), Arc::new(StoredRetention::default()));
     let store = table.store(Options { reserve: Some(Arc::clone(&reserve) as _), ..Options::default() });
     let release = store.with_purpose(Purpose::Release);
     reserve.is_full.store(true, Ordering::SeqCst);
@@ -48,7 +48,7 @@ async fn a_release_uses_the_reserve_and_other_writes_wait_for_it() {
 
 #[tokio::test]
 async fn writes_of_other_purposes_leave_the_reserve_alone() {
-    let (table, reserve) = (Wrapped::default(), Arc::new(Kept::default()));
+    let (table, reserve) = (Wrapped::default(), Arc::new(StoredRetention::default()));
     let store = table.store(Options { reserve: Some(Arc::clone(&reserve) as _), ..Options::default() });
     table.fail_next(Fault::Refused(&ErrorKind::NoSpace));
     assert_eq!(*store.put("a", "1").await.unwrap_err().kind(), ErrorKind::NoSpace);

@@ -21,10 +21,10 @@ use crate::request::{
 use crate::store::Store;
 use crate::wrap::tracing_targets::TRANSACT;
 
-pub use transaction::{MAX_CREATION_GUARDED, MAX_GUARDED_LIST, Transaction};
+pub use transaction::{MAX_CREATION_GUARDED_KEYS, MAX_GUARDED_KEYS, Transaction};
 
 /// The longest pause before another attempt.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a whole call may take, from waiting for a lock to the answer.
 ///
@@ -71,13 +71,13 @@ pub struct TransactOptions {
     /// After how many attempts to give up; Calico's clients try a hundred times.
     pub attempts: u32,
     /// Keys that the first request reads along with what it is about.
-    pub beside: Vec<Key>,
+    pub extra_reads: Vec<Key>,
 }
 
 impl TransactOptions {
     /// Until the deadline, or a hundred attempts.
     pub fn new(deadline: Deadline) -> Self {
-        Self { deadline, attempts: 100, beside: Vec::new() }
+        Self { deadline, attempts: 100, extra_reads: Vec::new() }
     }
 
     /// With another bound on the attempts.
@@ -89,8 +89,8 @@ impl TransactOptions {
 
     /// Reading these keys along with whatever is read first, so that the body can read them without another round trip.
     #[must_use]
-    pub fn with_beside(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.beside.extend(keys);
+    pub fn with_extra_reads(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.extra_reads.extend(keys);
         self
     }
 }
@@ -193,18 +193,18 @@ impl Attempts {
         let deadline = self.options.deadline;
         if self.made > 0 {
             if deadline.work_is_over() {
-                return Err(self.because(out_of_time()));
+                return Err(self.attach_last_error(out_of_time()));
             }
             pause(self.made, deadline.remaining_for_work()).await;
         }
         if self.made == self.options.attempts {
             let kind = ErrorKind::Conflict { attempts: self.made };
-            return Err(self.because(Error::new(kind, Operation::Transact, "store")));
+            return Err(self.attach_last_error(Error::new(kind, Operation::Transact, "store")));
         }
         self.made += 1;
         let mut new = Transaction::new(Arc::clone(&self.store), deadline);
         new.may_rely_on_peek = self.may_rely_on_peek;
-        Ok(new.reading_beside(self.options.beside.clone()))
+        Ok(new.with_extra_reads(self.options.extra_reads.clone()))
     }
 
     /// Commits an attempt whose body had this outcome: `None` if another attempt is due.
@@ -235,7 +235,7 @@ impl Attempts {
     }
 
     /// Gives up, with the store's last refusal as the cause if there was one.
-    fn because(&mut self, error: Error) -> Error {
+    fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
             Some(refusal) => error.with_source(refusal),
             None => error,
@@ -260,7 +260,7 @@ fn out_of_time() -> Error {
 
 /// Waits a random time that grows with the attempts, at most `longest`: writers that collided should not collide again.
 async fn pause(attempt: u32, longest: Duration) {
-    let ceiling = LONGEST_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
+    let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
 }
 
@@ -335,14 +335,14 @@ fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Re
 }
 
 /// How often a write is sent again after an error that waiting is not known to cure.
-const HOPELESS_RESENDS: u32 = 2;
+const MAX_HOPELESS_RESENDS: u32 = 2;
 /// How many states of a key are looked at for its creation.
-const MAX_STATES: i64 = 1024;
+const MAX_SEARCHED_STATES: i64 = 1024;
 /// How many reads are under way at a time.
-const READS_AT_ONCE: usize = 64;
+const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history tells whether the commit has happened.
-enum Clue {
+enum SettleClue {
     /// It was there, last written at this revision: the first change after it decides.
     Changed(Key, Revision),
     /// All keys that are written were absent, this one among them: its creations decide. The second is the revision up to
@@ -350,7 +350,7 @@ enum Clue {
     Created(Key, Revision),
 }
 
-impl Clue {
+impl SettleClue {
     fn key(&self) -> &Key {
         match self {
             Self::Changed(key, _) | Self::Created(key, _) => key,
@@ -359,7 +359,7 @@ impl Clue {
 }
 
 /// Why one try did not settle it.
-enum Unsettled {
+enum SettleFailure {
     /// Another try may.
     ForNow(Error),
     /// No other try can.
@@ -385,26 +385,26 @@ impl Transaction {
             match settled {
                 Ok(Some(commit)) => return Ok(commit),
                 Ok(None) => return Err(unknown.with_outcome(Outcome::NotApplied)),
-                Err(Unsettled::ForGood(reason)) => return Err(unknown.with_source(reason)),
-                Err(Unsettled::ForNow(error)) => {
+                Err(SettleFailure::ForGood(reason)) => return Err(unknown.with_source(reason)),
+                Err(SettleFailure::ForNow(error)) => {
                     hopeless += u32::from(!error.kind().is_transient());
                     if !is_final && error.outcome() == Outcome::Unknown {
                         unknown = error;
                     }
                 }
             }
-            if hopeless > HOPELESS_RESENDS || self.deadline.is_over() {
+            if hopeless > MAX_HOPELESS_RESENDS || self.deadline.is_over() {
                 break;
             }
         }
         Err(unknown)
     }
 
-    fn clue(&self) -> Option<Clue> {
+    fn clue(&self) -> Option<SettleClue> {
         let guarded = self.writes.keys().map(|key| (key, self.guards.get(key).copied().unwrap_or_default()));
         let there = guarded.into_iter().find(|(_, guard)| guard.is_set());
-        let changed = there.map(|(key, guard)| Clue::Changed(key.clone(), guard));
-        changed.or_else(|| self.writes.keys().next().map(|key| Clue::Created(key.clone(), self.newest_seen())))
+        let changed = there.map(|(key, guard)| SettleClue::Changed(key.clone(), guard));
+        changed.or_else(|| self.writes.keys().next().map(|key| SettleClue::Created(key.clone(), self.newest_seen())))
     }
 
     /// The newest revision that an answer to this attempt had: its commit was sent after that.
@@ -412,32 +412,32 @@ impl Transaction {
         self.presumed.values().copied().fold(self.at, Revision::max)
     }
 
-    async fn try_to_settle(&self, txn: &Txn, clue: &mut Clue) -> Result<Commit, Unsettled> {
-        if let Clue::Created(..) = clue
+    async fn try_to_settle(&self, txn: &Txn, clue: &mut SettleClue) -> Result<Commit, SettleFailure> {
+        if let SettleClue::Created(..) = clue
             && let Some(commit) = self.find_commit(clue).await?
         {
             return Ok(commit);
         }
-        let answer = self.store.txn(txn.clone()).await.map_err(Unsettled::ForNow)?;
+        let answer = self.store.txn(txn.clone()).await.map_err(SettleFailure::ForNow)?;
         if answer.succeeded {
             return Ok(Commit::Done(answer.revision));
         }
         let ours = match clue {
-            Clue::Changed(key, guard) => self.find_change(key, *guard, written_at(&answer)).await?,
-            Clue::Created(key, looked_until) => self.find_creation(key, *looked_until, answer.revision).await?,
+            SettleClue::Changed(key, guard) => self.find_change(key, *guard, written_at(&answer)).await?,
+            SettleClue::Created(key, looked_until) => self.find_creation(key, *looked_until, answer.revision).await?,
         };
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
     }
 
     /// Finds this commit by reading; `None` if it has not happened until now.
-    async fn find_commit(&self, clue: &mut Clue) -> Result<Option<Commit>, Unsettled> {
-        let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(of_reading)?;
+    async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
+        let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {
-            Clue::Changed(key, guard) => {
+            SettleClue::Changed(key, guard) => {
                 let written = state.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision);
                 self.find_change(key, *guard, written).await?
             }
-            Clue::Created(key, looked_until) => {
+            SettleClue::Created(key, looked_until) => {
                 let found = self.find_creation(key, *looked_until, state.revision).await?;
                 *looked_until = state.revision;
                 found
@@ -447,40 +447,51 @@ impl Transaction {
     }
 
     /// The revision of the first change of a key after `guard`, if it was this commit; `written` is when it was last written.
-    async fn find_change(&self, key: &Key, guard: Revision, written: Revision) -> Result<Option<Revision>, Unsettled> {
+    async fn find_change(
+        &self,
+        key: &Key,
+        guard: Revision,
+        written: Revision,
+    ) -> Result<Option<Revision>, SettleFailure> {
         if written == guard {
             return Ok(None);
         }
-        let revision = self.first_change(key).await.map_err(of_reading)?;
-        Ok(self.is_ours(revision).await.map_err(of_reading)?.then_some(revision))
+        let revision = self.first_change(key).await.map_err(read_failure)?;
+        Ok(self.is_ours(revision).await.map_err(read_failure)?.then_some(revision))
     }
 
     /// The revision after `after`, at most `until`, at which this commit created the key, if there is one.
-    async fn find_creation(&self, key: &Key, after: Revision, until: Revision) -> Result<Option<Revision>, Unsettled> {
+    async fn find_creation(
+        &self,
+        key: &Key,
+        after: Revision,
+        until: Revision,
+    ) -> Result<Option<Revision>, SettleFailure> {
         let (after, mut until) = (after.get(), until.get());
         let (mut looked_at, mut step) = (0, 1);
         while until > after {
             let from = after.max(until - step);
             looked_at += until - from;
-            if looked_at > MAX_STATES {
-                let reason = format!("too many changes came after it to look for it among them (over {MAX_STATES})");
-                return Err(Unsettled::ForGood(reason.into()));
+            if looked_at > MAX_SEARCHED_STATES {
+                let reason =
+                    format!("too many changes came after it to look for it among them (over {MAX_SEARCHED_STATES})");
+                return Err(SettleFailure::ForGood(reason.into()));
             }
             if self.deadline.is_over() {
-                return Err(Unsettled::ForNow(out_of_time()));
+                return Err(SettleFailure::ForNow(out_of_time()));
             }
             let states = (from + 1..=until).map(|revision| self.state_of(key, Revision::new(revision)));
-            let states = try_join_all(states).await.map_err(of_reading)?;
+            let states = try_join_all(states).await.map_err(read_failure)?;
             let created: BTreeSet<Revision> =
                 states.into_iter().flat_map(|state| state.kvs).map(|kv| kv.create_revision).collect();
             for revision in created.iter().filter(|revision| revision.get() > after) {
-                if self.is_ours(*revision).await.map_err(of_reading)? {
+                if self.is_ours(*revision).await.map_err(read_failure)? {
                     return Ok(Some(*revision));
                 }
             }
             // Since its creation the key was there all the time.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
-            step = (step * 2).min(READS_AT_ONCE as i64);
+            step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }
         Ok(None)
     }
@@ -494,7 +505,7 @@ impl Transaction {
     /// True if everything that this attempt writes was written, as it writes it, at one revision.
     async fn is_ours(&self, revision: Revision) -> Result<bool> {
         let writes: Vec<_> = self.writes.iter().collect();
-        for writes in writes.chunks(READS_AT_ONCE) {
+        for writes in writes.chunks(MAX_CONCURRENT_READS) {
             let reads = writes.iter().map(|(key, _)| RangeRequest::new(Range::key((*key).clone())).with_at(revision));
             let states = try_join_all(reads.map(|read| self.store.range(read))).await?;
             let as_written = writes.iter().zip(&states).all(|((_, value), state)| match (value, state.kvs.first()) {
@@ -523,8 +534,8 @@ impl Transaction {
 }
 
 /// A read that failed: what waiting does not cure, such as a history that was compacted, stays so.
-fn of_reading(error: Error) -> Unsettled {
-    if error.kind().is_transient() { Unsettled::ForNow(error) } else { Unsettled::ForGood(error.into()) }
+fn read_failure(error: Error) -> SettleFailure {
+    if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }
 
 /// When the one key was last written that a transaction read instead of writing; unset if it is absent.

@@ -16,9 +16,9 @@ use crate::validate::MAX_TXN_OPS;
 
 /// Maximum number of keys in a range that is guarded against every change: etcd checks each of them in the apply loop of every
 /// member.
-pub const MAX_GUARDED_LIST: usize = 64;
+pub const MAX_GUARDED_KEYS: usize = 64;
 /// Maximum number of keys in a range that is guarded against new keys only. It is higher because such guards are rare.
-pub const MAX_CREATION_GUARDED: usize = 4096;
+pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of [`transact!`](crate::transact!).
 ///
@@ -69,7 +69,7 @@ pub struct Transaction {
     /// The values that the commit writes; `None` deletes.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
     /// Keys that the first request reads along.
-    beside: Vec<Key>,
+    extra_reads: Vec<Key>,
     stale: bool,
     /// False for an attempt after one that relied on a peek and could not prove it.
     pub(super) may_rely_on_peek: bool,
@@ -94,7 +94,7 @@ impl Transaction {
             guarded_ranges: Vec::new(),
             creation_guards: BTreeMap::new(),
             writes: BTreeMap::new(),
-            beside: Vec::new(),
+            extra_reads: Vec::new(),
             stale: false,
             may_rely_on_peek: true,
             relied_on_peek: false,
@@ -102,8 +102,8 @@ impl Transaction {
     }
 
     /// The same, with keys that its first request reads along.
-    pub(super) fn reading_beside(mut self, keys: Vec<Key>) -> Self {
-        self.beside = keys;
+    pub(super) fn with_extra_reads(mut self, keys: Vec<Key>) -> Self {
+        self.extra_reads = keys;
         self
     }
 
@@ -165,7 +165,7 @@ impl Transaction {
     pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
-        if known.len() > MAX_GUARDED_LIST {
+        if known.len() > MAX_GUARDED_KEYS {
             return Err(self.error(ErrorKind::ReadSetTooLarge { guards: known.len() }));
         }
         self.guard_range(range);
@@ -201,7 +201,7 @@ impl Transaction {
     /// Those of the store.
     pub async fn snapshot_is_empty(&mut self, range: &Range) -> Result<bool> {
         let request = RangeRequest::new(range.clone()).with_at(self.at).with_limit(1).with_content(Content::KeysOnly);
-        let answers = self.ask_ranges(vec![request]).await?;
+        let answers = self.send_ranges(vec![request]).await?;
         if let (false, Some(answer)) = (self.at.is_set(), answers.first()) {
             self.at = answer.revision;
         }
@@ -321,12 +321,12 @@ impl Transaction {
             return Ok(());
         }
         if !self.at.is_set() {
-            let beside = self.beside.iter().map(|key| (Range::Key(key.clone()), Content::Full));
-            let beside: Vec<_> = beside.filter(|read| !ranges.contains(read)).collect();
-            ranges.splice(0..0, beside);
+            let extra_reads = self.extra_reads.iter().map(|key| (Range::Key(key.clone()), Content::Full));
+            let extra_reads: Vec<_> = extra_reads.filter(|read| !ranges.contains(read)).collect();
+            ranges.splice(0..0, extra_reads);
             let later = ranges.split_off(ranges.len().min(MAX_TXN_OPS));
             let reads = ranges.iter().cloned().map(|(range, content)| TxnRange::new(range).with_content(content));
-            let answer = self.ask_txn(Txn::new().with_success(reads.map(Op::Range))).await?;
+            let answer = self.send_txn(Txn::new().with_success(reads.map(Op::Range))).await?;
             self.at = answer.revision;
             for (range, result) in ranges.into_iter().zip(answer.results) {
                 if let OpResult::Range(found) = result {
@@ -337,7 +337,7 @@ impl Transaction {
         }
         let reads = ranges.iter().cloned();
         let reads = reads.map(|(range, content)| RangeRequest::new(range).with_at(self.at).with_content(content));
-        let answers = self.ask_ranges(reads.collect()).await?;
+        let answers = self.send_ranges(reads.collect()).await?;
         for (range, found) in ranges.into_iter().zip(answers) {
             self.remember(range, found);
         }
@@ -361,7 +361,7 @@ impl Transaction {
     }
 
     /// Asks the store, and again while it says that a little later may do: this only reads.
-    async fn ask_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
+    async fn send_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
         let mut attempt = 0;
         loop {
             match self.store.txn(txn.clone()).await {
@@ -372,7 +372,7 @@ impl Transaction {
     }
 
     /// The same for several reads at once.
-    async fn ask_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
+    async fn send_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
         let mut attempt = 0;
         loop {
             let asked: Vec<_> = reads.iter().map(|read| self.store.range(read.clone())).collect();
@@ -424,7 +424,7 @@ impl Transaction {
     /// # Errors
     /// Any store error.
     pub async fn peek_with(&mut self, keys: &[Key], content: Content, ranges: &[Range]) -> Result<Vec<Option<Kv>>> {
-        let found = self.ask_now(keys, content, ranges).await?;
+        let found = self.read_newest(keys, content, ranges).await?;
         for (key, (kv, at)) in keys.iter().zip(&found) {
             match kv {
                 None => drop(self.absent.insert(key.clone(), *at)),
@@ -448,7 +448,7 @@ impl Transaction {
     pub async fn peek_ranges(&mut self, ranges: &[Range]) -> Result<Vec<Vec<Key>>> {
         let unread: Vec<Range> = ranges.iter().filter(|range| self.keys_in(range).is_none()).cloned().collect();
         if !unread.is_empty() {
-            self.ask_now(&[], Content::KeysOnly, &unread).await?;
+            self.read_newest(&[], Content::KeysOnly, &unread).await?;
         }
         Ok(ranges.iter().map(|range| self.keys_in(range).map(|(keys, _)| keys).unwrap_or_default()).collect())
     }
@@ -461,7 +461,7 @@ impl Transaction {
     /// `ReadSetTooLarge` if the range has more than 4,096 keys; any store error.
     pub async fn guard_creation(&mut self, range: &Range) -> Result<Vec<Key>> {
         let keys = self.peek_ranges(slice::from_ref(range)).await?.pop().unwrap_or_default();
-        if keys.len() > MAX_CREATION_GUARDED {
+        if keys.len() > MAX_CREATION_GUARDED_KEYS {
             return Err(self.error(ErrorKind::ReadSetTooLarge { guards: keys.len() }));
         }
         let read_at = self.keys_in(range).map_or(self.at, |(_, at)| at);
@@ -488,7 +488,7 @@ impl Transaction {
 
     /// Keys as they are now, each with the revision of the answer, and the keys of ranges: as many in one request as one can
     /// ask for.
-    async fn ask_now(
+    async fn read_newest(
         &mut self,
         keys: &[Key],
         content: Content,
@@ -499,7 +499,7 @@ impl Transaction {
         let reads: Vec<TxnRange> = single.chain(several).collect();
         let mut answers = Vec::with_capacity(reads.len());
         for reads in reads.chunks(MAX_TXN_OPS) {
-            let answer = self.ask_txn(Txn::new().with_success(reads.iter().cloned().map(Op::Range))).await?;
+            let answer = self.send_txn(Txn::new().with_success(reads.iter().cloned().map(Op::Range))).await?;
             answers.extend(answer.results.into_iter().map(|result| match result {
                 OpResult::Range(found) => (found.kvs, answer.revision),
                 _ => (Vec::new(), answer.revision),

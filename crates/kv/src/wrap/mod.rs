@@ -29,9 +29,9 @@ pub mod tracing_targets {
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// The calls that went through a [`Counting`] store so far. A call is a round trip.
+/// The calls that went through a [`CountingStore`] store so far. A call is a round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct CallCounts {
     /// Calls of [`Store::range`].
     pub ranges: u64,
     /// Calls of [`Store::txn`].
@@ -46,7 +46,7 @@ pub struct Counts {
     pub bytes_received: u64,
 }
 
-impl Counts {
+impl CallCounts {
     /// Round trips of reads and transactions together.
     pub fn round_trips(&self) -> u64 {
         self.ranges + self.txns
@@ -65,21 +65,21 @@ struct Counters {
 
 /// A store that counts what goes through it. Clones count together.
 #[derive(Clone, Debug)]
-pub struct Counting<S> {
+pub struct CountingStore<S> {
     inner: S,
     counters: Arc<Counters>,
 }
 
-impl<S: Store> Counting<S> {
+impl<S: Store> CountingStore<S> {
     /// Counts around this store, from zero.
     pub fn new(inner: S) -> Self {
         Self { inner, counters: Arc::default() }
     }
 
     /// The counts since the last call; they start again from zero.
-    pub fn take(&self) -> Counts {
+    pub fn take(&self) -> CallCounts {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
-        Counts {
+        CallCounts {
             ranges: take(&self.counters.ranges),
             txns: take(&self.counters.txns),
             watches: take(&self.counters.watches),
@@ -96,7 +96,7 @@ impl<S: Store> Counting<S> {
 }
 
 #[async_trait]
-impl<S: Store> Store for Counting<S> {
+impl<S: Store> Store for CountingStore<S> {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.counters.ranges.fetch_add(1, Relaxed);
         let answer = self.inner.range(request).await?;
@@ -138,7 +138,7 @@ pub enum Fault {
     RequestLost,
     /// The request was carried out, and the reply got lost: `Disconnected`.
     ReplyLost,
-    /// The caller sees a `Timeout`, and a transaction is carried out only when [`Faulty::deliver_held`] is called.
+    /// The caller sees a `Timeout`, and a transaction is carried out only when [`FaultyStore::deliver_held`] is called.
     Held,
     /// It takes this much longer.
     Delay(Duration),
@@ -160,13 +160,13 @@ impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
 
 /// A store that fails as [`Faults`] say. Clones share everything.
 #[derive(Clone)]
-pub struct Faulty<S> {
+pub struct FaultyStore<S> {
     inner: S,
     faults: Arc<dyn Faults>,
     held: Arc<Mutex<VecDeque<Txn>>>,
 }
 
-impl<S: Store> Faulty<S> {
+impl<S: Store> FaultyStore<S> {
     /// Faults around this store.
     pub fn new(inner: S, faults: impl Faults) -> Self {
         Self { inner, faults: Arc::new(faults), held: Arc::default() }
@@ -228,14 +228,14 @@ impl<S: Store> Faulty<S> {
     }
 }
 
-impl<S: fmt::Debug> fmt::Debug for Faulty<S> {
+impl<S: fmt::Debug> fmt::Debug for FaultyStore<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Faulty").field(&self.inner).finish()
     }
 }
 
 #[async_trait]
-impl<S: Store> Store for Faulty<S> {
+impl<S: Store> Store for FaultyStore<S> {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         let fault = self.request(Operation::Range).await?;
         let answer = self.inner.range(request).await?;
@@ -277,9 +277,9 @@ impl<S: Store> Store for Faulty<S> {
 
 /// A store that logs each call at debug level: what was asked, how long it took, what came of it. Never a value.
 #[derive(Clone, Debug)]
-pub struct Traced<S>(S);
+pub struct TracedStore<S>(S);
 
-impl<S: Store> Traced<S> {
+impl<S: Store> TracedStore<S> {
     /// Logs around this store.
     pub fn new(inner: S) -> Self {
         Self(inner)
@@ -287,7 +287,7 @@ impl<S: Store> Traced<S> {
 }
 
 #[async_trait]
-impl<S: Store> Store for Traced<S> {
+impl<S: Store> Store for TracedStore<S> {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         let range = request.range.to_string();
         let start = Instant::now();

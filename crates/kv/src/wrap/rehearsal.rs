@@ -22,11 +22,11 @@ const NAME: &str = "rehearsal";
 #[derive(Debug)]
 pub struct Rehearsal<S> {
     inner: S,
-    state: Mutex<State>,
+    state: Mutex<RehearsalState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RehearsalState {
     /// The inner store's revision that all stands on; unset before the first call.
     base: Revision,
     /// The newest revision, those that are only pretended included.
@@ -44,7 +44,7 @@ impl<S: Store> Rehearsal<S> {
     }
 
     /// The state, which the first call fixes the revision of.
-    async fn state(&self) -> Result<MutexGuard<'_, State>> {
+    async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
             // Any key will do: every answer has the revision.
@@ -56,7 +56,7 @@ impl<S: Store> Rehearsal<S> {
     }
 
     /// Reads at a revision. That of the answer is for the caller to fill in.
-    async fn read(&self, state: &State, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
+    async fn read(&self, state: &RehearsalState, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
         let below = at.min(state.base);
         if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {
             let request = RangeRequest::new(request.range.clone())
@@ -87,11 +87,11 @@ impl<S: Store> Rehearsal<S> {
         Ok(RangeResponse { revision: at, kvs, count: count as u64, more })
     }
 
-    async fn kvs(&self, state: &State, range: &Range, at: Revision) -> Result<Vec<Kv>> {
+    async fn kvs(&self, state: &RehearsalState, range: &Range, at: Revision) -> Result<Vec<Kv>> {
         Ok(self.read(state, &TxnRange::new(range.clone()), at).await?.kvs)
     }
 
-    async fn all_hold(&self, state: &State, compares: &[Compare]) -> Result<bool> {
+    async fn all_hold(&self, state: &RehearsalState, compares: &[Compare]) -> Result<bool> {
         for compare in compares {
             if !compare.holds_for(&self.kvs(state, &compare.range, state.newest).await?) {
                 return Ok(false);
@@ -101,7 +101,7 @@ impl<S: Store> Rehearsal<S> {
     }
 
     /// Runs the operations of a transaction at a revision.
-    async fn run(&self, state: &mut State, ops: &[Op], at: Revision) -> Result<Vec<OpResult>> {
+    async fn run(&self, state: &mut RehearsalState, ops: &[Op], at: Revision) -> Result<Vec<OpResult>> {
         let mut results = Vec::with_capacity(ops.len());
         for op in ops {
             results.push(match op {
@@ -123,7 +123,7 @@ impl<S: Store> Rehearsal<S> {
     }
 }
 
-impl State {
+impl RehearsalState {
     /// The writes in a range.
     fn within<'s>(&'s self, range: &Range) -> impl Iterator<Item = (&'s Key, &'s Vec<(Revision, Option<Kv>)>)> {
         let (from, to) = range.bounds();
@@ -148,7 +148,7 @@ impl State {
     }
 
     /// Takes back what was written at a revision.
-    fn take_back(&mut self, at: Revision) {
+    fn undo(&mut self, at: Revision) {
         self.written.retain(|_, versions| {
             versions.retain(|(revision, _)| *revision != at);
             !versions.is_empty()
@@ -180,7 +180,7 @@ impl<S: Store> Store for Rehearsal<S> {
         let mut results = match self.run(&mut state, ops, at).await {
             Ok(results) => results,
             Err(error) => {
-                state.take_back(at);
+                state.undo(at);
                 return Err(error);
             }
         };

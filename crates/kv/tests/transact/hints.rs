@@ -1,13 +1,13 @@
 //! Keys as they are now, beside an attempt that reads an older revision.
 
-use kv::wrap::{Counting, Fault, Faulty};
+use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Committed, Content, Error, Key, Range, Revision, Store, StoreExt, Value, transact};
 
 use super::{options, shared};
 
 #[tokio::test]
 async fn what_a_peek_found_absent_is_guarded_without_being_read() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     let (there, new) = (Key::from("there"), Key::from("new"));
     store.put("there", "1").await.unwrap();
     store.take();
@@ -99,7 +99,7 @@ async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_peek() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
     // The first read, the peek, the commit.
-    let store = Faulty::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
+    let store = FaultyStore::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {
         tx.snapshot_get(&"other".into()).await?;
@@ -144,7 +144,7 @@ async fn guard_of_creation_fails_for_new_keys_only() {
 
 #[tokio::test]
 async fn guard_of_creation_knows_what_was_read_along() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     for key in ["p/1", "p/2", "q/1"] {
         store.put(key, "1").await.unwrap();
     }
@@ -166,7 +166,7 @@ async fn guard_of_creation_knows_what_was_read_along() {
 #[tokio::test]
 async fn guard_of_creation_takes_4096_keys_at_most() {
     let store = kv_mvcc::memory();
-    for number in 0..=kv::MAX_CREATION_GUARDED {
+    for number in 0..=kv::MAX_CREATION_GUARDED_KEYS {
         store.put(format!("p/{number}"), "1").await.unwrap();
     }
     let done = transact!(shared(&store), options(), |tx| tx.guard_creation(&Range::prefix("p/")).await);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use kv::wrap::{Counting, Fault, Faulty};
+use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{
     Committed, Deadline, Error, ErrorKind, InvalidArgument, Key, Op, Operation, Outcome, Range, Revision, Store,
     StoreExt, TransactOptions, Transaction, Txn, TxnRange, Value, transact,
@@ -62,7 +62,7 @@ async fn concurrent_increments_are_all_counted() {
 
 #[tokio::test]
 async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     store.put("a", "1").await.unwrap();
     store.put("p/1", "x").await.unwrap();
     store.take();
@@ -218,7 +218,7 @@ async fn lost_replies_and_lost_requests_are_settled() {
         vec![Some(Fault::ReplyLost), Some(Fault::NotSent), None, Some(Fault::NotSent)],
     ] {
         let inner = kv_mvcc::memory();
-        let store = Faulty::script(inner.clone(), faults.clone());
+        let store = FaultyStore::script(inner.clone(), faults.clone());
         let committed = increment(&shared(&store), "n").await.unwrap();
         assert_eq!(value_of(&inner, "n").await, 1, "{faults:?}");
         let kv = inner.get("n").await.unwrap().unwrap();
@@ -230,7 +230,7 @@ async fn lost_replies_and_lost_requests_are_settled() {
 async fn a_write_that_lands_late_is_not_done_twice() {
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
-    let store = Faulty::script(inner.clone(), [None, Some(Fault::Held)]);
+    let store = FaultyStore::script(inner.clone(), [None, Some(Fault::Held)]);
     assert_eq!(increment(&shared(&store), "n").await.unwrap().value, 6);
     let late = store.deliver_held().await.unwrap();
     assert_eq!(late.iter().map(|answer| answer.succeeded).collect::<Vec<_>>(), [false]);
@@ -244,7 +244,7 @@ async fn another_writer_is_told_from_our_own_lost_reply() {
     inner.put("n", "5").await.unwrap();
     let other = inner.clone();
     let calls = AtomicU32::new(0);
-    let lost = Faulty::new(inner.clone(), move |operation| {
+    let lost = FaultyStore::new(inner.clone(), move |operation| {
         (operation == Operation::Txn && calls.fetch_add(1, SeqCst) == 1).then_some(Fault::RequestLost)
     });
     let store = Meddler { inner: lost, other, at: 1, calls: Arc::default() };
@@ -257,7 +257,7 @@ async fn another_writer_is_told_from_our_own_lost_reply() {
 async fn a_lost_deletion_is_settled_either_way() {
     let inner = kv_mvcc::memory();
     inner.put("k", "v").await.unwrap();
-    let store = Faulty::script(inner.clone(), [None, Some(Fault::ReplyLost)]);
+    let store = FaultyStore::script(inner.clone(), [None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {
         tx.get(&key).await?;
@@ -271,7 +271,7 @@ async fn a_lost_deletion_is_settled_either_way() {
 async fn what_cannot_be_settled_stays_unknown() {
     let inner = kv_mvcc::memory();
     let calls = AtomicU32::new(0);
-    let store = Faulty::new(inner, move |operation| {
+    let store = FaultyStore::new(inner, move |operation| {
         (operation == Operation::Txn && calls.fetch_add(1, SeqCst) > 0).then_some(Fault::RequestLost)
     });
     let options = TransactOptions::new(Deadline::after(Duration::from_millis(200)));
@@ -286,7 +286,8 @@ async fn what_cannot_be_settled_stays_unknown() {
 
 #[tokio::test(start_paused = true)]
 async fn giving_up_names_the_last_refusal() {
-    let store = Faulty::new(kv_mvcc::memory(), |operation| (operation == Operation::Txn).then_some(Fault::NotSent));
+    let store =
+        FaultyStore::new(kv_mvcc::memory(), |operation| (operation == Operation::Txn).then_some(Fault::NotSent));
     let options = TransactOptions::new(Deadline::after(Duration::from_millis(100)));
     let error = transact!(shared(&store), options, |tx| tx.get(&"k".into()).await).unwrap_err();
     assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied));
@@ -312,7 +313,7 @@ async fn history_that_moves_on_starts_the_attempt_anew() {
 
 #[tokio::test]
 async fn what_a_listing_of_keys_does_not_have_is_known_to_be_absent() {
-    let store = Counting::new(kv_mvcc::memory());
+    let store = CountingStore::new(kv_mvcc::memory());
     store.put("p/1", "x").await.unwrap();
     store.take();
     transact!(shared(&store), options(), |tx| {

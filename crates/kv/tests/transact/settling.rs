@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-use kv::wrap::{Fault, Faulty};
+use kv::wrap::{Fault, FaultyStore};
 use kv::{Committed, Error, Key, Op, Outcome, Range, Revision, Store, StoreExt, Txn, transact};
 use kv_mvcc::MvccStore;
 
@@ -29,7 +29,7 @@ fn delete(key: &str) -> Deed {
 /// attempt. The fault decides what happens to that commit.
 #[derive(Clone, Debug)]
 struct Contended {
-    inner: Faulty<MvccStore>,
+    inner: FaultyStore<MvccStore>,
     other: MvccStore,
     before: Vec<Deed>,
     after: Vec<Deed>,
@@ -38,7 +38,7 @@ struct Contended {
 
 impl Contended {
     fn new(other: &MvccStore, fault: Fault, before: Vec<Deed>, after: Vec<Deed>) -> Self {
-        let inner = Faulty::script(other.clone(), [None, Some(fault)]);
+        let inner = FaultyStore::script(other.clone(), [None, Some(fault)]);
         Self { inner, other: other.clone(), before, after, calls: Arc::default() }
     }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
-use etcd_api::Client;
+use etcd_api::ClientShare;
 use futures::Stream;
 use futures::stream::unfold;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -82,7 +82,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 /// The connection of a client.
 pub(super) struct ApiConnection {
     io: AuthorityFilter<Box<dyn accept::ByteStream>>,
-    client: Client,
+    client: ClientShare,
     _place: OwnedSemaphorePermit,
 }
 
@@ -138,16 +138,17 @@ fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connect
     let connected = connected.clone();
     tokio::spawn(async move {
         // An error means that the daemon ends.
-        let _ = connected
-            .send(ApiConnection { io: AuthorityFilter::new(io), client: Client::default(), _place: place })
+        let _ =
+            connected
+            .send(ApiConnection { io: AuthorityFilter::new(io), client: ClientShare::default(), _place: place })
             .await;
     });
 }
 
 impl Connected for ApiConnection {
-    type ConnectInfo = Client;
+    type ConnectInfo = ClientShare;
 
-    fn connect_info(&self) -> Client {
+    fn connect_info(&self) -> ClientShare {
         self.client.clone()
     }
 }

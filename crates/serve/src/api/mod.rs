@@ -13,9 +13,9 @@ use std::{fmt, fs, io};
 
 use async_trait::async_trait;
 use datastore::Location;
-use datastore::held::Held;
-use etcd_api::{Api, Backing, Identity, Place, Sizes};
-use kv::{Error, ErrorKind, Granted, Key, Lease, LeaseId, Operation, Revision, Store};
+use datastore::shared_store::SharedStore;
+use etcd_api::{Api, Backing, MemberIdentity, StoreGeneration, StoreSizes};
+use kv::{Error, ErrorKind, GrantOutcome, Key, Lease, LeaseId, Operation, Revision, Store};
 use tokio::task::JoinSet;
 
 use crate::daemon::Daemon;
@@ -179,12 +179,12 @@ fn is_loopback(address: IpAddr) -> bool {
 /// A held store, and the URLs by which clients reach it.
 #[derive(Debug)]
 pub(crate) struct ServedStore {
-    shared_store: Held,
+    shared_store: SharedStore,
     urls: Vec<String>,
 }
 
 impl ServedStore {
-    pub(crate) fn new(shared_store: Held, urls: Vec<String>) -> Self {
+    pub(crate) fn new(shared_store: SharedStore, urls: Vec<String>) -> Self {
         Self { shared_store, urls }
     }
 }
@@ -199,23 +199,23 @@ impl Backing for ServedStore {
         Arc::new(self.shared_store.to_release())
     }
 
-    fn identity(&self) -> Identity {
-        Identity { name: "margay".to_owned(), urls: self.urls.clone() }
+    fn identity(&self) -> MemberIdentity {
+        MemberIdentity { name: "margay".to_owned(), urls: self.urls.clone() }
     }
 
     /// A restored store does not share its id with the one before.
-    fn place(&self) -> Place {
+    fn place(&self) -> StoreGeneration {
         let ((cluster, member), generation) = self.shared_store.place();
-        Place { cluster, member, generation }
+        StoreGeneration { cluster, member, generation }
     }
 
-    async fn sizes(&self) -> kv::Result<Sizes> {
+    async fn sizes(&self) -> kv::Result<StoreSizes> {
         let folder = self.shared_store.location().path().map(Path::to_owned);
         let measured = tokio::task::spawn_blocking(move || folder.map_or(Ok(0), |folder| folder_bytes(&folder))).await;
         let total = measured.map_err(io::Error::other).and_then(|bytes| bytes).map_err(|error| {
             Error::new(ErrorKind::Io, Operation::Range, self.shared_store.location().to_string()).with_source(error)
         })?;
-        Ok(Sizes { total, used: total })
+        Ok(StoreSizes { total, used: total })
     }
 
     async fn check_room(&self) -> kv::Result<()> {
@@ -230,7 +230,7 @@ impl Backing for ServedStore {
         self.shared_store.oldest_for_clients()
     }
 
-    async fn grant(&self, lease: Lease) -> kv::Result<Granted> {
+    async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome> {
         let granted = self.shared_store.with_embedded(move |store, _| async move { store.grant(lease).await }).await;
         granted.map_err(|error| match error.kind() {
             ErrorKind::Unsupported => {
@@ -243,7 +243,7 @@ impl Backing for ServedStore {
         })
     }
 
-    async fn revoke(&self, id: LeaseId, of: Place) -> kv::Result<Revision> {
+    async fn revoke(&self, id: LeaseId, of: StoreGeneration) -> kv::Result<Revision> {
         let replaced = self.shared_store.replaced(Operation::Txn);
         self.shared_store
             .with_embedded(move |store, generation| async move {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use datastore::held::Held;
+use datastore::shared_store::SharedStore;
 use ipam_core::gc::ReadScope;
 use ipam_operator::Operator;
 use kv::Store;
@@ -83,7 +83,7 @@ pub struct PageContext {
     /// The share of a client.
     pub limits: ClientLimits,
     /// The store for the numbers of its history. `None` leaves them out.
-    history: Option<Held>,
+    history: Option<SharedStore>,
     /// The reach of `/metrics`. `None` counts all of the store, as is right on a store of one machine.
     pub reach: Option<NodeReach>,
     cache: AnswerCache,
@@ -114,7 +114,7 @@ impl PageContext {
 
     /// With the numbers of the history of this store, if it is an embedded one.
     #[must_use]
-    pub fn with_history(mut self, shared_store: Held) -> Self {
+    pub fn with_history(mut self, shared_store: SharedStore) -> Self {
         self.history = Some(shared_store);
         self
     }

@@ -12,7 +12,7 @@ use ipam_core::model::{
 use ipam_core::pools;
 use ipam_core::reservations::Reservations;
 use ipnet::IpNet;
-use kv::wrap::Counts;
+use kv::wrap::CallCounts;
 use time::OffsetDateTime;
 
 use super::ground::{Documents, Ground, Host};
@@ -40,7 +40,7 @@ struct Stage {
     host: Host,
     claimed: usize,
     times: Times,
-    counts: Vec<Counts>,
+    counts: Vec<CallCounts>,
 }
 
 impl Stage {
@@ -90,17 +90,17 @@ impl Stage {
 
     /// The largest count of a call, or the mean.
     fn row(&self, name: &str, empty: f64) -> Vec<String> {
-        let mean = |of: fn(&Counts) -> u64| {
+        let mean = |of: fn(&CallCounts) -> u64| {
             self.counts.iter().map(|counts| of(counts) as f64).sum::<f64>() / self.counts.len() as f64
         };
-        let most = self.counts.iter().map(Counts::round_trips).max().unwrap_or_default();
+        let most = self.counts.iter().map(CallCounts::round_trips).max().unwrap_or_default();
         vec![
             name.to_owned(),
             format!("{:.0} %", 100.0 * self.claimed as f64 / BLOCKS as f64),
             ms(self.times.median()),
             ms(self.times.quantile(0.9)),
             ratio(self.times.median() / empty),
-            format!("{:.1}", mean(Counts::round_trips)),
+            format!("{:.1}", mean(CallCounts::round_trips)),
             whole(most as f64),
             format!("{:.1}", mean(|counts| counts.bytes_received) / 1000.0),
         ]

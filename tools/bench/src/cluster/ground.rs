@@ -13,7 +13,7 @@ use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{Document, Labels, NewPool, Node, Pool};
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
-use kv::wrap::Counting;
+use kv::wrap::CountingStore;
 use kv::{Key, Value};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
@@ -42,7 +42,7 @@ pub(super) type Documents = Vec<(Key, Value)>;
 pub(super) struct Host {
     pub(super) name: String,
     pub(super) ipam: Ipam,
-    pub(super) store: Counting<EtcdStore>,
+    pub(super) store: CountingStore<EtcdStore>,
 }
 
 /// The hints that the plugin keeps in a file: the blocks that were used last.
@@ -119,7 +119,7 @@ impl Ground {
     /// The allocator as the plugin has it, but for its files: hints are kept in memory and no intents are noted. Each host has
     /// a connection of its own.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
-        let store = Counting::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
+        let store = CountingStore::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
         Ok(Host { name: name.to_owned(), ipam, store })
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kv::{Conditional, Kv, Range, Revision, Store, StoreExt};
+use kv::{ConditionalOutcome, Kv, Range, Revision, Store, StoreExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -64,17 +64,17 @@ impl Calico {
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
-            Conditional::Done(revision) => Ok(revision),
-            Conditional::Found(None) => Err(Refusal::Missing),
-            Conditional::Found(Some(_)) => Err(Refusal::Conflict),
+            ConditionalOutcome::Done(revision) => Ok(revision),
+            ConditionalOutcome::Found(None) => Err(Refusal::Missing),
+            ConditionalOutcome::Found(Some(_)) => Err(Refusal::Conflict),
         }
     }
 
     async fn remove(&self, key: &str, at: Revision) -> Done {
         match self.store.delete_if(key, at).await.map_err(broken)? {
-            Conditional::Done(_) => Ok(()),
-            Conditional::Found(None) => Err(Refusal::Missing),
-            Conditional::Found(Some(_)) => Err(Refusal::Conflict),
+            ConditionalOutcome::Done(_) => Ok(()),
+            ConditionalOutcome::Found(None) => Err(Refusal::Missing),
+            ConditionalOutcome::Found(Some(_)) => Err(Refusal::Conflict),
         }
     }
 

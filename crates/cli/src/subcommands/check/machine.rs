@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use datastore::Network;
+use datastore::ConfiguredNetwork;
 use host::Route;
 use ipam_core::net::overlap;
 use ipam_operator::inspect::{Code, Finding, Inspection, Subject};
@@ -61,7 +61,7 @@ pub(super) async fn find_overlapping_networks(
 }
 
 /// The addresses in a network's configuration.
-fn configured_ranges<'n>(network: &'n Network, store: &'n str) -> impl Iterator<Item = AssignedRange> {
+fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl Iterator<Item = AssignedRange> {
     let nets = network.subnets.iter().filter_map(|text| text.parse::<IpNet>().ok());
     nets.map(move |net| AssignedRange {
         store: store.to_owned(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use clap::Args;
-use datastore::care::{self, FORMAT_WITH_LEASES, Staging, could_be_made};
+use datastore::maintenance::{self, FORMAT_WITH_LEASES, StoreStaging, check_creatable};
 use datastore::{Create, Drivers, OpenStore};
 use indicatif::{HumanBytes, HumanCount};
 use kv::{ErrorKind, MAX_TXN_OPS, Op, Prev, Store, Txn};
@@ -100,13 +100,13 @@ impl StoreCommand for Restore {
         let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
         let failed = |error| at.explain(error);
         if self.dry_run {
-            could_be_made(at.location).await.map_err(failed)?;
+            check_creatable(at.location).await.map_err(failed)?;
             return restored_answer(at, RestoredStore { file, id: None, aside: None }).map(CommandAnswer::into_dry_run);
         }
         if file.header.leases.is_some() {
             refuse_older_plugins()?;
         }
-        let staging = Staging::begin(at.location).await.map_err(failed)?;
+        let staging = StoreStaging::begin(at.location).await.map_err(failed)?;
         let (staging, held) = staging.hold(at.wait).await.map_err(failed)?;
         if let (Some(seen), Some(held)) = (seen, &held)
             && held.newest_revision().map_err(failed)? > seen
@@ -162,7 +162,7 @@ async fn newest_of_empty(at: StoreAccess<'_>) -> Result<u64> {
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
         Err(error) => return Err(at.explain(error)),
     };
-    let status = open.embedded().map(care::MvccStore::status);
+    let status = open.embedded().map(maintenance::MvccStore::status);
     open.close().await.map_err(|error| at.explain(error))?;
     match status {
         Some(status) if status.live == 0 => Ok(u64::try_from(status.revision.get()).unwrap_or_default().max(1)),
@@ -179,7 +179,7 @@ fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
 /// Makes a store of a backup, and returns its id.
 async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> Result<String> {
     if file.header.leases.is_some() {
-        care::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
+        maintenance::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
     }
     let open = at.open_files(StoreUse::Make).await?;
     at.run_and_close(open, async |open: &OpenStore| {
@@ -197,7 +197,7 @@ async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> Result<Str
 /// A store that no other process can reach yet, as a sink.
 struct NewStore<'s> {
     at: StoreAccess<'s>,
-    embedded: &'s care::MvccStore,
+    embedded: &'s maintenance::MvccStore,
     /// The file, for errors.
     path: String,
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
-use datastore::care::{self, FORMAT_WITH_LEASES, Room};
+use datastore::maintenance::{self, FORMAT_WITH_LEASES, SpareSpace};
 use datastore::{Drivers, OpenStore};
 use indicatif::{HumanBytes, HumanCount};
 use kv::{ErrorKind, Revision, Store};
@@ -111,7 +111,7 @@ impl StoreCommand for CreateStore {
         if self.format >= FORMAT_WITH_LEASES {
             refuse_older_plugins()?;
         }
-        if !care::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
+        if !maintenance::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
             return Err(CommandFailure::new(format!("{at} is there already; nothing was changed"))
                 .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
         }
@@ -142,8 +142,8 @@ impl StoreCommand for Upgrade {
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         refuse_older_plugins()?;
         let done = match self.dry_run {
-            true => care::would_upgrade(at.location, at.wait).await,
-            false => care::upgrade(at.location, at.wait).await,
+            true => maintenance::preview_upgrade(at.location, at.wait).await,
+            false => maintenance::upgrade(at.location, at.wait).await,
         };
         let done = done.map_err(|error| at.explain(error))?;
         let text = if done.from == done.to {
@@ -268,7 +268,7 @@ impl StoreCommand for Compact {
         let revision = embedded.status().revision;
         let extent = async || {
             let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
-            let bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
+            let bytes = Some(maintenance::peek(at.location).await.map_err(failed)?.bytes);
             Ok::<_, CommandFailure>(HistoryExtent {
                 oldest_revision,
                 log_bytes: Some(embedded.status().log_bytes),
@@ -290,8 +290,8 @@ impl StoreCommand for Compact {
         }
         let mut after = extent().await?;
         open.close().await.map_err(failed)?;
-        let room = care::shrink(at.location, at.wait).await.map_err(failed)?;
-        after.bytes = Some(care::glance(at.location).await.map_err(failed)?.bytes);
+        let room = maintenance::shrink(at.location, at.wait).await.map_err(failed)?;
+        after.bytes = Some(maintenance::peek(at.location).await.map_err(failed)?.bytes);
         let text = format!(
             "Successfully compacted {at}\n\
              oldest revision: {} -> {}, the newest is {revision}\n\
@@ -306,8 +306,8 @@ impl StoreCommand for Compact {
         );
         let answer = CommandAnswer::new(text, &CompactedJson { before, after })?;
         Ok(match room {
-            Room::GivenBack => answer,
-            Room::Kept => answer.note(
+            SpareSpace::GivenBack => answer,
+            SpareSpace::Kept => answer.note(
                 "this engine keeps the room in its files and uses it again; a backup that is restored with --replace is as \
                  small as can be",
             ),

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use datastore::care::{self, Glance, Holder, MvccStore, Share};
-use datastore::{About, Location, OpenStore};
+use datastore::maintenance::{self, HistoryShare, LockHolder, MvccStore, StorePeek};
+use datastore::{ClusterDescription, Location, OpenStore};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
 use ipam_core::timestamps::parse_rfc3339;
 use kv::{Range, StoreExt, WatchRequest};
@@ -30,7 +30,7 @@ impl StoreCommand for Status {
         if at.location.is_shared() {
             return of_cluster(at).await;
         }
-        let peek = care::glance(at.location).await.map_err(|error| at.explain(error))?;
+        let peek = maintenance::peek(at.location).await.map_err(|error| at.explain(error))?;
         let mut report = StoreStatus::outside(at.location, peek);
         let failure = match at.with_wait(STATUS_LOCK_TIMEOUT.min(at.wait)).open_files(StoreUse::Read).await {
             Ok(open) => report.inspect(at, open).await.err(),
@@ -103,7 +103,7 @@ fn prefix(key: &[u8]) -> Vec<u8> {
 }
 
 impl StoreStatus {
-    fn outside(location: &Location, peek: Glance) -> Self {
+    fn outside(location: &Location, peek: StorePeek) -> Self {
         Self {
             store: location.to_string(),
             engine: peek.engine,
@@ -111,9 +111,9 @@ impl StoreStatus {
             id: peek.id.map(|id| id.to_string()),
             bytes: peek.bytes,
             holder: match peek.holder {
-                Holder::Nobody => None,
-                Holder::Process(process) => Some(process),
-                Holder::Unseen => Some("a process that only root can see".to_owned()),
+                LockHolder::Nobody => None,
+                LockHolder::Process(process) => Some(process),
+                LockHolder::Unseen => Some("a process that only root can see".to_owned()),
             },
             waiting: peek.waiting,
             inside: None,
@@ -169,7 +169,7 @@ impl EmbeddedStatus {
         let mut largest: Vec<_> = store.history_shares(prefix).await?.into_iter().collect();
         largest.sort_by_key(|(_, share)| Reverse(share.bytes));
         largest.truncate(MAX_KEY_GROUPS);
-        let group = |(prefix, Share { changes, bytes }): (Vec<u8>, _)| KeyGroup {
+        let group = |(prefix, HistoryShare { changes, bytes }): (Vec<u8>, _)| KeyGroup {
             prefix: String::from_utf8_lossy(&prefix).into_owned(),
             changes,
             bytes,
@@ -253,8 +253,17 @@ async fn of_cluster(at: StoreAccess<'_>) -> Result<CommandAnswer> {
     let Some(reporter) = open.cluster() else {
         return Err(CommandFailure::new(format!("{at} is no cluster")));
     };
-    let About { cluster, endpoints, version, revision, db_bytes, db_bytes_in_use, db_quota_bytes, problems, .. } =
-        reporter.about().await.map_err(failed)?;
+    let ClusterDescription {
+        cluster,
+        endpoints,
+        version,
+        revision,
+        db_bytes,
+        db_bytes_in_use,
+        db_quota_bytes,
+        problems,
+        ..
+    } = reporter.about().await.map_err(failed)?;
     let mut keys = 0;
     for prefix in crate::transfer::CLUSTER_PREFIXES {
         keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;

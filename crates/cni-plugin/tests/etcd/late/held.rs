@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use crate::lab::{Lab, notes_about};
 use crate::lost_replies::beside;
 use crate::process::Call;
-use crate::proxy::{Link, Proxy};
+use crate::proxy::{LinkCondition, Proxy};
 use crate::server::send_signal;
 
 /// The delay of all messages until the commit has been sent: longer than a DEL takes.
@@ -35,7 +35,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let address = proxy.address().to_string();
     let conf = lab.conf_at(&[format!("http://{address}")]);
     Call::new("ADD", "c0", &conf).ok();
-    proxy.set(Link::Slow(ON_ITS_WAY));
+    proxy.set(LinkCondition::Slow(ON_ITS_WAY));
     // A process that stands still keeps the lock of its host; a dead one does not.
     let mut apart = conf.clone();
     apart["ipam_lock_file"] = lab.root.path().join("other.lock").display().to_string().into();
@@ -53,7 +53,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     // The commit is sent right after it was recorded. From then on the process does nothing any more, like a dead one.
     sleep(Duration::from_millis(100));
     send_signal(late.id(), Signal::SIGSTOP).unwrap();
-    proxy.set(Link::Up);
+    proxy.set(LinkCondition::Up);
     before_del(&noted);
     Call::new("DEL", "c1", &conf).ok();
     let is_late = sent.elapsed() < ON_ITS_WAY;

@@ -11,31 +11,31 @@ use kv::{
 use kv_mvcc::MvccStore;
 use tokio::task::JoinHandle;
 
-use super::{Held, KeptOpen};
+use super::{OpenGuard, SharedStore};
 
 /// A task that ends when this is dropped.
-struct Task<T>(JoinHandle<T>);
+struct AbortingTask<T>(JoinHandle<T>);
 
-impl<T> Drop for Task<T> {
+impl<T> Drop for AbortingTask<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Held {
+impl SharedStore {
     /// Does `work` on the open store. It runs on when the caller stops polling, and ends when the caller drops this.
     ///
     /// # Errors
     /// Those of opening the store and of `work`.
     async fn with_store<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
-        work: impl FnOnce(KeptOpen) -> F,
+        work: impl FnOnce(OpenGuard) -> F,
     ) -> Result<T> {
-        let kept = self.keep_open(self.shared.holding.patience()).await?;
+        let kept = self.keep_open(self.shared.holding.wait_deadline()).await?;
         if self.pinned.is_some_and(|pinned| pinned != kept.generation) {
             return Err(self.replaced(Operation::Open));
         }
-        let mut task = Task(tokio::spawn(work(kept)));
+        let mut task = AbortingTask(tokio::spawn(work(kept)));
         // It panicked, or the runtime ends.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
@@ -86,10 +86,10 @@ impl Held {
     /// # Errors
     /// Those of [`watch_of`](Self::watch_of).
     async fn watch_open(&self, of: Option<u64>, request: WatchRequest) -> Result<(u64, WatchStream)> {
-        let held = self.clone();
+        let shared_store = self.clone();
         self.with_store(move |kept| async move {
             if of.is_some_and(|generation| generation != kept.generation) {
-                return Err(held.replaced(Operation::Watch));
+                return Err(shared_store.replaced(Operation::Watch));
             }
             Ok((kept.generation, kept.store(Purpose::Any)?.watch(request).await?))
         })
@@ -99,7 +99,7 @@ impl Held {
 
 /// A call of the store keeps it open, and waits for that as long as for the lock.
 #[async_trait]
-impl Store for Held {
+impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.with_store(|kept| async move { kept.store(Purpose::Any)?.range(request).await }).await
     }
@@ -126,18 +126,18 @@ impl Store for Held {
 ///
 /// # Errors
 /// Those of a watch; `RevisionRegressed` if another store has taken its place.
-async fn watch_on(held: Held, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
+async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
     // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
     let request = request.with_progress(Progress::Report);
-    let (generation, stream) = held.watch_open(of, request.clone()).await?;
-    let cursor = Cursor { held, generation, request, wants_progress, stream: Some(stream) };
+    let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
+    let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
     Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
 }
 
 /// A watch that goes on after a hand-over.
-struct Cursor {
-    held: Held,
+struct ResumableWatch {
+    shared_store: SharedStore,
     generation: u64,
     /// The rest of the watch.
     request: WatchRequest,
@@ -147,7 +147,7 @@ struct Cursor {
     stream: Option<WatchStream>,
 }
 
-impl Cursor {
+impl ResumableWatch {
     async fn next(&mut self) -> Option<Result<Batch>> {
         loop {
             match self.stream.as_mut()?.next().await {
@@ -176,7 +176,7 @@ impl Cursor {
     /// Waits for the end of the hand-over, and watches on.
     async fn resume(&mut self) -> Result<()> {
         let opened = loop {
-            match self.held.watch_open(Some(self.generation), self.request.clone()).await {
+            match self.shared_store.watch_open(Some(self.generation), self.request.clone()).await {
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 opened => break opened?,
             }

@@ -8,19 +8,19 @@ use kv::{Store, StoreExt};
 
 use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness};
-use crate::prefixed::Prefixed;
+use crate::prefixed::PrefixedStore;
 
 /// An environment in which each case gets a prefix of one store that others use, and leaves nothing in it.
 ///
 /// Only cases that can share a store run; none of them compacts, and none sees or touches a key outside its prefix.
 #[derive(Debug)]
-pub struct Beside<H> {
+pub struct PrefixHarness<H> {
     store: H,
     prefix: String,
     cases: AtomicU64,
 }
 
-impl<H: Harness> Beside<H> {
+impl<H: Harness> PrefixHarness<H> {
     /// Cases on the one store of which `store` hands out handles; each case under a prefix of its own that begins with
     /// `prefix`, which should end with a separator and be nobody else's.
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
@@ -36,12 +36,12 @@ impl<H: Harness> Beside<H> {
             return Ok(());
         }
         let host = self.store.fresh().await?;
-        Guest { host, prefix: self.prefix.clone() }.finish().await
+        PrefixFixture { host, prefix: self.prefix.clone() }.finish().await
     }
 }
 
 #[async_trait]
-impl<H: Harness> Harness for Beside<H> {
+impl<H: Harness> Harness for PrefixHarness<H> {
     /// None: every environment can do all that a store which others use allows.
     fn abilities(&self) -> &[Ability] {
         &[]
@@ -54,25 +54,25 @@ impl<H: Harness> Harness for Beside<H> {
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError> {
         let number = self.cases.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{}{number}/", self.prefix);
-        Ok(Box::new(Guest { host: self.store.fresh().await?, prefix }))
+        Ok(Box::new(PrefixFixture { host: self.store.fresh().await?, prefix }))
     }
 }
 
 /// A prefix of a store.
 #[derive(Debug)]
-struct Guest {
+struct PrefixFixture {
     host: Box<dyn Fixture>,
     prefix: String,
 }
 
-impl Guest {
-    fn within(&self, store: Arc<dyn Store>) -> Prefixed {
-        Prefixed::new(store, self.prefix.as_str())
+impl PrefixFixture {
+    fn within(&self, store: Arc<dyn Store>) -> PrefixedStore {
+        PrefixedStore::new(store, self.prefix.as_str())
     }
 }
 
 #[async_trait]
-impl Fixture for Guest {
+impl Fixture for PrefixFixture {
     fn store(&self) -> Arc<dyn Store> {
         Arc::new(self.within(self.host.store()))
     }

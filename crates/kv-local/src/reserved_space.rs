@@ -1,4 +1,4 @@
-//! The file `ballast`: room on the disk that only a release may use.
+//! The file `reserved_space`: room on the disk that only a release may use.
 //!
 //! It is made with the store, of blocks that are really allocated. A release that finds the disk full cuts a piece off and
 //! tries again, a piece at a time, and takes back in the end what it did not need, so that other programs get as little of
@@ -19,37 +19,37 @@ use nix::unistd::geteuid;
 use super::errors::read_only;
 use super::folder;
 use kv::ErrorKind;
-use kv_mvcc::Reserve;
+use kv_mvcc::SpaceReserve;
 
 /// How much is kept.
-const BYTES: u64 = 1 << 20;
+const RESERVED_BYTES: u64 = 1 << 20;
 /// How much is given up at once: more than a release needs on either engine, opening included.
-const PIECE: u64 = 128 << 10;
+const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// How much is taken back at once.
-const CRUMB: u64 = 8 << 10;
+const REFILL_STEP_BYTES: u64 = 8 << 10;
 /// With less than this a disk is full: a usual commit may have no room.
-const USUAL: u64 = 64 << 10;
+const MIN_FREE_BYTES: u64 = 64 << 10;
 /// The length of a ballast that had to be written, since the file system could not just allocate it. That file system
 /// may report its blocks late, or not at all.
-const WRITTEN: u64 = BYTES + 1;
+const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
 /// In which unit files tell how many blocks they have, whatever the file system's own is.
-const BLOCK: u64 = 512;
+const BLOCK_BYTES: u64 = 512;
 
 /// The ballast of a store.
 #[derive(Debug)]
-pub(crate) struct Ballast {
+pub(crate) struct ReservedSpace {
     path: PathBuf,
     /// True once a piece was given up.
     is_cut: AtomicBool,
 }
 
-impl Ballast {
+impl ReservedSpace {
     pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
     /// Takes back what is left of the pieces that were given up, as far as there is room now.
-    pub(crate) fn take_back(&self) {
+    pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
             // A part that cannot be restored now is restored when there is room.
             let _ = self.grow();
@@ -59,8 +59,8 @@ impl Ballast {
     fn grow(&self) -> io::Result<()> {
         let file = folder::open(&self.path)?;
         let mut length = file.metadata()?.len();
-        while length < BYTES {
-            let crumb = CRUMB.min(BYTES - length);
+        while length < RESERVED_BYTES {
+            let crumb = REFILL_STEP_BYTES.min(RESERVED_BYTES - length);
             fallocate(&file, FallocateFlags::empty(), length.cast_signed(), crumb.cast_signed())?;
             length += crumb;
         }
@@ -85,15 +85,15 @@ impl Ballast {
 
 /// Has the file system allocate the blocks, without writing them.
 fn allocate(file: &File) -> io::Result<()> {
-    fallocate(file, FallocateFlags::empty(), 0, BYTES.cast_signed())?;
-    file.set_len(BYTES)?;
+    fallocate(file, FallocateFlags::empty(), 0, RESERVED_BYTES.cast_signed())?;
+    file.set_len(RESERVED_BYTES)?;
     if is_whole(&file.metadata()?) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 /// Writes what no file system can compress.
 fn write(file: &mut File) -> io::Result<()> {
     file.rewind()?;
-    io::copy(&mut File::open("/dev/urandom")?.take(WRITTEN), file)?;
+    io::copy(&mut File::open("/dev/urandom")?.take(WRITTEN_FILE_BYTES), file)?;
     // Some find out only now that there is no room.
     file.sync_all()
 }
@@ -115,10 +115,11 @@ pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, St
 
 fn is_whole(metadata: &Metadata) -> bool {
     // A copy of the file may have holes.
-    metadata.len() == WRITTEN || (metadata.len() == BYTES && metadata.blocks() * BLOCK >= BYTES)
+    metadata.len() == WRITTEN_FILE_BYTES
+        || (metadata.len() == RESERVED_BYTES && metadata.blocks() * BLOCK_BYTES >= RESERVED_BYTES)
 }
 
-impl Reserve for Ballast {
+impl SpaceReserve for ReservedSpace {
     fn restore(&self) -> Result<(), String> {
         match fs::metadata(&self.path) {
             Ok(metadata) if is_whole(&metadata) => Ok(()),
@@ -137,14 +138,14 @@ impl Reserve for Ballast {
     }
 
     fn check_room(&self) -> Result<(), (ErrorKind, String)> {
-        check_disk(self.path.parent().unwrap_or(&self.path), USUAL)
+        check_disk(self.path.parent().unwrap_or(&self.path), MIN_FREE_BYTES)
     }
 
-    fn give_up(&self) -> bool {
+    fn release_part(&self) -> bool {
         let given_up = || -> io::Result<u64> {
             let file = folder::open(&self.path)?;
-            let length = file.metadata()?.len().min(BYTES);
-            let left = length.saturating_sub(PIECE);
+            let length = file.metadata()?.len().min(RESERVED_BYTES);
+            let left = length.saturating_sub(RELEASE_STEP_BYTES);
             file.set_len(left)?;
             // On some file systems nobody can have the blocks before this is durable.
             file.sync_all()?;
@@ -168,68 +169,68 @@ fn missing(path: &Path, error: &io::Error) -> String {
 mod tests {
     use super::*;
 
-    fn ballast() -> (tempfile::TempDir, Ballast) {
+    fn reserved_space() -> (tempfile::TempDir, ReservedSpace) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ballast");
-        (folder, Ballast::new(path))
+        (folder, ReservedSpace::new(path))
     }
 
-    fn metadata(ballast: &Ballast) -> Metadata {
-        fs::metadata(&ballast.path).unwrap()
+    fn metadata(reserved_space: &ReservedSpace) -> Metadata {
+        fs::metadata(&reserved_space.path).unwrap()
     }
 
     #[test]
     fn it_has_blocks_and_only_its_owner_can_read_it() {
-        let (_folder, ballast) = ballast();
-        ballast.restore().unwrap();
-        let made = metadata(&ballast);
-        assert_eq!((made.len(), made.mode() & 0o7777), (BYTES, 0o600));
-        assert!(made.blocks() * BLOCK >= BYTES, "{} blocks", made.blocks());
+        let (_folder, reserved_space) = reserved_space();
+        reserved_space.restore().unwrap();
+        let made = metadata(&reserved_space);
+        assert_eq!((made.len(), made.mode() & 0o7777), (RESERVED_BYTES, 0o600));
+        assert!(made.blocks() * BLOCK_BYTES >= RESERVED_BYTES, "{} blocks", made.blocks());
     }
 
     #[test]
     fn it_is_given_up_by_the_piece_and_put_back() {
-        let (_folder, ballast) = ballast();
-        assert!(!ballast.give_up(), "there is none");
-        ballast.restore().unwrap();
-        let before = metadata(&ballast).blocks();
-        for piece in 1..=BYTES / PIECE {
-            assert!(ballast.give_up());
-            assert_eq!(metadata(&ballast).len(), BYTES - piece * PIECE);
+        let (_folder, reserved_space) = reserved_space();
+        assert!(!reserved_space.release_part(), "there is none");
+        reserved_space.restore().unwrap();
+        let before = metadata(&reserved_space).blocks();
+        for piece in 1..=RESERVED_BYTES / RELEASE_STEP_BYTES {
+            assert!(reserved_space.release_part());
+            assert_eq!(metadata(&reserved_space).len(), RESERVED_BYTES - piece * RELEASE_STEP_BYTES);
         }
-        assert_eq!(metadata(&ballast).blocks(), 0);
-        assert!(!ballast.give_up(), "nothing is left");
-        ballast.restore().unwrap();
-        assert_eq!((metadata(&ballast).len(), metadata(&ballast).blocks()), (BYTES, before));
+        assert_eq!(metadata(&reserved_space).blocks(), 0);
+        assert!(!reserved_space.release_part(), "nothing is left");
+        reserved_space.restore().unwrap();
+        assert_eq!((metadata(&reserved_space).len(), metadata(&reserved_space).blocks()), (RESERVED_BYTES, before));
     }
 
     #[test]
     fn what_was_not_needed_is_taken_back() {
-        let (_folder, ballast) = ballast();
-        ballast.restore().unwrap();
-        assert!(ballast.give_up() && ballast.give_up());
-        ballast.take_back();
-        assert!(is_whole(&metadata(&ballast)));
+        let (_folder, reserved_space) = reserved_space();
+        reserved_space.restore().unwrap();
+        assert!(reserved_space.release_part() && reserved_space.release_part());
+        reserved_space.refill();
+        assert!(is_whole(&metadata(&reserved_space)));
     }
 
     #[test]
     fn a_copy_with_holes_is_filled() {
-        let (_folder, ballast) = ballast();
-        File::create(&ballast.path).unwrap().set_len(BYTES).unwrap();
-        assert!(!is_whole(&metadata(&ballast)));
-        ballast.restore().unwrap();
-        assert!(is_whole(&metadata(&ballast)));
+        let (_folder, reserved_space) = reserved_space();
+        File::create(&reserved_space.path).unwrap().set_len(RESERVED_BYTES).unwrap();
+        assert!(!is_whole(&metadata(&reserved_space)));
+        reserved_space.restore().unwrap();
+        assert!(is_whole(&metadata(&reserved_space)));
     }
 
     #[test]
     fn where_blocks_cannot_be_allocated_it_is_written() {
-        let (_folder, ballast) = ballast();
-        let mut file = folder::open_or_create(&ballast.path).unwrap();
+        let (_folder, reserved_space) = reserved_space();
+        let mut file = folder::open_or_create(&reserved_space.path).unwrap();
         write(&mut file).unwrap();
-        assert_eq!(metadata(&ballast).len(), WRITTEN);
-        ballast.restore().unwrap();
-        assert_eq!(metadata(&ballast).len(), WRITTEN, "it is not made again");
-        assert!(ballast.give_up());
-        assert_eq!(metadata(&ballast).len(), BYTES - PIECE);
+        assert_eq!(metadata(&reserved_space).len(), WRITTEN_FILE_BYTES);
+        reserved_space.restore().unwrap();
+        assert_eq!(metadata(&reserved_space).len(), WRITTEN_FILE_BYTES, "it is not made again");
+        assert!(reserved_space.release_part());
+        assert_eq!(metadata(&reserved_space).len(), RESERVED_BYTES - RELEASE_STEP_BYTES);
     }
 }

@@ -14,15 +14,15 @@ use tokio::time::sleep_until;
 use driver::Opened;
 
 /// The bounds on the time that callers who waited for the store get before it is handed over again.
-const SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
+const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
 /// The open store of a holder.
-pub(super) struct Gate {
-    state: watch::Sender<State>,
+pub(super) struct StoreGate {
+    state: watch::Sender<GateState>,
     turn: Arc<Mutex<()>>,
 }
 
-struct State {
+struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
     /// How many uses of the store there are.
     users: usize,
@@ -37,8 +37,8 @@ struct State {
 }
 
 /// The state of the store, as a caller finds it.
-pub(super) enum Found {
-    Open(Use),
+pub(super) enum GateStatus {
+    Open(StoreUse),
     /// The store is not open, and no task opens it.
     Closed,
     /// A task closes or opens the store.
@@ -48,39 +48,39 @@ pub(super) enum Found {
 }
 
 /// The open store, which is not closed while this exists.
-pub(super) struct Use {
-    gate: Arc<Gate>,
+pub(super) struct StoreUse {
+    gate: Arc<StoreGate>,
     /// `None` only while this is dropped.
     store: Option<Arc<Box<dyn Opened>>>,
 }
 
 /// The right of one task to close and open the store.
-pub(super) struct Turn {
-    gate: Arc<Gate>,
+pub(super) struct HandOverTurn {
+    gate: Arc<StoreGate>,
     begun: Instant,
     _alone: OwnedMutexGuard<()>,
 }
 
-impl Gate {
+impl StoreGate {
     /// Without an open store.
     pub(super) fn new() -> Arc<Self> {
         let now = Instant::now();
         let state =
-            State { store: None, users: 0, is_turning: false, has_ended: false, opened_at: now, share_end: now };
+            GateState { store: None, users: 0, is_turning: false, has_ended: false, opened_at: now, share_end: now };
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
     /// Begins a use of the store, if it is open.
-    pub(super) fn enter(self: &Arc<Self>) -> Found {
-        let mut found = Found::Closed;
+    pub(super) fn enter(self: &Arc<Self>) -> GateStatus {
+        let mut found = GateStatus::Closed;
         self.state.send_if_modified(|state| {
             found = match &state.store {
-                _ if state.has_ended => Found::Ended,
-                _ if state.is_turning => Found::Turning,
-                None => Found::Closed,
+                _ if state.has_ended => GateStatus::Ended,
+                _ if state.is_turning => GateStatus::Turning,
+                None => GateStatus::Closed,
                 Some(store) => {
                     state.users += 1;
-                    Found::Open(Use { gate: Arc::clone(self), store: Some(Arc::clone(store)) })
+                    GateStatus::Open(StoreUse { gate: Arc::clone(self), store: Some(Arc::clone(store)) })
                 }
             };
             false
@@ -89,11 +89,11 @@ impl Gate {
     }
 
     /// Begins a use of the store, or says that it is closed, once no task closes or opens it.
-    pub(super) async fn wait(self: &Arc<Self>) -> Found {
+    pub(super) async fn wait(self: &Arc<Self>) -> GateStatus {
         let mut changes = None;
         loop {
             match self.enter() {
-                Found::Turning => {}
+                GateStatus::Turning => {}
                 found => return found,
             }
             // The first look at a new receiver comes after it was made, so that no change is missed.
@@ -111,8 +111,8 @@ impl Gate {
     }
 
     /// Waits until the store is open.
-    pub(super) async fn until_open(&self) {
-        let is_open = |state: &State| state.store.is_some() && !state.is_turning;
+    pub(super) async fn wait_until_open(&self) {
+        let is_open = |state: &GateState| state.store.is_some() && !state.is_turning;
         // The sender lives as long as the gate.
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
@@ -142,26 +142,26 @@ impl Gate {
 
     /// Waits for the other turns and for all uses to end; no use begins before the turn ends. Only tasks of the holder's own may await
     /// this: they are polled until they end.
-    pub(super) async fn turn(self: &Arc<Self>) -> Turn {
+    pub(super) async fn turn(self: &Arc<Self>) -> HandOverTurn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {
             state.is_turning = true;
             false
         });
-        let turn = Turn { gate: Arc::clone(self), begun: Instant::now(), _alone: alone };
+        let turn = HandOverTurn { gate: Arc::clone(self), begun: Instant::now(), _alone: alone };
         let _ = self.state.subscribe().wait_for(|state| state.users == 0).await;
         turn
     }
 }
 
-impl Use {
+impl StoreUse {
     /// The store.
     pub(super) fn store(&self) -> Option<&dyn Opened> {
         self.store.as_deref().map(|store| &**store)
     }
 }
 
-impl Drop for Use {
+impl Drop for StoreUse {
     fn drop(&mut self) {
         // The last use of a turn's store must leave the only handle to it.
         self.store = None;
@@ -172,7 +172,7 @@ impl Drop for Use {
     }
 }
 
-impl Turn {
+impl HandOverTurn {
     /// True if the store is open.
     pub(super) fn is_open(&self) -> bool {
         self.gate.state.borrow().store.is_some()
@@ -198,11 +198,15 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for HandOverTurn {
     fn drop(&mut self) {
         // Processes that come one after the other would else have the store nearly all of the time.
         let has_callers = self.gate.state.receiver_count() > 0;
-        let share = if has_callers { self.begun.elapsed().clamp(*SHARE.start(), *SHARE.end()) } else { Duration::ZERO };
+        let share = if has_callers {
+            self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())
+        } else {
+            Duration::ZERO
+        };
         self.gate.state.send_modify(|state| {
             state.is_turning = false;
             state.share_end = Instant::now() + share;

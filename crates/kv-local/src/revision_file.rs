@@ -1,6 +1,6 @@
-//! The files `head` and `journal`.
+//! The files `revision_file` and `journal`.
 //!
-//! The file `head` has the newest revision that was ever durable, how the store's files looked when they were left, and how
+//! The file `revision_file` has the newest revision that was ever durable, how the store's files looked when they were left, and how
 //! much of them is known to be durable.
 //!
 //! An engine that finds the end of its log or its newest header damaged takes that for a write that was cut off, goes
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kv_mvcc::Write;
-use kv_mvcc::journal::{JOURNAL_BYTES, Medium, Noted};
+use kv_mvcc::journal::{DurableParts, JOURNAL_BYTES, Medium};
 
 use super::folder;
 
@@ -38,7 +38,7 @@ const CHECKPOINT_AT: u64 = 36;
 
 /// The open file.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct RevisionFile {
     file: File,
     seen: u64,
     files: Vec<PathBuf>,
@@ -46,7 +46,7 @@ pub(crate) struct Head {
     in_order: AtomicBool,
 }
 
-impl Head {
+impl RevisionFile {
     /// Opens the file, or makes it. `files` are the engine's and the journal.
     pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
@@ -87,13 +87,13 @@ impl Head {
     }
 
     /// The durable parts of the journal, as noted here.
-    pub(crate) fn noted(&self) -> Noted {
+    pub(crate) fn noted(&self) -> DurableParts {
         let number = |at| read(&self.file, at).unwrap_or_default();
-        Noted { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
+        DurableParts { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
     }
 
     /// Notes what is durable of the journal.
-    fn note_journal(&self, noted: Noted) {
+    fn note_journal(&self, noted: DurableParts) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
         // Without it the next opening takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
@@ -157,12 +157,12 @@ fn decode(bytes: [u8; NOTE_BYTES]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct JournalFile {
     file: File,
-    head: Arc<Head>,
+    revision_file: Arc<RevisionFile>,
 }
 
 impl JournalFile {
     /// Opens the file, or makes it.
-    pub(crate) fn open(path: &Path, head: Arc<Head>) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, revision_file: Arc<RevisionFile>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
         if length < JOURNAL_BYTES {
@@ -176,7 +176,7 @@ impl JournalFile {
             }
             folder::sync(path.parent().unwrap_or(path))?;
         }
-        Ok(Self { file, head })
+        Ok(Self { file, revision_file })
     }
 }
 
@@ -202,12 +202,12 @@ impl Medium for JournalFile {
         self.file.sync_data()
     }
 
-    fn noted(&self) -> Noted {
-        self.head.noted()
+    fn noted(&self) -> DurableParts {
+        self.revision_file.noted()
     }
 
-    fn note(&self, noted: Noted) {
-        self.head.note_journal(noted);
+    fn note(&self, noted: DurableParts) {
+        self.revision_file.note_journal(noted);
     }
 }
 
@@ -215,14 +215,14 @@ impl Medium for JournalFile {
 mod tests {
     use super::*;
 
-    fn open(path: &Path) -> Head {
-        Head::open(path, vec![path.with_extension("db")]).unwrap()
+    fn open(path: &Path) -> RevisionFile {
+        RevisionFile::open(path, vec![path.with_extension("db")]).unwrap()
     }
 
     fn close_cleanly(path: &Path) {
-        let head = open(path);
-        head.set_in_order();
-        head.close_cleanly();
+        let revision_file = open(path);
+        revision_file.set_in_order();
+        revision_file.close_cleanly();
     }
 
     #[test]

@@ -9,15 +9,17 @@ use kv::{Error, ErrorKind, Operation, Result, Revision};
 use kv_local::Engine;
 use tokio::task::spawn_blocking;
 
-pub use kv_local::{Glance, Holder, Queued, Room, Upgraded};
-pub use kv_mvcc::{Changes, FORMAT_WITH_LEASES, MvccStore, Oldest, Retention, Share, Status, Verified};
+pub use kv_local::{FormatUpgrade, LockHolder, QueueFile, SpareSpace, StorePeek};
+pub use kv_mvcc::{
+    Changes, FORMAT_WITH_LEASES, HistoryShare, MvccStore, OldestRevision, Retention, StoreStatus, Verification,
+};
 
-/// Looks at an embedded store without waiting for the lock; see [`kv_local::glance`].
+/// Looks at an embedded store without waiting for the lock; see [`kv_local::peek`].
 ///
 /// # Errors
-/// Those of [`kv_local::glance`]; `Unsupported` for any other store.
-pub async fn glance(location: &Location) -> Result<Glance> {
-    on_engine(location, kv_local::glance).await
+/// Those of [`kv_local::peek`]; `Unsupported` for any other store.
+pub async fn peek(location: &Location) -> Result<StorePeek> {
+    on_engine(location, kv_local::peek).await
 }
 
 /// How many processes wait for the lock of an embedded store; 0 for any other store.
@@ -34,21 +36,21 @@ pub async fn waiting(location: &Location) -> Result<usize> {
 /// The queue of an embedded store, for a process that looks at it again and again.
 ///
 /// # Errors
-/// Those of [`kv_local::Queued::open`]; `Unsupported` for any other store. This blocks for as long as it takes to open a file.
-pub fn queued(location: &Location) -> Result<Queued> {
+/// Those of [`kv_local::QueueFile::open`]; `Unsupported` for any other store. This blocks for as long as it takes to open a file.
+pub fn queued(location: &Location) -> Result<QueueFile> {
     let (engine, path) = embedded(location)?;
-    Queued::open(engine, path).map_err(|error| explained(location, error))
+    QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails where an embedded store that is not there could not be made; see [`kv_local::could_be_made`]. Others are not made.
+/// Fails where an embedded store that is not there could not be made; see [`kv_local::check_creatable`]. Others are not made.
 ///
 /// # Errors
-/// Those of [`kv_local::could_be_made`].
-pub async fn could_be_made(location: &Location) -> Result<()> {
+/// Those of [`kv_local::check_creatable`].
+pub async fn check_creatable(location: &Location) -> Result<()> {
     if location.path().is_none() {
         return Ok(());
     }
-    on_engine(location, kv_local::could_be_made).await
+    on_engine(location, kv_local::check_creatable).await
 }
 
 /// The newest revision of an embedded store, without the lock; see [`kv_local::newest`].
@@ -63,7 +65,7 @@ pub async fn newest(location: &Location) -> Result<Option<Revision>> {
 ///
 /// # Errors
 /// Those of [`kv_local::shrink_blocking`]; `Unsupported` for any other store.
-pub async fn shrink(location: &Location, wait: Duration) -> Result<Room> {
+pub async fn shrink(location: &Location, wait: Duration) -> Result<SpareSpace> {
     on_engine(location, move |engine, path| kv_local::shrink_blocking(engine, path, &waiting_for(wait))).await
 }
 
@@ -82,36 +84,36 @@ pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<
 ///
 /// # Errors
 /// Those of [`kv_local::upgrade_blocking`]; `Unsupported` for any other store.
-pub async fn upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
+pub async fn upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrade> {
     on_engine(location, move |engine, path| kv_local::upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
 /// Says what [`upgrade`] would do, and writes nothing.
 ///
 /// # Errors
-/// Those of [`kv_local::would_upgrade_blocking`]; `Unsupported` for any other store.
-pub async fn would_upgrade(location: &Location, wait: Duration) -> Result<Upgraded> {
-    on_engine(location, move |engine, path| kv_local::would_upgrade_blocking(engine, path, &waiting_for(wait))).await
+/// Those of [`kv_local::preview_upgrade_blocking`]; `Unsupported` for any other store.
+pub async fn preview_upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrade> {
+    on_engine(location, move |engine, path| kv_local::preview_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// A place beside an embedded store in which its replacement is built; see [`kv_local::Staging`].
+/// A place beside an embedded store in which its replacement is built; see [`kv_local::FolderStaging`].
 #[derive(Debug)]
-pub struct Staging {
-    staging: kv_local::Staging,
+pub struct StoreStaging {
+    staging: kv_local::FolderStaging,
     replaced: Location,
 }
 
 /// The lock of a store that is about to be replaced.
 #[derive(Debug)]
-pub struct Replacement(kv_local::Replacement);
+pub struct StoreReplacement(kv_local::FolderReplacement);
 
-impl Staging {
+impl StoreStaging {
     /// A place to build what shall be at `location`.
     ///
     /// # Errors
-    /// Those of [`kv_local::Staging::begin`]; `Unsupported` for a store that is not embedded.
+    /// Those of [`kv_local::FolderStaging::begin`]; `Unsupported` for a store that is not embedded.
     pub async fn begin(location: &Location) -> Result<Self> {
-        let staging = on_engine(location, kv_local::Staging::begin).await?;
+        let staging = on_engine(location, kv_local::FolderStaging::begin).await?;
         Ok(Self { staging, replaced: location.clone() })
     }
 
@@ -123,12 +125,12 @@ impl Staging {
     /// Waits for the lock of the replaced store; `None` if there is nothing.
     ///
     /// # Errors
-    /// Those of [`kv_local::Staging::hold`].
-    pub async fn hold(self, wait: Duration) -> Result<(Self, Option<Replacement>)> {
+    /// Those of [`kv_local::FolderStaging::hold`].
+    pub async fn hold(self, wait: Duration) -> Result<(Self, Option<StoreReplacement>)> {
         let replaced = self.replaced.clone();
         on_engine(&replaced, move |engine, _| {
             let held = self.staging.hold(engine, wait)?;
-            Ok((self, held.map(Replacement)))
+            Ok((self, held.map(StoreReplacement)))
         })
         .await
     }
@@ -136,18 +138,18 @@ impl Staging {
     /// Puts what was built in its place; returns where what was there is now.
     ///
     /// # Errors
-    /// Those of [`kv_local::Staging::finish`].
-    pub async fn finish(self, old: Option<Replacement>) -> Result<Option<PathBuf>> {
+    /// Those of [`kv_local::FolderStaging::finish`].
+    pub async fn finish(self, old: Option<StoreReplacement>) -> Result<Option<PathBuf>> {
         let replaced = self.replaced.clone();
         on_engine(&replaced, move |_, _| self.staging.finish(old.map(|old| old.0))).await
     }
 }
 
-impl Replacement {
+impl StoreReplacement {
     /// The newest revision of the replaced store; 0 if it is not known.
     ///
     /// # Errors
-    /// Those of [`kv_local::Replacement::newest_revision`].
+    /// Those of [`kv_local::FolderReplacement::newest_revision`].
     pub fn newest_revision(&self) -> Result<u64> {
         self.0.newest_revision()
     }

@@ -1,12 +1,12 @@
 //! A store that a process holds open, and lends to other processes: the daemon whenever they wait for it, a reader of much between
 //! two of its calls, and the main plugin while another program has its turn.
 //!
-//! Each call has a [`KeptOpen`]: while it lasts the store stays open. A hand-over waits until all are dropped, closes the store, lets the
+//! Each call has a [`OpenGuard`]: while it lasts the store stays open. A hand-over waits until all are dropped, closes the store, lets the
 //! processes that wait have it, and opens it again. Calls that come meanwhile wait for that. Watches go on after it, since a
 //! revision is all that they have to remember. If another store is at the same place then, they end with an error.
 //!
 //! The owner of a future may stop polling it: a stream whose client does not read, a `select!` in the arm of another future. So
-//! no future that is given away may have a `KeptOpen` across an `await`, or wait for a lock that a hand-over needs: what keeps
+//! no future that is given away may have a `OpenGuard` across an `await`, or wait for a lock that a hand-over needs: what keeps
 //! the store open runs in a task of its own.
 
 mod calls;
@@ -23,60 +23,60 @@ use kv_mvcc::Retention;
 use tokio::time::{sleep, timeout_at};
 use wire::{FileId, StoreIdentity};
 
-use self::gate::{Found, Gate, Turn, Use};
-use crate::care::{self, Queued, open_here};
+use self::gate::{GateStatus, HandOverTurn, StoreGate, StoreUse};
+use crate::maintenance::{self, QueueFile, open_here};
 use crate::served;
 
 /// How long a process that has announced itself may take until it waits for the lock.
-const ANNOUNCED: Duration = Duration::from_millis(20);
+const YIELD_GRACE: Duration = Duration::from_millis(20);
 /// How long the search for the process may take that has the store.
-const SEARCH: Duration = Duration::from_millis(500);
+const HOLDER_SEARCH_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it is looked for.
-const INTERVAL: Duration = Duration::from_millis(1);
+const HOLDER_SEARCH_INTERVAL: Duration = Duration::from_millis(1);
 /// A store that is held. Clones are handles to the same one.
 #[derive(Clone)]
-pub struct Held {
-    shared: Arc<Shared>,
+pub struct SharedStore {
+    shared: Arc<SharedInner>,
     /// The purpose of the calls that this handle makes.
     purpose: Purpose,
     /// The store that this handle means, of those that were at this place; `None` for whichever is there.
     pinned: Option<u64>,
 }
 
-struct Shared {
+struct SharedInner {
     location: Location,
     name: String,
-    gate: Arc<Gate>,
+    gate: Arc<StoreGate>,
     /// The store that was there last.
-    seen: Mutex<Seen>,
-    holding: Holding,
+    seen: Mutex<CurrentStore>,
+    holding: SharedStoreOptions,
     /// The oldest revision that clients of etcd's API may read, as far as it is known.
     oldest_for_clients: AtomicI64,
 }
 
 /// A store, and which one it is at this place.
 #[derive(Clone)]
-struct Seen {
+struct CurrentStore {
     identity: StoreIdentity,
     /// The two halves of an embedded store's id.
     halves: (u64, u64),
     /// It grows when another store takes its place.
     generation: u64,
     /// The queue in front of the store.
-    queued: Option<Arc<Queued>>,
+    queued: Option<Arc<QueueFile>>,
 }
 
 /// The store, which stays open as long as this is there.
 ///
 /// A caller with one must not ask for another one before it drops the first: a hand-over may wait in between. It must be a task
 /// that goes on to the end by itself.
-pub struct KeptOpen {
-    used: Use,
+pub struct OpenGuard {
+    used: StoreUse,
     /// Which store it is, of those that were at this place.
     pub generation: u64,
 }
 
-impl KeptOpen {
+impl OpenGuard {
     /// The store for writes of this purpose, whatever it was opened for.
     ///
     /// # Errors
@@ -96,28 +96,29 @@ impl KeptOpen {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for SharedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held").field("store", &self.shared.name).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for KeptOpen {
+impl fmt::Debug for OpenGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Turn").field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 
-impl Held {
+impl SharedStore {
     /// A handle to the store at this location, which the first call opens.
-    pub fn new(location: Location, holding: Holding) -> Self {
+    pub fn new(location: Location, holding: SharedStoreOptions) -> Self {
         let (name, purpose) = (location.to_string(), holding.options.purpose);
-        let seen = Mutex::new(Seen { identity: StoreIdentity::Nothing, halves: (0, 0), generation: 0, queued: None });
+        let seen =
+            Mutex::new(CurrentStore { identity: StoreIdentity::Nothing, halves: (0, 0), generation: 0, queued: None });
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedInner {
                 location,
                 name,
-                gate: Gate::new(),
+                gate: StoreGate::new(),
                 seen,
                 holding,
                 oldest_for_clients: AtomicI64::new(0),
@@ -131,12 +132,12 @@ impl Held {
     ///
     /// # Errors
     /// Those of opening it; `Locked` if other processes have the store for all of `wait`.
-    pub(crate) async fn begin(location: Location, holding: Holding, wait: Duration) -> Result<Self> {
-        let held = Self::new(location, holding);
-        let mut turn = held.shared.gate.turn().await;
-        held.reopen(&mut turn, wait).await?;
+    pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
+        let shared_store = Self::new(location, holding);
+        let mut turn = shared_store.shared.gate.turn().await;
+        shared_store.reopen(&mut turn, wait).await?;
         drop(turn);
-        Ok(Self { pinned: Some(held.generation()), ..held })
+        Ok(Self { pinned: Some(shared_store.generation()), ..shared_store })
     }
 
     /// A handle whose transactions only release, which they still can when the disk is full.
@@ -162,7 +163,7 @@ impl Held {
                 Err(error) => tracing::warn!(%error, "the store is not open; the next call looks again"),
             }
         }
-        let Seen { identity, generation, .. } = self.seen();
+        let CurrentStore { identity, generation, .. } = self.seen();
         (identity, generation)
     }
 
@@ -182,7 +183,7 @@ impl Held {
         (seen.halves, seen.generation)
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> CurrentStore {
         self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -194,18 +195,18 @@ impl Held {
     ///
     /// # Errors
     /// Those of opening it; `Locked` if others have it until then.
-    pub async fn keep_open(&self, until: Instant) -> Result<KeptOpen> {
+    pub async fn keep_open(&self, until: Instant) -> Result<OpenGuard> {
         let locked = || self.error(ErrorKind::Locked, Operation::Open);
         loop {
             match timeout_at(until.into(), self.shared.gate.wait()).await {
-                Ok(Found::Open(used)) => return Ok(KeptOpen { used, generation: self.generation() }),
-                Ok(Found::Ended) => return Err(self.error(ErrorKind::Closed, Operation::Open)),
-                Ok(Found::Closed | Found::Turning) => {}
+                Ok(GateStatus::Open(used)) => return Ok(OpenGuard { used, generation: self.generation() }),
+                Ok(GateStatus::Ended) => return Err(self.error(ErrorKind::Closed, Operation::Open)),
+                Ok(GateStatus::Closed | GateStatus::Turning) => {}
                 Err(_) => return Err(locked()),
             }
             // A call that waits in vain searches for the process that has the store, and its error names that.
-            let opened = self.to_the_end(move |held| async move { held.open_until(until).await });
-            match timeout_at((until + SEARCH).into(), opened).await {
+            let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
+            match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
                 Ok(None) => return Err(self.error(ErrorKind::Closed, Operation::Open)),
                 Err(_) => return Err(locked()),
@@ -224,9 +225,9 @@ impl Held {
     }
 
     /// Opens the store and looks which one it is.
-    async fn reopen(&self, turn: &mut Turn, wait: Duration) -> Result<()> {
-        let Holding { options, opens_when_full, history, observer, .. } = &self.shared.holding;
-        let _wait = Wait::begin(&**observer);
+    async fn reopen(&self, turn: &mut HandOverTurn, wait: Duration) -> Result<()> {
+        let SharedStoreOptions { options, opens_when_full, history, observer, .. } = &self.shared.holding;
+        let _wait = WaitNotice::begin(&**observer);
         let location = &self.shared.location;
         let options = options.clone().with_wait(wait);
         let open = match open_here(location, &options).await {
@@ -257,9 +258,9 @@ impl Held {
                 tracing::warn!(store = self.shared.name, "another store is at this place now");
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
-            *seen = Seen { identity, halves, generation: seen.generation + 1, queued: None };
+            *seen = CurrentStore { identity, halves, generation: seen.generation + 1, queued: None };
         }
-        seen.queued = care::queued(location).ok().map(Arc::new);
+        seen.queued = maintenance::queued(location).ok().map(Arc::new);
         drop(seen);
         if let Some(store) = open.embedded() {
             let synced = Arc::clone(observer);
@@ -271,8 +272,8 @@ impl Held {
     }
 
     /// Waits until the store is open.
-    pub async fn until_open(&self) {
-        self.shared.gate.until_open().await;
+    pub async fn wait_until_open(&self) {
+        self.shared.gate.wait_until_open().await;
     }
 
     /// True if a process waits for the lock, or another folder is where the store was opened.
@@ -293,38 +294,38 @@ impl Held {
     /// Lets the processes that wait for the lock have the store, and takes it back. A process that has announced itself is
     /// waited for, at most 20 ms. Callers who waited through the hand-over before have the store for as long as that took, at most
     /// 250 ms, before this one begins.
-    pub async fn hand_over(&self, announced: Announced) {
-        self.to_the_end(move |held| async move { held.hand_over_at_once(announced).await }).await;
+    pub async fn hand_over(&self, announced: YieldAnnouncement) {
+        self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
 
-    async fn hand_over_at_once(&self, announced: Announced) {
+    async fn hand_over_at_once(&self, announced: YieldAnnouncement) {
         self.shared.gate.share().await;
         let mut turn = self.shared.gate.turn().await;
-        if !self.lend(&mut turn).await {
+        if !self.close_for_others(&mut turn).await {
             return;
         }
-        if announced == Announced::Yes {
-            let end = Instant::now() + ANNOUNCED;
+        if announced == YieldAnnouncement::Yes {
+            let end = Instant::now() + YIELD_GRACE;
             let queued = self.seen().queued;
             while Instant::now() < end && queued.as_ref().is_some_and(|queued| queued.count() == 0) {
-                sleep(INTERVAL).await;
+                sleep(HOLDER_SEARCH_INTERVAL).await;
             }
         }
         // The lock goes to the processes that wait now before it comes back.
-        self.take_back(&mut turn).await;
+        self.reopen_after_hand_over(&mut turn).await;
     }
 
     /// Lets other processes have the store until the next call.
-    pub async fn put_down(&self) {
-        self.to_the_end(|held| async move {
-            let mut turn = held.shared.gate.turn().await;
-            held.lend(&mut turn).await;
+    pub async fn release_store(&self) {
+        self.run_to_end(|shared_store| async move {
+            let mut turn = shared_store.shared.gate.turn().await;
+            shared_store.close_for_others(&mut turn).await;
         })
         .await;
     }
 
     /// Closes the store for other processes. False if it was not open.
-    async fn lend(&self, turn: &mut Turn) -> bool {
+    async fn close_for_others(&self, turn: &mut HandOverTurn) -> bool {
         let Some(open) = turn.take() else { return false };
         self.shared.holding.observer.handed_over();
         if let Err(error) = open.close().await {
@@ -333,7 +334,7 @@ impl Held {
         true
     }
 
-    async fn take_back(&self, turn: &mut Turn) {
+    async fn reopen_after_hand_over(&self, turn: &mut HandOverTurn) {
         if let Err(error) = self.reopen(turn, self.shared.holding.options.wait).await {
             tracing::warn!(%error, "the store is not open; the next call looks again");
         }
@@ -345,7 +346,7 @@ impl Held {
             return;
         };
         if open_for >= least && self.is_wanted() {
-            self.put_down().await;
+            self.release_store().await;
         }
     }
 
@@ -364,13 +365,13 @@ impl Held {
     /// # Errors
     /// Those of the engine.
     pub async fn defragment(&self) -> Result<()> {
-        let defragmented = self.to_the_end(|held| async move { held.defragment_at_once().await }).await;
+        let defragmented = self.run_to_end(|shared_store| async move { shared_store.defragment_at_once().await }).await;
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
     /// Does something that closes the store, also if the caller goes away in the middle: a store that is half closed would keep its
     /// lock for as long as a watch has it. `None` if it panicked, or the runtime ends.
-    async fn to_the_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+    async fn run_to_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> F,
     ) -> Option<T> {
@@ -379,12 +380,12 @@ impl Held {
 
     async fn defragment_at_once(&self) -> Result<()> {
         let mut turn = self.shared.gate.turn().await;
-        self.lend(&mut turn).await;
-        let Holding { options, observer, .. } = &self.shared.holding;
-        let wait = Wait::begin(&**observer);
-        let shrunk = care::shrink(&self.shared.location, options.wait).await;
+        self.close_for_others(&mut turn).await;
+        let SharedStoreOptions { options, observer, .. } = &self.shared.holding;
+        let wait = WaitNotice::begin(&**observer);
+        let shrunk = maintenance::shrink(&self.shared.location, options.wait).await;
         drop(wait);
-        self.take_back(&mut turn).await;
+        self.reopen_after_hand_over(&mut turn).await;
         shrunk.map(drop)
     }
 
@@ -398,7 +399,7 @@ impl Held {
     /// # Errors
     /// The error of the engine. Everything that was acknowledged is durable all the same.
     pub async fn close(&self) -> Result<()> {
-        let closed = self.to_the_end(|held| async move { held.close_at_once().await }).await;
+        let closed = self.run_to_end(|shared_store| async move { shared_store.close_at_once().await }).await;
         closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
@@ -423,7 +424,7 @@ impl Held {
 
 /// Whether a process has said that it is about to wait for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Announced {
+pub enum YieldAnnouncement {
     /// It has.
     Yes,
     /// It waits already.
@@ -431,45 +432,45 @@ pub enum Announced {
 }
 
 /// Longer than any process lives.
-const AGES: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// How long a reader of much has the store at least; then it gives the store to a process that waits.
-pub const LEAST_HOLD: Duration = Duration::from_millis(10);
+pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 
 /// How a store is held.
 #[derive(Clone)]
-pub struct Holding {
+pub struct SharedStoreOptions {
     /// How it is opened, each time.
     pub options: OpenOptions,
     /// No call waits for the store beyond this moment.
     pub until: Option<Instant>,
     /// Once the store has been open for so long, the end of a call gives it to a process that waits; `None` leaves that to
-    /// [`Held::hand_over`](Held::hand_over) and [`Held::put_down`](Held::put_down).
+    /// [`SharedStore::hand_over`](SharedStore::hand_over) and [`SharedStore::release_store`](SharedStore::release_store).
     pub yields_after: Option<Duration>,
     /// Where a full disk has no room to open it for all purposes, it is opened for releases, which may use what is kept for them.
     pub opens_when_full: bool,
     /// The bounds on its history that a store of format 2 gets; `None` leaves it those that it has.
     pub history: Option<Retention>,
     /// The observer of the store.
-    pub observer: Arc<dyn Observer>,
+    pub observer: Arc<dyn SharedStoreObserver>,
 }
 
-impl Holding {
+impl SharedStoreOptions {
     /// A store that is opened with these options, and handed over when it is said.
     pub fn new(options: OpenOptions) -> Self {
         Self { options, until: None, yields_after: None, opens_when_full: false, history: None, observer: Arc::new(()) }
     }
 
     /// The moment until which a call waits for the store.
-    pub(crate) fn patience(&self) -> Instant {
+    pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
         // A wait that no clock can measure is as good as none.
-        let end = now.checked_add(self.options.wait).unwrap_or(now + AGES);
+        let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);
         self.until.map_or(end, |until| until.min(end))
     }
 }
 
 /// An observer of a held store.
-pub trait Observer: Send + Sync {
+pub trait SharedStoreObserver: Send + Sync {
     /// The store is open.
     fn taken(&self) {}
     /// The store is closed, for other processes.
@@ -486,19 +487,19 @@ pub trait Observer: Send + Sync {
     }
 }
 
-impl Observer for () {}
+impl SharedStoreObserver for () {}
 
 /// A wait that is no standstill.
-struct Wait<'o>(&'o dyn Observer);
+struct WaitNotice<'o>(&'o dyn SharedStoreObserver);
 
-impl<'o> Wait<'o> {
-    fn begin(observer: &'o dyn Observer) -> Self {
+impl<'o> WaitNotice<'o> {
+    fn begin(observer: &'o dyn SharedStoreObserver) -> Self {
         observer.wait_begins();
         Self(observer)
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for WaitNotice<'_> {
     fn drop(&mut self) {
         self.0.wait_ends();
     }
