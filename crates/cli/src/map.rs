@@ -547,7 +547,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sign_tells_the_most_of_what_it_stands_for() {
+    fn map_sign_shows_most_important_use() {
         use AddressUse::{Borrowed, Free, InCooldown, Reserved, Used};
         let reported = [
             (vec![Free, Free], '.'),
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_escaped() {
+    fn map_text_is_escaped() {
         assert_eq!(escape_xml(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
         assert_eq!(clipped(&"x".repeat(50)).chars().count(), 44);
     }

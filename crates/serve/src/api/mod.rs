@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_read() {
+    fn listen_urls_are_read() {
         let tcp = |address: &str, tls| Address::Tcp { addresses: vec![address.parse().unwrap()], tls };
         assert_eq!(Address::parse("http://127.0.0.1:2379"), Ok(tcp("127.0.0.1:2379", false)));
         assert_eq!(Address::parse("https://[::1]:2379/"), Ok(tcp("[::1]:2379", true)));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_could_write_to_is_refused() {
+    fn listen_url_is_refused_when_others_could_write() {
         let none = Options::default();
         let insecure = Options { insecure_loopback: true, ..Options::default() };
         let advertised = Options { advertise: vec!["https://node1:2379".to_owned()], ..Options::default() };
