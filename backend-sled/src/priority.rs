@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_priority_until_it_is_dropped_and_its_threads_do_not() {
+    fn priority_lasts_until_drop_and_is_not_inherited() {
         // The test itself may run at another priority.
         assert!(Attributes { size: SIZE, ..Attributes::default() }.set(), "the test needs CAP_SYS_NICE");
         let before = Attributes::current().unwrap();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_that_the_process_has_been_given_stays() {
+    fn priority_given_to_process_stays() {
         let of_a_thread = thread::spawn(|| {
             assert!(Attributes { nice: 5, ..Attributes::current().unwrap() }.set());
             let _raised = Priority::raise();

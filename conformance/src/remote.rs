@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn every_broken_client_fails_by_its_rule() {
+    fn broken_clients_fail_by_their_rule() {
         assert_eq!(broken_rules(Manner::Healthy), Vec::<&str>::new());
         for (manner, rule) in [
             (Manner::FallsSilent, "W17"),

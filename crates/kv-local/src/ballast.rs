@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_blocks_and_only_its_owner_can_read_it() {
+    fn reserved_space_has_blocks_and_is_private() {
         let (_folder, ballast) = ballast();
         ballast.restore().unwrap();
         let made = metadata(&ballast);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_given_up_by_the_piece_and_put_back() {
+    fn reserved_space_is_given_up_in_pieces_and_restored() {
         let (_folder, ballast) = ballast();
         assert!(!ballast.give_up(), "there is none");
         ballast.restore().unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_needed_is_taken_back() {
+    fn reserved_space_is_taken_back_when_not_needed() {
         let (_folder, ballast) = ballast();
         ballast.restore().unwrap();
         assert!(ballast.give_up() && ballast.give_up());
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_with_holes_is_filled() {
+    fn reserved_space_is_filled_when_copy_has_holes() {
         let (_folder, ballast) = ballast();
         File::create(&ballast.path).unwrap().set_len(BYTES).unwrap();
         assert!(!is_whole(&metadata(&ballast)));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn where_blocks_cannot_be_allocated_it_is_written() {
+    fn reserved_space_is_written_when_blocks_cannot_be_allocated() {
         let (_folder, ballast) = ballast();
         let mut file = folder::open_or_create(&ballast.path).unwrap();
         write(&mut file).unwrap();
