@@ -67,7 +67,7 @@ ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
 	@cargo build --quiet --profile ci -p margay-cni-plugin
 	@MARGAY_CRASH_ROUNDS=$(OPS) MARGAY_CRASH_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p margay-cni-plugin \
-		--test system -- --nocapture --exact crashes::whoever_is_killed_leaves_all_or_nothing_on_$(STORE)
+		--test system -- --nocapture --exact crashes::kills_leave_all_or_nothing_on_$(STORE)
 else ifeq ($(MODE),power)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=power takes STORE=sled or STORE=redb" >&2; exit 2)
 	@scripts/setup install
@@ -80,7 +80,7 @@ else ifeq ($(MODE),late)
 	@$(if $(filter memory etcd,$(STORE)),,echo "make: MODE=late is about etcd: leave STORE out" >&2; exit 2)
 	@cargo build --quiet --profile ci -p margay-cni-plugin
 	@MARGAY_LATE_ROUNDS=$(OPS) MARGAY_LATE_SEED=$(or $(SEED),$(shell date +%s)) cargo test --quiet --profile ci -p margay-cni-plugin \
-		--test etcd -- --nocapture --exact late::a_late_add_leaves_nothing_behind
+		--test etcd -- --nocapture --exact late::late_add_leaves_nothing_behind
 else
 	@cargo build --quiet --profile ci -p torture $(if $(SERVE)$(API),-p margay-cli)
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED)) $(if $(SERVE),--serve) $(if $(API),--api)

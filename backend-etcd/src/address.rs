@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_get_a_scheme() {
+    fn endpoints_get_default_scheme() {
         for (endpoint, expected, transport) in [
             ("a:1", "http://a:1", Transport::Plain),
             ("http://b:2/", "http://b:2", Transport::Plain),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused_and_secrets_not_shown() {
+    fn endpoints_are_refused_without_showing_secrets() {
         for endpoint in [
             "ftp://a:1",
             "unixs:///x",

@@ -442,7 +442,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_past_and_strangers_are_noticed() {
+    fn cluster_judgement_notices_older_revisions_and_other_clusters() {
         let seen = ObservedCluster::default();
         assert_eq!(seen.cluster(), None);
         let judge = |cluster, revision, freshness| {
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_overlap_may_answer_in_any_order() {
+    fn cluster_judgement_takes_any_order_when_calls_overlap() {
         let seen = ObservedCluster::default();
         let early = seen.revision();
         assert_eq!(seen.judge_numbers(7, Revision::new(10), early, Freshness::SinceCall), Ok(()));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_believed_where_it_was_mended() {
+    fn server_version_reports_progress_when_fixed() {
         for version in ["3.4.31", "3.4.36", "3.5.13", "3.5.21", "3.6.0", "3.6.0-rc.1", "4.0.0"] {
             assert!(reports_progress(version), "{version}");
         }
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn old_ones_are_refused() {
+    fn server_version_is_refused_when_too_old() {
         for version in ["3.4.0", "3.4.23", "3.5.18", "3.6.0-rc.1", "3.10.2", "4.0.0"] {
             assert!(judge_version(version).is_ok(), "{version}");
         }

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn resolv_conf_gives_name_servers_and_limits() {
+    fn dns_resolv_conf_gives_name_servers_and_limits() {
         let text = "nameserver 192.0.2.1\nnameserver 2001:db8::1\nwhatever\noptions timeout:3 attempts:9 whatever\n";
         let resolver = Resolver::parse(text);
         let servers: [SocketAddr; 2] = ["192.0.2.1:53".parse().unwrap(), "[2001:db8::1]:53".parse().unwrap()];
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_to_other_questions_are_ignored() {
+    async fn dns_answers_to_other_questions_are_ignored() {
         let (socket, resolver) = udp_server().await;
         let (found, ()) = tokio::join!(resolver.srv(NAME), async {
             let (query, client) = receive(&socket).await;
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_cut_off_comes_over_tcp() {
+    async fn dns_answer_comes_over_tcp_when_truncated() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let socket = UdpSocket::bind(address).await.unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_an_error_and_another_server_answers() {
+    async fn dns_refusal_is_error_unless_another_server_answers() {
         let (refusing, resolver) = udp_server().await;
         let refuse = async {
             loop {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silence_ends_after_all_attempts() {
+    async fn dns_silence_ends_after_all_attempts() {
         let (socket, resolver) = udp_server().await;
         let resolver = Resolver { timeout: Duration::from_millis(50), ..resolver };
         let error = resolver.srv(NAME).await.unwrap_err();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_that_are_not_ascii_are_refused() {
+    async fn dns_names_are_refused_when_not_ascii() {
         let (_socket, resolver) = udp_server().await;
         let error = resolver.srv("_etcd-client._tcp.b\u{fc}cher.test").await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");

@@ -286,7 +286,7 @@ mod tests {
 
     /// Each row: what comes, what it is, and whether a write that was answered so is certain not to have happened.
     #[test]
-    fn every_row() {
+    fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};
         let disconnected = || DISCONNECTED;
         let rows: Vec<(Code, &str, ErrorKind, Outcome)> = vec![
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_unknown() {
+    fn status_outcome_is_unknown_when_code_is_unknown() {
         let codes = (0..=16).map(Code::from).filter(|code| *code != Code::Ok);
         for code in codes {
             let (kind, outcome) = of(code, "something new");
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_never_made_proves_that_nothing_was_sent() {
+    fn nothing_was_sent_when_connection_was_never_made() {
         for text in ["tcp connect error", "dns error", "invalid peer certificate: UnknownIssuer"] {
             let status = Status::from_error(Box::new(ConnectError(text.into())));
             let error = map(etcd_client::Error::GRpcStatus(status), Operation::Txn, "etcd");
@@ -421,13 +421,13 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_failed_changed_nothing() {
+    fn read_error_means_nothing_changed() {
         let error = map(status(Code::Unavailable, "http2 error"), Operation::Range, "etcd");
         assert_eq!(error.outcome(), Outcome::NotApplied);
     }
 
     #[test]
-    fn who_hangs_up_on_a_handshake_may_speak_something_else() {
+    fn handshake_hangup_suggests_another_protocol() {
         let broken = |kind: io::ErrorKind| {
             let status = Status::from_error(Box::new(ConnectError(Box::new(io::Error::from(kind)))));
             speaks_other_protocol(&etcd_client::Error::GRpcStatus(status))
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_that_a_server_repeats_is_not_told() {
+    fn refusal_text_hides_transaction_that_server_repeats() {
         let refusal = status(Code::Unknown, "unsupported transaction: success:<value:\"hidden\" >");
         let advised = advice(&refusal).unwrap();
         let error = map(refusal, Operation::Txn, "etcd").with_detail(advised);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_want_of_room_is_final_and_says_how_to_make_some() {
+    fn refusal_for_lack_of_space_is_final_and_gives_remedy() {
         let full = || status(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
         let error = map(full(), Operation::Txn, "etcd");
         assert_eq!((error.outcome(), error.is_final()), (Outcome::Unknown, true));

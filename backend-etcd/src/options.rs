@@ -192,7 +192,7 @@ mod tests {
     use crate::tls::Pem;
 
     #[test]
-    fn endpoints_or_a_domain() {
+    fn options_take_endpoints_or_domain() {
         let refused = |options: Options| options.addresses().unwrap_err().to_string();
         assert!(refused(Options::new([""; 0])).contains("no endpoint"));
         assert!(refused(Options::new(["a:1"]).with_discovery(Discovery::new("example.org"))).contains("remove one"));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_has_no_secret() {
+    fn options_debug_has_no_secret() {
         let tls = Tls::new().with_identity(Pem::Inline(b"certificate".to_vec()), Pem::Inline(b"hidden".to_vec()));
         let options = Options::new(["a:1"]).with_tls(tls).with_credentials(Credentials::new("root", "hidden"));
         let shown = format!("{options:?}");

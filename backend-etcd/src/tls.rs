@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_pem_is_refused() {
+    fn pem_is_refused_when_malformed() {
         let file = Tls::new().with_authority(Pem::File("/nowhere/ca.pem".into()));
         let error = file.load().unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::Io);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_before_any_call() {
+    fn tls_files_are_refused_before_any_call() {
         let hollow = b"-----BEGIN CERTIFICATE-----\n!hidden!\n-----END CERTIFICATE-----\n".to_vec();
         let error = Tls::new().with_authority(Pem::Inline(hollow)).load().unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::Unsupported, "{error}");
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changed_has_another_stamp() {
+    fn file_stamp_changes_with_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let tls = Tls::new().with_authority(Pem::File(file.path().to_owned()));
         let before = tls.stamp();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dates_of_a_certificate_are_read() {
+    fn certificate_dates_are_read() {
         let key = KeyPair::generate().unwrap();
         let made = |from: OffsetDateTime, until: OffsetDateTime| {
             let mut params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_has_no_dates() {
+    fn certificate_dates_are_none_when_malformed() {
         let pem = KeyPair::generate().unwrap();
         let params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
         let der = params.self_signed(&pem).unwrap().der().to_vec();

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_put_are_guarded() {
+    fn guards_cover_keys_that_are_put() {
         let put = || Op::put("k", "v");
         assert_eq!(guarded(&Txn::new().with_success([put()])), (1, 0));
         assert_eq!(guarded(&Txn::new().with_success([Op::delete("k")])), (0, 0));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_which_there_is_none_need_no_guard() {
+    fn guards_are_left_out_for_absent_keys() {
         let puts = || ["a1", "a2", "b"].map(|key| Op::put(key, "v"));
         let absent = Compare::all_absent(Range::prefix("a"));
         assert_eq!(guarded(&Txn::new().with_compares([absent.clone()]).with_success(puts())), (1, 0));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn guards_keep_to_the_limits() {
+    fn guards_keep_to_limits() {
         let puts = |count: usize, bytes: usize| (0..count).map(move |i| Op::put(format!("{i:0bytes$}"), "v"));
         assert_eq!(guarded(&Txn::new().with_success(puts(128, 10))), (128, 0));
         let compares = || (0..8).map(|i| Compare::unchanged(format!("c{i}"), Revision::new(7)));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn each_use_of_a_key_is_tried_once() {
+    fn uses_of_key_are_each_tried_once() {
         let txn = Txn::new()
             .with_compares([Compare::unchanged("/a/1", Revision::new(3)), Compare::absent("/b/1")])
             .with_success([Op::put("/a/1", "v"), Op::put("/b/1", "v"), Op::delete("/a/1")])
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_key_and_the_command() {
+    fn refusal_names_key_and_command() {
         let denied = |detail: &str| {
             let error = Error::new(ErrorKind::Auth(Auth::Denied), Operation::Txn, "etcd");
             with_refused(error.with_detail(detail), "write", &Range::key("/margay/v1/quotas")).to_string()

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_never_everything() {
+    fn empty_range_is_never_everything() {
         for (from, to) in [("b", "a"), ("a", "a"), ("a", ""), ("", ""), ("", "\0"), ("\0", "\0"), ("a", "\0")] {
             let span = KeySpan::of(&Range::FromTo(from.into(), to.into()));
             assert!(span.is_empty() && span.key == span.end, "{from:?} to {to:?}: {span:?}");

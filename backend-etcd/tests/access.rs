@@ -32,7 +32,7 @@ async fn refused(store: &EtcdStore) -> Error {
 }
 
 #[tokio::test]
-async fn only_the_chosen_authority_is_trusted() {
+async fn tls_trusts_only_chosen_authority() {
     let certificates = Certificates::make().unwrap();
     let etcd = certificates.etcd(&[]).unwrap();
     for authority in [certificates.file("authority.pem"), certificates.inline("authority.pem").unwrap()] {
@@ -51,7 +51,7 @@ async fn only_the_chosen_authority_is_trusted() {
 }
 
 #[tokio::test]
-async fn the_servers_name_is_checked() {
+async fn tls_checks_server_name() {
     let certificates = Certificates::make().unwrap();
     let etcd = certificates.etcd(&[]).unwrap();
     let tls = |name: &str| Tls::new().with_authority(certificates.file("authority.pem")).with_server_name(name);
@@ -62,7 +62,7 @@ async fn the_servers_name_is_checked() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_our_own_opens_the_door() {
+async fn tls_client_certificate_is_accepted() {
     let certificates = Certificates::make().unwrap();
     let etcd = certificates.etcd_for_known().unwrap();
     let trusting = || Tls::new().with_authority(certificates.file("authority.pem"));
@@ -80,7 +80,7 @@ async fn a_certificate_of_our_own_opens_the_door() {
 }
 
 #[tokio::test]
-async fn our_own_certificate_that_has_expired_is_named() {
+async fn tls_client_certificate_is_named_when_expired() {
     let certificates = Certificates::expired(&["client"]).unwrap();
     let etcd = certificates.etcd_for_known().unwrap();
     let trusting = || Tls::new().with_authority(certificates.file("authority.pem"));
@@ -112,7 +112,7 @@ async fn our_own_certificate_that_has_expired_is_named() {
 }
 
 #[tokio::test]
-async fn files_of_certificates_that_are_not_there_are_named() {
+async fn tls_files_are_named_when_missing() {
     let certificates = Certificates::make().unwrap();
     let file = |name: &str| certificates.file(name);
     std::fs::create_dir(certificates.path("folder")).unwrap();
@@ -130,7 +130,7 @@ async fn files_of_certificates_that_are_not_there_are_named() {
 }
 
 #[tokio::test]
-async fn certificates_that_changed_are_read_again() {
+async fn tls_files_are_read_again_when_changed() {
     let certificates = Certificates::make().unwrap();
     let mut etcd = certificates.etcd_for_known().unwrap();
     let tls = Tls::new()
@@ -156,7 +156,7 @@ async fn certificates_that_changed_are_read_again() {
 }
 
 #[tokio::test]
-async fn with_and_without_tls_do_not_mix() {
+async fn tls_mismatch_is_told_in_both_directions() {
     let certificates = Certificates::make().unwrap();
     let (etcd, plain) = (certificates.etcd(&[]).unwrap(), Etcd::start().unwrap());
     let error = refused(&open(etcd.url().replace("https", "http"), None)).await;
@@ -168,7 +168,7 @@ async fn with_and_without_tls_do_not_mix() {
 }
 
 #[tokio::test]
-async fn a_restart_forgets_tokens() {
+async fn login_is_repeated_after_server_restart() {
     let mut etcd = guarded().await.unwrap();
     let store = as_user(&etcd, "root", PASSWORD).unwrap();
     let first = store.put("k", "v").await.unwrap();
@@ -186,7 +186,7 @@ async fn a_restart_forgets_tokens() {
 }
 
 #[tokio::test]
-async fn a_login_that_nobody_asks_for_is_no_error() {
+async fn login_is_no_error_when_auth_is_off() {
     let etcd = Etcd::start().unwrap();
     let store = as_user(&etcd, "root", PASSWORD).unwrap();
     store.put("k", "v").await.unwrap();
@@ -196,7 +196,7 @@ async fn a_login_that_nobody_asks_for_is_no_error() {
 
 /// A server that accepts connections and says nothing.
 #[tokio::test]
-async fn a_server_that_hangs_is_not_taken_for_another_protocol() {
+async fn open_error_says_server_hangs_when_it_is_silent() {
     let server = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = server.local_addr().unwrap();
     let authority = Certificates::make().unwrap();

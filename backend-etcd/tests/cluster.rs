@@ -45,7 +45,7 @@ async fn heals(store: &EtcdStore) {
 }
 
 #[tokio::test]
-async fn nobody_there_is_certain() {
+async fn outcome_is_certain_when_no_server_listens() {
     let store = quick(vec![dead_url(), dead_url()]);
     let error = store.put("k", "v").await.unwrap_err();
     assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied), "{error}");
@@ -55,7 +55,7 @@ async fn nobody_there_is_certain() {
 }
 
 #[tokio::test]
-async fn a_frozen_member_is_a_timeout_and_heals() {
+async fn frozen_member_times_out_and_heals() {
     let etcd = Etcd::start().unwrap();
     let store = store(&etcd);
     store.put("k", "before").await.unwrap();
@@ -72,7 +72,7 @@ async fn a_frozen_member_is_a_timeout_and_heals() {
 }
 
 #[tokio::test]
-async fn the_first_call_to_a_frozen_member_is_a_timeout_too() {
+async fn frozen_member_times_out_on_first_call() {
     let etcd = Etcd::start().unwrap();
     etcd.signal(Signal::SIGSTOP).unwrap();
     let store = store(&etcd);
@@ -85,7 +85,7 @@ async fn the_first_call_to_a_frozen_member_is_a_timeout_too() {
 }
 
 #[tokio::test]
-async fn reads_leave_a_frozen_member() {
+async fn frozen_member_loses_reads_to_others() {
     let (frozen, etcd) = (Etcd::start().unwrap(), Etcd::start().unwrap());
     frozen.signal(Signal::SIGSTOP).unwrap();
     let store = quick(vec![frozen.url(), etcd.url()]);
@@ -96,7 +96,7 @@ async fn reads_leave_a_frozen_member() {
 }
 
 #[tokio::test]
-async fn another_cluster_under_the_same_name_is_noticed() {
+async fn cluster_change_is_noticed_under_same_name() {
     let (first, second) = (Etcd::start().unwrap(), Etcd::start().unwrap());
     let store = quick(vec![first.url(), second.url()]);
     for _ in 0..3 {
@@ -110,7 +110,7 @@ async fn another_cluster_under_the_same_name_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_watch_of_a_cluster_that_went_back_is_refused() {
+async fn watch_is_refused_when_cluster_went_back() {
     let mut etcd = Etcd::start().unwrap();
     let store = store(&etcd);
     let newest = store.put("k", "v").await.unwrap();
@@ -129,7 +129,7 @@ async fn a_watch_of_a_cluster_that_went_back_is_refused() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_is_taken_up_again() {
+async fn watch_resumes_when_reader_was_slow() {
     const WRITES: i64 = 40;
     let etcd = Etcd::start().unwrap();
     let store = store(&etcd);
@@ -148,7 +148,7 @@ async fn a_watcher_that_does_not_read_is_taken_up_again() {
 }
 
 #[tokio::test]
-async fn a_key_with_a_lease_is_not_written() {
+async fn leased_key_is_not_written() {
     let etcd = Etcd::start().unwrap();
     let store = store(&etcd);
     let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();

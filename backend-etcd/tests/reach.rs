@@ -13,7 +13,7 @@ use kv::{Compare, ErrorKind, Op, Outcome, Range, RangeRequest, Store, StoreExt, 
 use support::Etcd;
 
 #[tokio::test]
-async fn a_unix_socket() {
+async fn endpoint_may_be_unix_socket() {
     // etcd 3.4 takes nothing else for one: a file with this name in the folder where it runs.
     let name = format!("localhost:{}", support::dead_address().unwrap().port());
     let etcd = Etcd::start_with("http", &[format!("--listen-client-urls=unix://{name}")]).unwrap();
@@ -32,7 +32,7 @@ async fn a_unix_socket() {
 }
 
 #[tokio::test]
-async fn everybody_who_was_asked_is_named() {
+async fn error_names_every_endpoint_asked() {
     let dead: Vec<String> = (0..3).map(|_| format!("http://{}", support::dead_address().unwrap())).collect();
     let store = EtcdStore::open(&Options::new(dead.clone())).unwrap();
     let error = store.put("k", "v").await.unwrap_err();
@@ -42,7 +42,7 @@ async fn everybody_who_was_asked_is_named() {
 }
 
 #[tokio::test]
-async fn an_endpoint_without_a_port_names_the_one_that_is_used() {
+async fn endpoint_error_names_default_port_when_none_is_given() {
     for (endpoint, port) in [("http://127.0.0.1", "80"), ("127.0.0.1", "80"), ("http://[::1]", "80")] {
         let store = EtcdStore::open(&Options::new([endpoint]).with_call_timeout(Duration::from_secs(3))).unwrap();
         let said = store.put("k", "v").await.unwrap_err().to_string();
@@ -54,7 +54,7 @@ async fn an_endpoint_without_a_port_names_the_one_that_is_used() {
 }
 
 #[tokio::test]
-async fn a_learner_is_named_and_another_member_is_asked() {
+async fn learner_is_named_and_another_member_asked() {
     let etcd = Etcd::start().unwrap();
     let learner = Etcd::start_learner(&etcd).await.unwrap();
     let until = Instant::now() + Duration::from_secs(60);
@@ -77,7 +77,7 @@ async fn a_learner_is_named_and_another_member_is_asked() {
 }
 
 #[tokio::test]
-async fn calls_are_over_when_they_have_to_be() {
+async fn calls_end_at_their_deadline() {
     // It takes connections and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
@@ -102,7 +102,7 @@ fn requests(etcd: &Etcd) -> u64 {
 }
 
 #[tokio::test]
-async fn one_round_trip_for_each_call() {
+async fn calls_take_one_round_trip_each() {
     let etcd = Etcd::start().unwrap();
     let store = EtcdStore::open(&Options::new([etcd.url()])).unwrap();
     let first = store.put("k", "v").await.unwrap();

@@ -49,7 +49,7 @@ async fn true_and_seen(store: &EtcdStore, said: &Said, wanted: impl Fn(&ErrorKin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_over_a_servers_own_limits() {
+async fn refusals_are_true_over_server_limits() {
     let limits = ["--max-txn-ops=16".to_owned(), "--max-request-bytes=20000".to_owned()];
     let etcd = Etcd::start_with("http", &limits).unwrap();
     let store = EtcdStore::open(&Options::new([etcd.url()])).unwrap();
@@ -79,7 +79,7 @@ async fn waver(etcd: &Etcd, times: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_loses_and_regains_permission_while_writing() {
+async fn refusals_are_true_while_permission_changes() {
     let etcd = guarded().await.unwrap();
     let guests: Vec<EtcdStore> = (0..8).map(|_| as_user(&etcd, "guest", PASSWORD).unwrap()).collect();
     let over = tokio::sync::watch::Sender::new(false);
@@ -109,7 +109,7 @@ async fn who_loses_and_regains_permission_while_writing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_a_member_without_a_leader() {
+async fn refusals_are_true_without_leader() {
     let [one, two, three] = Etcd::start_three().unwrap();
     let options = Options::new([three.url()]).with_call_timeout(Duration::from_secs(2));
     let store = EtcdStore::open(&options).unwrap();

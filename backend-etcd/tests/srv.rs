@@ -48,7 +48,7 @@ fn dead_port() -> u16 {
 }
 
 #[tokio::test]
-async fn members_are_looked_up_and_asked_in_order() {
+async fn srv_members_are_looked_up_and_asked_in_order() {
     let (dns, etcd, other) = (Dns::start().unwrap(), Etcd::start().unwrap(), Etcd::start().unwrap());
     // The one of lower priority is another cluster: if it were ever asked, that would be an error.
     dns.set(PLAIN, &[(7, 0, port(&other)), (3, 1, dead_port()), (3, 9, port(&etcd))]);
@@ -61,7 +61,7 @@ async fn members_are_looked_up_and_asked_in_order() {
 }
 
 #[tokio::test]
-async fn a_record_that_is_not_there_yet_is_found_later() {
+async fn srv_record_is_found_when_added_later() {
     let (dns, etcd) = (Dns::start().unwrap(), Etcd::start().unwrap());
     let store = store(&dns);
     let error = refused(&store).await;
@@ -89,7 +89,7 @@ async fn forwarder(target: SocketAddr) -> (u16, JoinSet<()>) {
 }
 
 #[tokio::test]
-async fn members_are_looked_up_again_when_all_are_lost() {
+async fn srv_members_are_looked_up_again_when_all_are_lost() {
     let (dns, etcd) = (Dns::start().unwrap(), Etcd::start().unwrap());
     let (first, forwarding) = forwarder(SocketAddr::from(([127, 0, 0, 1], port(&etcd)))).await;
     dns.set(PLAIN, &[(0, 0, first)]);
@@ -103,7 +103,7 @@ async fn members_are_looked_up_again_when_all_are_lost() {
 }
 
 #[tokio::test]
-async fn members_that_are_known_outlive_the_name_server() {
+async fn srv_members_stay_known_when_name_server_is_gone() {
     let (dns, mut etcd) = (Dns::start().unwrap(), Etcd::start().unwrap());
     dns.set(PLAIN, &[(0, 0, port(&etcd))]);
     let store = store(&dns);
@@ -119,7 +119,7 @@ async fn members_that_are_known_outlive_the_name_server() {
 }
 
 #[tokio::test]
-async fn discovery_never_does_without_tls_that_is_there() {
+async fn srv_lookup_keeps_tls_when_offered() {
     let (dns, etcd) = (Dns::start().unwrap(), Etcd::start().unwrap());
     dns.set(PLAIN, &[(0, 0, port(&etcd))]);
     let wanting = EtcdStore::open(&options(&dns).with_tls(Tls::new())).unwrap();
@@ -133,7 +133,7 @@ async fn discovery_never_does_without_tls_that_is_there() {
 }
 
 #[tokio::test]
-async fn a_name_server_that_is_silent_is_an_error_in_time() {
+async fn srv_lookup_times_out_when_name_server_is_silent() {
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let discovery = Discovery::new("example.test").with_name_server(silent.local_addr().unwrap());
     let options = Options::new([""; 0]).with_discovery(discovery).with_call_timeout(Duration::from_secs(1));

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn each_error_has_its_kind() {
+    fn error_has_kind_for_each_cause() {
         let rows = [
             (io(io::ErrorKind::StorageFull), ErrorKind::NoSpace),
             (io(io::ErrorKind::QuotaExceeded), ErrorKind::NoSpace),
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_while_reading_is_no_failed_commit() {
+    fn error_while_reading_is_no_failed_commit() {
         for operation in [Operation::Open, Operation::Range] {
             let error = from_redb("redb", operation, io(io::ErrorKind::PermissionDenied));
             assert_eq!(error.kind(), &ErrorKind::Io);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn only_refusals_are_definite() {
+    fn error_is_definite_only_for_refusals() {
         let outcome = |error| from_redb("redb", Operation::Txn, error).outcome();
         assert_eq!(outcome(redb::Error::PreviousIo), Outcome::NotApplied);
         assert_eq!(outcome(io(io::ErrorKind::StorageFull)), Outcome::Unknown);

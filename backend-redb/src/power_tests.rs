@@ -61,7 +61,7 @@ fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
 
 /// The rows of a killed process must not be overwritten before they are durable.
 #[test]
-fn a_power_cut_leaves_what_was_seen_or_what_was_committed_next() {
+fn power_cut_leaves_seen_or_next_commit() {
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
         let disk = Disk::default();
@@ -84,7 +84,7 @@ fn a_power_cut_leaves_what_was_seen_or_what_was_committed_next() {
 }
 
 #[test]
-fn a_commit_takes_two_syncs_and_the_first_one_another_before() {
+fn commit_takes_two_syncs_and_first_one_more() {
     let disk = Disk::default();
     OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
     for n in (2..50).step_by(2) {
@@ -104,7 +104,7 @@ fn a_commit_takes_two_syncs_and_the_first_one_another_before() {
 }
 
 #[test]
-fn nothing_is_done_to_a_closed_file() {
+fn closed_file_is_never_touched() {
     let disk = Disk::default();
     let (file, switch) = DbFile::new(disk.clone());
     switch.opened().unwrap();

@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn each_error_has_its_kind() {
+    fn error_has_kind_for_each_cause() {
         let rows = [
             (io(io::ErrorKind::StorageFull), ErrorKind::NoSpace),
             (io(io::ErrorKind::QuotaExceeded), ErrorKind::NoSpace),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_while_reading_is_no_failed_commit() {
+    fn error_while_reading_is_no_failed_commit() {
         for operation in [Operation::Open, Operation::Range] {
             assert_eq!(from_io("sled", operation, io::ErrorKind::PermissionDenied.into()).kind(), &ErrorKind::Io);
         }

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_priority_until_it_is_dropped_and_its_threads_do_not() {
+    fn priority_lasts_until_drop_and_is_not_inherited() {
         // The test itself may run at another priority.
         assert!(
             SchedAttributes { size: ATTRIBUTES_BYTES, ..SchedAttributes::default() }.set(),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_that_the_process_has_been_given_stays() {
+    fn priority_given_to_process_stays() {
         let of_a_thread = thread::spawn(|| {
             assert!(SchedAttributes { nice: 5, ..SchedAttributes::current().unwrap() }.set());
             let _raised = PriorityGuard::raise();

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_panic_cut_off_cannot_be_read() {
+    fn row_is_unreadable_when_panic_cut_it_off() {
         let folder = tempfile::tempdir().unwrap();
         let table = SledTable::open(&folder.path().join("sled"), "test").unwrap();
         table.commit(&[Write::Put(b"k".to_vec(), b"durable".to_vec())]).unwrap();

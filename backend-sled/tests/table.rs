@@ -6,7 +6,7 @@ use kv_mvcc::{MAX_ROW_BYTES, Write};
 
 /// sled never syncs the files that it makes for large pages; syncing them is slow. Rows are cut so that there are none.
 #[test]
-fn rows_of_the_largest_size_fit_in_the_log() {
+fn rows_of_largest_size_fit_in_log() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = Sled.open(&folder.path().join("sled"), "test").expect("a table");
     for n in 0..300_u32 {

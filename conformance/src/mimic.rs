@@ -169,7 +169,7 @@ mod tests {
     });
 
     #[test]
-    fn what_cannot_run_has_to_be_listed() {
+    fn ignored_list_must_have_cases_that_cannot_run() {
         assert_eq!(check_ignored(&ALL, &[]), Ok(()));
         let missing = check_ignored(&ALL[1..], &[]).unwrap_err();
         assert!(missing.contains("R01") && missing.contains("no new stores"), "{missing}");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_failure_has_to_fail_as_known() {
+    fn known_failure_must_fail_as_known() {
         let happens = FailureFrequency::Always;
         let known = KnownFailure { case: "W11_start_at_mark_delete", rule: "C4", reason: "an old server", happens };
         let chance = KnownFailure { happens: FailureFrequency::Sometimes, ..known };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_run_must_not_be_listed() {
+    fn ignored_list_must_not_have_cases_that_can_run() {
         let too_many = check_ignored(&ALL, &["B02_put_and_get"]).unwrap_err();
         assert!(too_many.contains("B02_put_and_get"), "{too_many}");
         assert!(check_ignored(&ALL, &["B99_nothing"]).is_err());

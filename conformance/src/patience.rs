@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_never_shrinks_and_grows_to_less_than_five_minutes() {
+    fn limit_never_shrinks_and_stays_below_five_minutes() {
         let five_minutes = Duration::from_secs(300);
         for limit in [Duration::ZERO, Duration::from_millis(1), Duration::from_secs(60), Duration::from_secs(299)] {
             let longer = patient(limit);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn other_work_makes_limits_longer() {
+    fn limit_grows_when_machine_is_busy() {
         use std::hint::spin_loop;
         use std::sync::atomic::{AtomicBool, Ordering};
         use std::thread;

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_range_stays_inside() {
+    async fn prefixed_ranges_stay_inside() {
         let (inner, within) = store().await;
         for key in ["a", "b", "\u{7f}"] {
             within.put(key, "ours").await.unwrap();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_and_errors_do_not_show_the_prefix() {
+    async fn prefixed_events_and_errors_hide_prefix() {
         let (inner, within) = store().await;
         let at = within.put("k", "v").await.unwrap();
         inner.put("q", "foreign").await.unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_would_reach_outside_is_refused() {
+    async fn prefixed_request_is_refused_when_reaching_outside() {
         let (_, within) = store().await;
         assert_eq!(*within.compact(Revision::new(2)).await.unwrap_err().kind(), ErrorKind::Unsupported);
         let empty = within.put("", "v").await.unwrap_err();

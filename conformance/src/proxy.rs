@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_carries_and_cuts() {
+    async fn proxy_carries_and_cuts() {
         let (proxy, mut stream) = echo().await;
         assert_eq!(sent_back(&mut stream, &[7; 100_000]).await, 100_000);
         proxy.cut_after(40);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_refuses_and_is_silent() {
+    async fn proxy_refuses_and_is_silent() {
         let (proxy, mut stream) = echo().await;
         assert_eq!(sent_back(&mut stream, &[7]).await, 1);
         proxy.set(LinkCondition::Silent);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_loses_what_it_is_told_to_lose() {
+    async fn proxy_loses_what_it_is_told_to_lose() {
         for link in [LinkCondition::LosesRequests, LinkCondition::LosesReplies] {
             let (proxy, mut stream) = echo().await;
             assert_eq!(sent_back(&mut stream, &[7]).await, 1);

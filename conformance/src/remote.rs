@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn every_broken_client_fails_by_its_rule() {
+    fn broken_clients_fail_by_their_rule() {
         assert_eq!(broken_rules(ClientFault::Healthy), Vec::<&str>::new());
         for (manner, rule) in [
             (ClientFault::FallsSilent, "W17"),

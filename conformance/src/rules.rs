@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_runs_over_indented_lines() {
+    fn rule_text_runs_over_indented_lines() {
         let page = "# Title\n- **A1** One\n  and more.\n- **Not a rule** no\n  more of it\n- **A2** Two.\n\nText **A3** here\n";
         let rule = |id: &str, text: &str| Rule { id: id.to_owned(), text: text.to_owned() };
         assert_eq!(parse(page), [rule("A1", "One and more."), rule("A2", "Two.")]);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn mishaps_are_failures_of_the_case() {
+    fn run_counts_mishaps_as_failures_of_case() {
         for (mishap, expected) in [
             (Mishap::Panics, "a panic: the engine is on fire"),
             (Mishap::NeverAnswers, "the store did not answer within "),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_run_gives_up_at_once() {
+    fn run_gives_up_at_once_when_stopped() {
         let stop = Arc::new(AtomicBool::new(false));
         let options = RunOptions::new().with_filter("B0").with_stop(stop.clone());
         let run = Run::new(MishapStore(Mishap::NeverAnswers), &options).unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_ignored_with_the_reason() {
+    fn run_ignores_case_with_reason_when_it_cannot_run() {
         let reports = run(MishapStore(Mishap::NeverAnswers), &RunOptions::new().with_filter("R10")).unwrap();
         assert!(matches!(reports[0].verdict, Verdict::Ignored(reason) if reason.contains("open a store again")));
     }

@@ -228,7 +228,7 @@ mod tests {
     use crate::reference::ReferenceHarness;
 
     #[test]
-    fn the_time_for_a_case_begins_anew_with_each_round() {
+    fn stage_restarts_time_limit_with_each_round() {
         let limit = Duration::from_secs(1);
         let stage = Stage::new(Arc::new(ReferenceHarness), RunOptions::new().with_case_limit(limit)).unwrap();
         let (tell, progress) = mpsc::channel();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_noticed_however_quick_the_rounds_are() {
+    fn stage_notices_stop_when_rounds_are_quick() {
         let options = RunOptions::new().with_stop(Arc::new(true.into()));
         let stage = Stage::new(Arc::new(ReferenceHarness), options).unwrap();
         let (tell, progress) = mpsc::channel();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_hangs_in_a_round_is_given_up() {
+    fn stage_gives_up_case_when_round_hangs() {
         let stage = Stage::new(Arc::new(ReferenceHarness), RunOptions::new().with_case_limit(Duration::ZERO)).unwrap();
         let (tell, progress) = mpsc::channel();
         tell.send(CaseProgress::RoundBegan).unwrap();

@@ -19,7 +19,7 @@ fn failed(reports: &[Report]) -> Vec<&Report> {
 }
 
 #[test]
-fn all_cases_pass_on_one_store_and_leave_it_empty() {
+fn in_place_run_passes_and_leaves_store_empty() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let one = One::in_memory();
@@ -31,7 +31,7 @@ fn all_cases_pass_on_one_store_and_leave_it_empty() {
 }
 
 #[test]
-fn a_key_of_somebody_else_is_left_alone_and_named() {
+fn in_place_run_names_foreign_key_and_leaves_it() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let one = One::in_memory();
@@ -48,7 +48,7 @@ fn a_key_of_somebody_else_is_left_alone_and_named() {
 }
 
 #[test]
-fn everything_is_erased_only_where_that_was_asked_for() {
+fn in_place_run_erases_everything_only_when_asked() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let one = One::in_memory();
@@ -60,7 +60,7 @@ fn everything_is_erased_only_where_that_was_asked_for() {
 }
 
 #[test]
-fn what_a_case_that_was_given_up_has_left_is_cleared_up() {
+fn in_place_run_clears_up_after_case_was_given_up() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let one = One::in_memory();

@@ -19,7 +19,7 @@ fn read(file: &str) -> String {
 }
 
 #[test]
-fn the_page_quotes_what_is_compiled() {
+fn rules_page_quotes_compiled_table() {
     let sources = SOURCES.map(read);
     let page = read("README.md");
     let blocks: Vec<&str> =

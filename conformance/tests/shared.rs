@@ -42,7 +42,7 @@ fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
 }
 
 #[test]
-fn shared_cases_pass_beside_others_and_touch_nothing_of_theirs() {
+fn shared_cases_pass_beside_others_and_leave_their_keys() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (store, first): (Arc<dyn Store>, Revision) = runtime.block_on(async {
         let One(store) = One::in_memory();
@@ -87,7 +87,7 @@ fn shared_cases_pass_beside_others_and_touch_nothing_of_theirs() {
 }
 
 #[test]
-fn cases_that_share_need_nothing_of_their_environment() {
+fn shared_cases_need_nothing_of_environment() {
     for case in cases().iter().filter(|case| case.tenancy() == Tenancy::Shared) {
         assert!(case.needs().is_empty(), "{} shares its store but needs {:?}", case.name(), case.needs());
     }

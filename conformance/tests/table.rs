@@ -19,7 +19,7 @@ fn assert_unique(names: &[&str]) {
 }
 
 #[test]
-fn names_and_numbers_are_unique() {
+fn case_names_and_numbers_are_unique() {
     let ids = rule_ids();
     assert_unique(&ids.iter().map(String::as_str).collect::<Vec<_>>());
     let all = cases();
@@ -28,7 +28,7 @@ fn names_and_numbers_are_unique() {
 }
 
 #[test]
-fn every_case_names_existing_rules() {
+fn case_rules_all_exist() {
     let ids = rule_ids();
     for case in cases() {
         assert!(!case.rules().is_empty(), "{} names no rule", case.name());
@@ -40,7 +40,7 @@ fn every_case_names_existing_rules() {
 }
 
 #[test]
-fn every_rule_has_a_case() {
+fn rules_all_have_case() {
     let judged: BTreeSet<&str> = cases().iter().flat_map(|case| case.rules()).copied().collect();
     let bare: Vec<String> = rule_ids().into_iter().filter(|id| !judged.contains(id.as_str())).collect();
     assert!(bare.is_empty(), "no case: {bare:?}");
@@ -61,7 +61,7 @@ fn sources(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 #[test]
-fn every_expectation_names_an_existing_rule() {
+fn expectation_rules_all_exist() {
     let ids = rule_ids();
     let mut named = 0;
     for path in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap() {

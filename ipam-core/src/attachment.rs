@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_are_read_and_ours_first() {
+    fn attachment_names_are_read_with_own_first() {
         let reported = |entry: &Attribute| {
             [entry.node(), entry.namespace(), entry.pod()].map(|text| text.unwrap_or_default().to_owned())
         };
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_reads_the_node_under_both_names() {
+    fn attachment_claim_reads_node_under_both_names() {
         let own = Attachment {
             network: "net".into(),
             container: "c1".into(),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_carry_calicos_names_on_calicos_networks_only() {
+    fn attachment_marks_have_calico_names_only_on_its_networks() {
         let own = Attachment {
             network: "net".into(),
             container: "c1".into(),

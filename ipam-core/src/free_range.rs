@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_range_that_is_free_is_taken() {
+    fn free_range_is_first_one() {
         assert_eq!(chosen(24, &[]).as_deref(), Some("10.200.0.0/24"));
         assert_eq!(chosen(24, &["10.200.0.0/23", "10.200.3.7/32"]).as_deref(), Some("10.200.2.0/24"));
         assert_eq!(chosen(16, &["10.0.0.0/8"]).as_deref(), Some("172.28.0.0/16"));

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_says_how_to_go_on() {
+    fn unfinished_import_error_says_how_to_go_on() {
         let mut mark = ImportLock {
             way: MoveKind::Migrate,
             from: "sled:///a".into(),

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_address_stays_inside() {
+    fn nth_address_stays_inside() {
         let net: IpNet = "255.255.255.252/30".parse().unwrap();
         assert_eq!(nth(net, 3), Some("255.255.255.255".parse().unwrap()));
         assert_eq!(nth(net, 4), None);

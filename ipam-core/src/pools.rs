@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_choose() {
+    fn pools_are_chosen_by_selectors() {
         let pools = pools();
         let team = Labels::from([("team".into(), "x".into())]);
         assert_eq!(names(&pools, &[], &[], |_| ()), Ok(vec!["main"]));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_ignore_selectors_and_modes() {
+    fn pools_requested_ignore_selectors_and_modes() {
         let pools = pools();
         let requested = ["10.2.0.0/16", "10.1.0.0/16", "10.2.0.0/16"];
         assert_eq!(names(&pools, &requested, &[], |_| ()), Ok(vec!["hand", "a"]));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_left_says_why() {
+    fn pools_say_why_none_is_left() {
         let pools = pools();
         let kept = |start| HostReserved { start, end: 0, ..HostReserved::default() };
         assert_eq!(names(&pools[3..4], &[], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_names_and_networks() {
+    fn pools_are_requested_by_name_or_network() {
         let pools = pools();
         let parse = |text, family| parse_requested(text, &pools, family).map_err(|error| error.to_string());
         assert_eq!(parse("hand", Family::V4), Ok(net("10.2.0.0/16")));
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_addresses_have_a_pool() {
+    fn pools_of_wanted_addresses_are_found() {
         let pools = pools();
         let of = |ip: &str| {
             pool_of(&pools, ip.parse().unwrap(), PoolUse::Workload).map(Pool::name).map_err(|error| error.to_string())
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_comes_once_from_the_hosts_start() {
+    fn blocks_come_once_from_start_of_host() {
         // Known values of 32-bit FNV-1.
         assert_eq!(start_of(""), 0x811c_9dc5);
         assert_eq!(start_of("a"), 0x050c_5d7e);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn large_and_odd_pools_do_not_overflow() {
+    fn blocks_of_large_and_odd_pools_do_not_overflow() {
         let six = make(new("p", "::/0").with_block_size(128));
         assert_eq!(blocks_from(&six, 5).take(2).collect::<Vec<_>>(), [net("::5/128"), net("::6/128")]);
         let last = make(new("p", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00/120").with_block_size(122));
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_blocks_are_passed_over_one_and_all() {
+    fn blocks_are_skipped_when_reserved() {
         let pool = make(new("p", "10.0.1.0/24").with_block_size(28));
         let sets: [&[&str]; 8] = [
             &[],
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_addresses_of_a_huge_network_are_found_at_once() {
+    fn blocks_of_huge_network_are_found_at_once() {
         // All but fd06::10 to fd06::17.
         let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
         let rest = (0..58_u8)
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_is_asked_for_only_where_it_matters() {
+    fn namespace_is_asked_for_only_where_it_matters() {
         let (none, zone) = (Labels::new(), Labels::from([("zone".into(), "a".into())]));
         let requested = [net("10.4.0.0/16")];
         let asks = |all: &[Pool], change: &dyn Fn(&mut PoolQuery<'_>)| {

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_stays_a_day() {
+    fn quarantine_entry_stays_one_day() {
         let mut document = new(&["10.9.0.0/24"]);
         add(&mut document, &[(ip("10.0.0.2"), since(NOW))].into(), NOW);
         add(&mut document, &[(ip("fd00::2"), since(NOW))].into(), NOW + Duration::hours(23));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_there_are_too_many() {
+    fn quarantine_drops_oldest_when_too_many() {
         let mut document = new(&[]);
         let entry = |n: u32| {
             let seconds = Duration::seconds(i64::from(n));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_taken_out() {
+    fn quarantine_entry_is_taken_out() {
         let mut document = new(&[]);
         add(&mut document, &[(ip("10.0.0.2"), since(NOW)), (ip("10.0.0.3"), since(NOW))].into(), NOW);
         assert_eq!(take(&mut document, ip("10.0.0.2")), Some(since(NOW)));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_no_entry() {
+    fn quarantine_damage_is_no_entry() {
         let mut document = new(&["10.0.0.2/32"]);
         assert!(recorded(&document).is_empty());
         for damaged in ["", "[]", r#"{"10.0.0.2":7}"#, r#"{"x":{"since":"","reason":"","node":""}}"#] {

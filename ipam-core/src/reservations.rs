@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_union_counts() {
+    fn reservations_count_as_union() {
         let set = set(&["10.0.0.0/27", "10.0.0.32/27", "10.0.0.16/28", "10.0.1.0/30", "255.255.255.255/32"]);
         assert!(set.covers(net("10.0.0.0/26")));
         assert!(set.covers(net("10.0.0.40/29")));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_is_exact_to_the_end() {
+    fn reservations_of_ipv6_are_exact_to_end() {
         let all = set(&["::/1", "8000::/1"]);
         assert_eq!(all.count_in(net("::/0")), Count::ALL);
         assert!(all.covers(net("::/0")));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_may_hold_addresses_and_nonsense() {
+    fn reservations_tolerate_addresses_and_nonsense() {
         let key = keys::resource(keys::ResourceKind::IpReservation, "r");
         let text = br#"{"spec":{"reservedCIDRs":["10.0.0.1","10.0.0.9/30","fd80::1","nonsense",7,"10.0.0.0/33"]}}"#;
         let document = IpReservation::decode(&key, text).unwrap();
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_a_set_of_addresses(
+        fn reservations_equal_set_of_addresses(
             nets in prop::collection::vec((0_u32..256, 24_u8..=32), 0..8),
             probe in (0_u32..256, 24_u8..=32),
         ) {

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_has_one_heading_for_each_name_and_escapes() {
+    fn samples_text_has_one_heading_per_name_and_escapes() {
         let mut samples = Samples::default();
         for pool in ["a", "b\"\n"] {
             samples.add("margay_x", "What it is.", vec![("pool", pool.to_owned())], 1.5);
@@ -210,7 +210,7 @@ margay_y 3
     }
 
     #[tokio::test]
-    async fn the_oldest_revision_is_found() {
+    async fn samples_oldest_revision_is_found() {
         let store = kv_mvcc::memory();
         for number in 0..20 {
             kv::StoreExt::put(&store, "/k", number.to_string()).await.unwrap();

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_node_has_is_borrowed() {
+    fn usage_counts_addresses_of_other_node_as_borrowed() {
         let now = datetime!(2026-01-01 0:00 UTC);
         let mut block = Block::new("10.0.0.0/28".parse().unwrap(), Some(&Owner::host("a")), now, None).unwrap();
         let mut give = |last: u8, attributes: &[(&str, &str)]| {

@@ -174,7 +174,7 @@ mod tests {
     use crate::model::{Attribute, NewPool};
 
     #[test]
-    fn the_largest_pool_is_exact() {
+    fn utilization_of_largest_pool_is_exact() {
         let now = datetime!(2026-01-01 0:00 UTC);
         let pool = Pool::new(&NewPool::new("all", "::/0".parse().unwrap()), "u", now).unwrap();
         let mut block = Block::new("fd80::/122".parse().unwrap(), None, now, None).unwrap();

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_of_a_virtual_machine_is_told_from_an_attachments() {
+    fn vm_handle_is_told_from_attachment_handle() {
         let entry = |handle: &str, network: Option<&str>| {
             let attributes = network.map(|network| (NETWORK.to_owned(), network.to_owned()));
             is_vms(&Attribute::new(Some(handle), attributes.into_iter().collect()))

@@ -56,7 +56,7 @@ fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malf
 }
 
 #[test]
-fn what_is_not_known_comes_out_byte_for_byte() {
+fn documents_keep_unknown_fields_byte_for_byte() {
     // Numbers that no type of ours holds, an order that nobody sorts, escapes and blanks.
     let odd =
         r#""later":{"z":1.0,"a":[1E+3, 123456789012345678901234567890],"n":0.1000000000000000055,"t":"\u00e9\/"}"#;
@@ -94,7 +94,7 @@ fn check(rows: &[Value]) -> BTreeMap<&'static str, usize> {
 }
 
 #[test]
-fn all_documents_come_out_equal() {
+fn documents_are_all_written_as_read() {
     let rows: Vec<Value> = fixture("documents.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 406);
     let expected = [
@@ -111,7 +111,7 @@ fn all_documents_come_out_equal() {
 }
 
 #[test]
-fn the_cluster_comes_out_equal() {
+fn documents_of_cluster_are_written_as_read() {
     let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
     let seen = check(&rows);
     assert_eq!(seen.get("other"), None, "{seen:?}");
@@ -121,7 +121,7 @@ fn the_cluster_comes_out_equal() {
 
 /// The old and the odd, which a store that was used for years still holds.
 #[test]
-fn unknown_fields_and_old_forms_come_out_equal() {
+fn documents_of_old_forms_are_written_as_read() {
     for (key, value) in [
         (
             keys::block("10.0.0.0/31".parse().unwrap()),
@@ -162,7 +162,7 @@ fn unknown_fields_and_old_forms_come_out_equal() {
 }
 
 #[test]
-fn damaged_blocks_are_errors_that_name_the_key() {
+fn documents_of_damaged_blocks_are_errors_that_name_key() {
     let key = keys::block("10.0.0.0/31".parse().unwrap());
     for (value, reason) in [
         ("", "EOF"),
@@ -195,7 +195,7 @@ fn damaged_blocks_are_errors_that_name_the_key() {
 }
 
 #[test]
-fn a_damaged_queue_is_healed() {
+fn documents_of_damaged_queue_are_healed() {
     let key = keys::block("10.0.0.0/29".parse().unwrap());
     let value = r#"{"cidr":"10.0.0.0/29","allocations":[0,null,null,null,null,null,null,0],
                     "unallocated":[5,5,0,99,3,5,1],"attributes":[{}]}"#;
@@ -206,7 +206,7 @@ fn a_damaged_queue_is_healed() {
 
 /// The numbers that Calico itself reports for the cluster.
 #[test]
-fn utilization_is_calicos() {
+fn documents_utilization_matches_calico() {
     let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
     let (mut pools, mut blocks, mut reserved) = (Vec::new(), Vec::new(), Vec::new());
     for row in &rows {
@@ -248,7 +248,7 @@ fn utilization_is_calicos() {
 }
 
 #[test]
-fn times_are_printed_as_calico_prints_them() {
+fn documents_times_are_printed_as_calico_does() {
     let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
     let mut seen = 0;
     for (key, value) in rows.iter().map(stored).filter(|(key, _)| keys::parse_block(key).is_some()) {
@@ -275,7 +275,7 @@ fn with_texts(value: &Value) -> Value {
 }
 
 #[test]
-fn nodes_are_known_by_their_key() {
+fn documents_of_nodes_are_known_by_key() {
     let node = Node::decode(
         &keys::resource(ResourceKind::Node, "node1"),
         br#"{"metadata":{"labels":{"foo":"bar"}},"spec":{},"status":{}}"#,
@@ -310,7 +310,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
     #[test]
-    fn damage_never_panics((key, value) in damaged()) {
+    fn documents_never_panic_when_damaged((key, value) in damaged()) {
         let text = String::from_utf8_lossy(&value);
         let _ = round(&key, &text);
         let Ok(mut block) = Block::decode(&key, text.as_bytes()) else { return Ok(()) };

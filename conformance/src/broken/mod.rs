@@ -320,13 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn the_healthy_store_passes() {
+    fn healthy_store_passes() {
         let failed = failures(ReferenceHarness, "");
         assert!(failed.is_empty(), "{failed:#?}");
     }
 
     #[test]
-    fn every_broken_store_fails_its_case_by_its_rule() {
+    fn broken_stores_fail_their_case_by_their_rule() {
         for broken in broken() {
             let expected = [(broken.case(), Some(broken.rule()))];
             let mut failed = failures(broken.around(ReferenceHarness), broken.case());

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_syncs_of_the_store_count() {
+    fn syncs_count_only_when_whole_and_of_store() {
         let trace = "7 fdatasync(5</s/db>) = 0\n7 write(1<pipe:[1]>, \"done 0\\n\", 7) = 7\n\
                      8 fsync(6</elsewhere/db>) = 0\n8 fsync(6</s/db> <unfinished ...>\n\
                      7 write(1<pipe:[1]>, \"done 1\\n\", 7) = 7\n8 <... fsync resumed>) = 0\n\

@@ -37,13 +37,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn earlier_items_make_room() {
+    fn matching_moves_earlier_items_to_make_room() {
         assert_eq!(assign(&[vec![0, 1], vec![0]], 2), [Some(1), Some(0)]);
         assert_eq!(assign(&[vec![0, 1], vec![0, 2], vec![0]], 3), [Some(1), Some(2), Some(0)]);
     }
 
     #[test]
-    fn more_items_than_candidates_leave_one_without() {
+    fn matching_leaves_item_out_when_candidates_run_short() {
         assert_eq!(assign(&[vec![0], vec![1], vec![0, 1]], 2), [Some(0), Some(1), None]);
         assert_eq!(assign(&[vec![]], 1), [None]);
     }

@@ -44,7 +44,7 @@ fn caught(name: &str, rule: &str, mutation: Mutation) {
 }
 
 #[test]
-fn what_was_recorded_passes() {
+fn history_passes_as_recorded() {
     for seed in 0..10 {
         let summary = judge(record(NetworkQuality::Good, seed)).unwrap();
         assert!(summary.acknowledged > 50 && summary.observed > 50 && summary.refused > 0, "{summary:?}");
@@ -80,7 +80,7 @@ fn writes(run: &RecordedRun) -> Vec<(usize, Revision)> {
 }
 
 #[test]
-fn spoiled_answers_are_caught() {
+fn history_is_refused_when_answers_are_spoiled() {
     caught("a stale read", "S1", |run| {
         let base = run.base;
         let read = reads(run).next_back()?;
@@ -117,7 +117,7 @@ fn spoiled_answers_are_caught() {
 }
 
 #[test]
-fn spoiled_logs_are_caught() {
+fn history_is_refused_when_logs_are_spoiled() {
     caught("a lost update", "S1", |run| {
         let (_, revision) = *writes(run).get(9)?;
         run.log.retain(|batch| batch.revision != revision);
@@ -207,7 +207,7 @@ fn all(request: &WatchRequest) -> bool {
 }
 
 #[test]
-fn spoiled_watches_are_caught() {
+fn history_is_refused_when_watches_are_spoiled() {
     caught("a batch that is left out", "W2", |run| batches(run, all).map(|items| drop(items.remove(4))));
     caught("the first batch left out", "W2", |run| batches(run, all).map(|items| drop(items.remove(0))));
     caught("a batch twice", "W2", |run| {
@@ -277,7 +277,7 @@ fn spoiled_watches_are_caught() {
 }
 
 #[test]
-fn an_answer_older_than_an_event_is_caught() {
+fn history_is_refused_when_answer_is_older_than_event() {
     let put = Txn::new().with_success([Op::put("a", "v")]);
     let kv = Kv {
         key: "a".into(),
@@ -313,7 +313,7 @@ fn read_all() -> RecordedRequest {
 }
 
 #[test]
-fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
+fn history_allows_unknown_write_in_later_part() {
     let RecordedRun { base, recorded, log, .. } = record(NetworkQuality::Good, 3);
     let mut replay = Replay::new(base, []);
     let late = Txn::new().with_success([Op::put("late", "v")]);
@@ -345,7 +345,7 @@ fn a_write_of_unknown_outcome_may_come_in_a_later_part() {
 }
 
 #[test]
-fn a_long_history_is_judged_in_parts_and_among_others() {
+fn history_is_judged_in_parts_and_among_others() {
     let RecordedRun { base, mut recorded, log, .. } = record(NetworkQuality::Good, 4);
     recorded.calls.retain(|call| call.client % 2 == 0);
     assert!(Replay::new(base, []).judge(recorded.clone(), &log).is_err(), "others wrote as well");

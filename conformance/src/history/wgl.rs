@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_calls_may_take_either_order() {
+    fn search_allows_either_order_when_calls_overlap() {
         let put = call((1, 6), Action::Put(0, 7), DONE);
         let (old, new) = (get((2, 3), 0, None), get((4, 5), 0, Some(7)));
         assert!(is_explained(&[put, old, new]));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_read_is_caught() {
+    fn search_catches_stale_read() {
         let put = call((1, 2), Action::Put(0, 7), DONE);
         let stale = get((3, 4), 0, None);
         let found = explain(KeyStates::default(), &[put, stale]).unwrap_err();
@@ -317,13 +317,13 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_go_back_are_caught() {
+    fn search_catches_reads_that_go_back() {
         let put = call((1, 9), Action::Put(0, 7), DONE);
         assert!(!is_explained(&[put, get((2, 3), 0, Some(7)), get((4, 5), 0, None)]));
     }
 
     #[test]
-    fn a_lost_update_is_caught() {
+    fn search_catches_lost_update() {
         let put = call((1, 2), Action::Put(0, 7), DONE);
         let one = call((3, 6), Action::Swap(0, 7, 8), DONE);
         let two = call((4, 5), Action::Swap(0, 7, 9), DONE);
@@ -331,14 +331,14 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_move_is_caught() {
+    fn search_catches_torn_move() {
         let put = call((1, 2), Action::Put(0, 7), DONE);
         let moved = call((3, 8), Action::Move(0, 1, 8), DONE);
         assert!(!is_explained(&[put, moved, get((4, 5), 0, None), get((6, 7), 1, None)]));
     }
 
     #[test]
-    fn what_nobody_saw_the_end_of_may_happen_late_or_never() {
+    fn search_allows_unknown_call_late_or_never() {
         let put = unknown(1, Action::Put(0, 7));
         let (absent, there) = (get((2, 3), 0, None), get((4, 5), 0, Some(7)));
         assert!(is_explained(&[put, absent]));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_saw_the_end_of_happens_once() {
+    fn search_allows_unknown_call_only_once() {
         let put = unknown(1, Action::Put(0, 7));
         let seen = |start| get((start, start + 1), 0, Some(7));
         let deleted = call((4, 5), Action::Delete(0), DONE);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_wide_histories_are_judged_quickly() {
+    fn search_is_quick_in_long_and_wide_histories() {
         for (clients, calls, lost) in [(4, 250, usize::MAX), (8, 38, usize::MAX), (8, 10, 10)] {
             for seed in 0..40 {
                 let good = simulated(seed, clients, calls, lost);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_history_is_given_up_in_time() {
+    fn search_gives_up_wrong_history_in_time() {
         for (clients, calls, lost, tried) in [
             (4, 250, usize::MAX, SearchExtent::All),
             (8, 38, usize::MAX, SearchExtent::All),

@@ -158,6 +158,6 @@ fn main() -> ExitCode {
             _ => ExitCode::FAILURE,
         };
     }
-    let trials = WAYS.map(|(name, _)| Trial::test(format!("a_run_ends_on_a_store_that_blocks_{name}"), || ends(name)));
+    let trials = WAYS.map(|(name, _)| Trial::test(format!("run_ends_when_store_blocks_in_{name}"), || ends(name)));
     libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
 }

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_succeed_later_is_told_so() {
+    fn error_code_says_when_to_try_again() {
         let code = |kind, operation| CniError::from(kv::Error::new(kind, operation, "a store")).code();
         assert_eq!(code(kv::ErrorKind::Locked, kv::Operation::Open), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Conflict { attempts: 100 }, kv::Operation::Transact), Code::TryAgain);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_causes_are_told_once() {
+    fn error_causes_are_told_once() {
         #[derive(Debug)]
         struct Outer(std::io::Error);
         impl fmt::Display for Outer {

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_is_remembered_for_each_network_and_store_and_private() {
+    fn hints_are_kept_by_network_and_store_and_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let hints = FileHints::new(folder.path().join("hints"), "etcd://h:1");
         let one = attachment("net", "c1");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn full_blocks_are_remembered_for_a_minute_from_the_first_on() {
+    fn hints_of_full_blocks_last_one_minute_from_first() {
         let folder = tempfile::tempdir().unwrap();
         let hints = FileHints::new(folder.path(), "etcd://h:1");
         let one = attachment("net", "c1");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn full_pools_are_remembered_apart_from_blocks() {
+    fn hints_of_full_pools_are_apart_from_blocks() {
         let folder = tempfile::tempdir().unwrap();
         let hints = FullPoolHints(FileHints::new(folder.path(), "redb:///store"));
         let one = attachment("net", "c1");
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hint_is_as_good_as_none_and_written_anew() {
+    fn hints_file_is_ignored_and_rewritten_when_malformed() {
         let folder = tempfile::tempdir().unwrap();
         let hints = FileHints::new(folder.path(), "etcd://h:1");
         let one = attachment("net", "c1");

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_waits_gets_it_in_turn_and_nobody_waits_for_ever() {
+    async fn host_lock_is_given_in_turn_and_within_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/lock");
         let done = Cell::new(0);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_locked_is_gone_without() {
+    async fn host_lock_is_skipped_when_it_cannot_be_taken() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "").unwrap();
         assert!(HostLock::take(&folder.path().join("file/lock"), Duration::from_secs(10), ready(())).await.is_none());

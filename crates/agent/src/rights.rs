@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_kept_until_an_add_succeeds() {
+    fn rights_refusal_is_kept_until_add_succeeds() {
         let folder = tempfile::tempdir().unwrap();
         let one = rights(&folder, "net");
         let now = unix_now();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_kept_for_a_minute_or_until_an_add_fails() {
+    fn rights_result_is_kept_one_minute_or_until_add_fails() {
         let folder = tempfile::tempdir().unwrap();
         let one = rights(&folder, "net");
         assert_eq!(one.recall(1000), None);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_of_its_own_has_its_own_results() {
+    fn rights_results_are_kept_per_login() {
         let etcd = |user: &str| {
             let login = Some(Login { user: user.into(), password: "p".into() });
             let location = stores::at("etcd://h:1").unwrap();

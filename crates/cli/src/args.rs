@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_sound_and_names_the_stores() {
+    fn args_definition_is_sound_and_names_stores() {
         let mut definition = definition(&stores::drivers());
         definition.clone().debug_assert();
         let help = definition.render_help().to_string();
@@ -307,7 +307,7 @@ mod tests {
 
     /// Each command of the book, on every page, is one that can be typed.
     #[test]
-    fn the_books_commands_can_be_typed() {
+    fn args_parse_every_command_of_book() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
         let pages = std::fs::read_dir(docs).unwrap().map(|page| page.unwrap().path());
         let pages = pages.filter(|page| page.extension().is_some_and(|kind| kind == "md"));
@@ -337,7 +337,7 @@ mod tests {
 
     /// So is what the systemd units call.
     #[test]
-    fn what_units_call_can_be_typed() {
+    fn args_parse_what_systemd_units_call() {
         let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
         let mut calls = Vec::new();
         for folder in [units, concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd/user")] {

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_the_plugin_takes() {
+    fn cni_names_match_what_plugin_takes() {
         for (id, is_id) in [("0a", true), ("A_.-9", true), ("", false), ("-a", false), ("x y", false), ("\0", false)] {
             assert_eq!(is_cni_name(id), is_id, "{id:?}");
         }

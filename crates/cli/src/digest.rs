@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_the_one_of_fips_180() {
+    fn digest_matches_fips_180() {
         let mut sum = Sha256::default();
         sum.update(b"a");
         sum.write_all(b"bc").unwrap();

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_repeated_until_it_succeeds() {
+    fn run_is_repeated_until_success() {
         let folder = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::listen().unwrap();
         let (seen, tries) = (folder.path().join("seen"), folder.path().join("tries"));
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_only_goes_forward_and_is_one_stores() {
+    fn cursor_only_goes_forward_and_is_of_one_store() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cursor");
         let mut cursor = CursorFile::load(&path, "a").unwrap();
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed_and_one_that_reads_nothing_is_not() {
+    fn run_is_killed_when_hanging_but_not_when_ignoring_input() {
         let folder = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::listen().unwrap();
         assert_eq!(
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_given_up_ends_with_its_children_and_may_clean_up() {
+    fn run_ends_with_children_after_cleanup_when_given_up() {
         let folder = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::listen().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_in_the_name() {
+    fn receiver_name_has_no_secrets() {
         let name = |url: &str| WebhookReceiver::new(url, None, Duration::from_secs(1)).unwrap().name();
         assert_eq!(name("http://user:secret@h.example:80/a/b?token=secret#x"), "http://h.example:80/a/b");
         assert_eq!(name("http://h.example?token=secret"), "http://h.example/");
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_the_one_of_rfc_4231() {
+    fn signature_matches_rfc_4231() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         fs::write(&path, "Jefe\n").unwrap();

@@ -551,7 +551,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sign_tells_the_most_of_what_it_stands_for() {
+    fn map_sign_shows_most_important_use() {
         use AddressUse::{Borrowed, Free, InCooldown, Reserved, Used};
         let reported = [
             (vec![Free, Free], '.'),
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_escaped() {
+    fn map_text_is_escaped() {
         assert_eq!(escape_xml(r#"<a b="c">&"#), "&lt;a b=&quot;c&quot;&gt;&amp;");
         assert_eq!(clip_label(&"x".repeat(50)).chars().count(), 44);
     }

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_durations() {
+    fn since_takes_times_and_durations() {
         let now = datetime!(2026-11-21 12:00 UTC);
         let time = |text: &str| text.parse::<SinceTime>().map(|since| since.time(now));
         assert_eq!(time("2026-11-21T10:00:00Z"), Ok(datetime!(2026-11-21 10:00 UTC)));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_are_as_etcds() {
+    fn intervals_are_read_as_etcd_reads_them() {
         for (text, expected) in [
             ("1m30s", Duration::from_secs(90)),
             ("1.5s", Duration::from_millis(1500)),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_shown_twice() {
+    fn time_is_shown_absolute_and_relative() {
         let [utc, local] = utc_and_local(datetime!(2026-11-21 10:00:00.9 UTC));
         assert_eq!(utc, "2026-11-21T10:00:00Z");
         assert!(local.starts_with("2026-11-2") && local.matches(' ').count() == 2, "{local}");

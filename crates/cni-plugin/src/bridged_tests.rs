@@ -21,7 +21,7 @@ fn gateways(json: &str) -> (Gateway, Gateway) {
 }
 
 #[test]
-fn the_default_gateway_goes_with_the_type() {
+fn gateway_default_follows_type() {
     let (none, first) = ((Gateway::Recorded, Gateway::Recorded), (Gateway::First, Gateway::First));
     let cases = [
         (r#"{"type":"ptp"}"#, first),
@@ -39,7 +39,7 @@ fn the_default_gateway_goes_with_the_type() {
 }
 
 #[test]
-fn given_gateways() {
+fn gateway_is_taken_when_given() {
     assert_eq!(gateways(r#"{"ipam":{"gateway":"10.0.0.1"}}"#), (at("10.0.0.1"), Gateway::Recorded));
     assert_eq!(gateways(r#"{"type":"ptp","ipam":{"gateway":"fd00::1"}}"#), (Gateway::First, at("fd00::1")));
     assert_eq!(gateways(r#"{"ipam":{"gateway":["fd00::1","10.0.0.1"]}}"#), (at("10.0.0.1"), at("fd00::1")));
@@ -53,7 +53,7 @@ fn given_gateways() {
 }
 
 #[test]
-fn masks() {
+fn mask_is_read_or_refused() {
     assert_eq!(settings("{}").unwrap().mask, PrefixMask::Pool);
     assert_eq!(settings(r#"{"ipam":{"mask":"pool"}}"#).unwrap().mask, PrefixMask::Pool);
     assert_eq!(settings(r#"{"ipam":{"mask":"block"}}"#).unwrap().mask, PrefixMask::Block);
@@ -63,7 +63,7 @@ fn masks() {
 }
 
 #[test]
-fn routes() {
+fn routes_are_read_or_refused() {
     let routes = settings(
         r#"{"ipam":{"routes":[{"dst":"0.0.0.0/0"},{"DST":"fd00::/8","gw":"fd00::1","mtu":1400,"priority":0,"table":0,"x":1},{"dst":"10.1.2.3/8","gw":""}]}}"#,
     )
@@ -89,7 +89,7 @@ fn routes() {
 }
 
 #[test]
-fn calicos_networks_take_none_of_it() {
+fn calico_network_takes_no_bridged_keys() {
     let refused = |ipam: &str| {
         let json = format!(r#"{{"type":"calico","ipam":{ipam}}}"#);
         refuse_on_calico(&NetConf::decode(&GoJson::parse(json.as_bytes()).unwrap()).unwrap())
@@ -114,7 +114,7 @@ fn pools(ipam: &str) -> Vec<String> {
 }
 
 #[test]
-fn pools_in_host_locals_words() {
+fn pools_are_read_from_host_local_keys() {
     assert!(pools("{}").is_empty());
     assert_eq!(pools(r#"{"ranges":[],"subnet":"10.0.0.0/24"}"#), ["10.0.0.0/24 10.0.0.1-10.0.0.254"]);
     assert_eq!(pools(r#"{"range":"","subnet":"10.0.0.0/24"}"#), ["10.0.0.0/24 10.0.0.1-10.0.0.254"]);
@@ -150,7 +150,7 @@ fn pools_in_host_locals_words() {
 }
 
 #[test]
-fn pools_that_cannot_be() {
+fn pools_are_refused_when_malformed() {
     let cases = [
         (r#"{"subnet":"10.0.0.1/24"}"#, "subnet 10.0.0.1/24 has host bits set"),
         (r#"{"subnet":"10.0.0.0"}"#, "subnet \"10.0.0.0\" is not a CIDR"),
@@ -246,7 +246,7 @@ fn pools_that_cannot_be() {
 }
 
 #[test]
-fn sets_of_several_subnets() {
+fn subnet_sets_are_read() {
     let ipam = r#"{"ranges":[[{"subnet":"10.0.1.0/24","rangeStart":"10.0.1.20","gateway":"10.0.1.9"},{"subnet":"10.0.0.0/24"},
         {"subnet":"10.0.1.0/24","rangeEnd":"10.0.1.5"}],[{"subnet":"fd00::/64"}],
         [{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.0","rangeEnd":"10.0.0.0"},{"subnet":"10.0.2.0/24"}]],
@@ -264,7 +264,7 @@ fn sets_of_several_subnets() {
 }
 
 #[test]
-fn an_ipv6_gateway_may_lie_outside_of_its_subnet() {
+fn gateway_of_ipv6_may_lie_outside_subnet() {
     let network = |ipam: &str| settings(&format!(r#"{{"ipam":{ipam}}}"#)).unwrap().network;
     let of = |network: &BridgedNetwork| {
         let of_pools = network.own_pools.iter().map(|pool| pool.gateway.map(|one| one.to_string()));
@@ -279,7 +279,7 @@ fn an_ipv6_gateway_may_lie_outside_of_its_subnet() {
 }
 
 #[test]
-fn a_subnet_of_its_own_choice() {
+fn subnet_is_chosen_when_asked_for() {
     let subnets = |more: &str| {
         let network = settings(&format!(r#"{{"ipam":{{"subnet":"auto"{more}}}}}"#)).unwrap().network;
         assert!(network.own_pools.iter().all(|pool| pool.is_auto));
@@ -302,7 +302,7 @@ fn orders(weights: &[(&str, u32)]) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn each_comes_first_as_often_as_its_weight_says() {
+fn weights_order_pools_by_their_share() {
     assert_eq!(orders(&[]), [("abc".to_owned(), 4000)].into());
     let counted = orders(&[("a", 3), ("c", 0)]);
     assert_eq!(counted.keys().collect::<Vec<_>>(), ["abc", "bac"]);
@@ -314,7 +314,7 @@ fn each_comes_first_as_often_as_its_weight_says() {
 }
 
 #[test]
-fn a_container_always_has_the_same() {
+fn weights_give_container_same_pool_every_time() {
     let weights = [("a".to_owned(), 1)].into();
     let order = || {
         let mut pools = ["a", "b"].map(str::to_owned);

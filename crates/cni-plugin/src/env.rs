@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_verb_needs() {
+    fn env_needs_per_verb_are_checked() {
         let none = [("CNI_CONTAINERID", ""), ("CNI_NETNS", ""), ("CNI_IFNAME", ""), ("CNI_PATH", "")];
         let with = |verb| [&[("CNI_COMMAND", verb)], &none[..]].concat();
         let all = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_come_before_what_is_missing_and_containers_before_interfaces() {
+    fn env_form_errors_come_before_missing_variables() {
         let bad = [("CNI_CONTAINERID", "a b"), ("CNI_IFNAME", "a/b"), ("CNI_PATH", "")];
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn env_names_of_containers_and_interfaces_are_checked() {
         for id in ["a", "0", "a.b_c-d", "a-"] {
             assert!(call(&[("CNI_CONTAINERID", id)]).is_ok(), "{id}");
         }
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn an_add_with_bytes_that_are_no_text_is_refused() {
+    fn env_is_refused_when_add_has_bytes_that_are_not_text() {
         use std::os::unix::ffi::OsStringExt;
         for name in ["CNI_IFNAME", "CNI_ARGS"] {
             for (verb, accepted) in [("ADD", false), ("DEL", true), ("CHECK", true)] {
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn the_override() {
+    fn netns_override_is_read() {
         for (text, expected) in [
             ("1", OwnNetns::Accepted),
             ("true", OwnNetns::Accepted),
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_own_one_is_the_own_one() {
+    fn netns_is_own_only_when_same_file() {
         let own = Path::new(OWN_NETNS);
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("link");
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read() {
+    fn args_are_read() {
         let text = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart;K8S_POD_INFRA_CONTAINER_ID=x;K8S_POD_UID=u;IP=10.0.0.1";
         let args = CniArgs::parse(text, AddressForm::Bare).unwrap();
         let expected = CniArgs {
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn args_are_refused_when_malformed_or_unknown() {
         assert_eq!(args_error("FOO"), "ARGS: invalid pair \"FOO\"");
         assert_eq!(args_error("A=b=c"), "ARGS: invalid pair \"A=b=c\"");
         assert_eq!(args_error(";"), "ARGS: invalid pair \"\"");
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn ignore_unknown_may_stand_anywhere() {
+    fn args_ignore_unknown_may_stand_anywhere() {
         for text in ["IgnoreUnknown=1;FOO=a", "FOO=a;IgnoreUnknown=TRUE"] {
             CniArgs::parse(text, AddressForm::Bare).unwrap();
             CniArgs::check_again(text).unwrap();
@@ -509,14 +509,14 @@ mod tests {
     }
 
     #[test]
-    fn the_second_reading_does_not_know_kubernetes() {
+    fn args_second_reading_refuses_kubernetes_keys() {
         let text = "K8S_POD_NAME=a";
         CniArgs::parse(text, AddressForm::Bare).unwrap();
         assert_eq!(CniArgs::check_again(text).unwrap_err().message(), "ARGS: unknown args [\"K8S_POD_NAME=a\"]");
     }
 
     #[test]
-    fn a_prefix_length_is_left_aside_where_it_may_stand() {
+    fn args_prefix_length_is_dropped_where_allowed() {
         let args = CniArgs::parse("IP=10.0.0.7/24", AddressForm::BareOrCidr).unwrap();
         assert_eq!(args.ip, Some("10.0.0.7".parse().unwrap()));
         assert!(CniArgs::parse("IP=10.0.0.7/33", AddressForm::BareOrCidr).is_err());

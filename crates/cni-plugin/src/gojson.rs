@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_and_repeats_are_kept() {
+    fn json_keeps_order_and_repeats() {
         let json = GoJson::parse(br#"{"b":1,"A":2,"a":null,"a":"x"}"#).unwrap();
         assert_eq!(json.member("a"), Some(&GoJson::String("x".into())));
         assert_eq!(json.member("B"), Some(&GoJson::Number(1.into())));
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error_that_repeats_nothing() {
+    fn json_error_repeats_nothing_of_garbage() {
         let deep = "[".repeat(1_000_000);
         let texts: [&[u8]; 8] =
             [b"", b"{", b"{}x", b"\xff", b"{\"a\":\"\xff\"}", b"nul", b"\"\\ud800\"", deep.as_bytes()];
@@ -381,13 +381,13 @@ mod tests {
     }
 
     #[test]
-    fn quoted_as_go_quotes() {
+    fn json_text_is_quoted_as_go_does() {
         assert_eq!(quoted("a\"\\\n\u{1}\u{a0}é\u{7f}"), r#""a\"\\\n\x01\u00a0é\x7f""#);
         assert_eq!(quoted_list(["a", "b c"]), r#"["a" "b c"]"#);
     }
 
     #[test]
-    fn lists_of_texts_are_read_as_go_reads_them() {
+    fn json_text_lists_are_read_as_go_does() {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_lose_the_bits_of_the_host() {
+    fn json_networks_lose_host_bits() {
         assert_eq!(parse_cidr("1.1.1.1/24").unwrap().to_string(), "1.1.1.0/24");
         assert_eq!(parse_cidr("FD00::1/064").unwrap().to_string(), "fd00::/64");
         for text in
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_hardware_come_in_three_forms() {
+    fn json_hardware_addresses_come_in_three_forms() {
         let six = [0xca, 0xfe, 0xca, 0xfe, 0x0a, 0xfe];
         for text in ["ca:fe:ca:fe:0a:fe", "CA-FE-ca-fe-0a-fe", "cafe.cafe.0afe"] {
             assert_eq!(parse_mac(text).unwrap(), six, "{text}");
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_printed_as_go_prints_them() {
+    fn json_values_are_printed_as_go_does() {
         let json = GoJson::parse(br#"{"b":[1,"x",null,true],"a":{"z":1.5,"a":"y","z":2}}"#).unwrap();
         assert_eq!(printed(&untyped(&json)), "map[a:map[a:y z:2] b:[1 x <nil> true]]");
         for (number, text) in [

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_nodes_name_comes_from() {
+    fn node_name_comes_from_sources_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &[u8]| {
             let path = folder.path().join(name);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded() {
+    fn attributes_are_recorded() {
         let pod = identity(r#"{"name":"net.1","nodename":"n1"}"#, "K8S_POD_NAME=cart;K8S_POD_NAMESPACE=shop", &[]);
         let attributes: Vec<_> = pod.attributes(host().now).into_iter().collect();
         let expected = [
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_endpoints() {
+    fn endpoint_names_match_calico() {
         let refused = |json: &str, args: &str, changes: &[(&str, &str)]| {
             let error = identity(json, args, changes).check_endpoint_name().unwrap_err();
             let start = "error constructing WorkloadEndpoint name: error with field ";

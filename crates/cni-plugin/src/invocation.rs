@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn printed_as_go_prints_it() {
+    fn invocation_is_printed_as_go_does() {
         let error = CniError::new(Code::InvalidConfig, "a <nil> & \"b\"\u{2028}").with_details("x\ny");
         assert_eq!(
             to_json(&error),

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_names_the_machine_or_a_checksum_of_it() {
+    fn handle_names_machine_or_its_checksum() {
         let k = |times| "k".repeat(times);
         assert_eq!(handle("net1", "shop", "a.b"), "net1.vmi.shop.a.b");
         let fits = handle("net1", &k(63), &k(55));

@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_tell_only_what_may_need_somebody() {
+    fn log_of_libraries_has_only_warnings() {
         let reported = |level, target, of| reported(level).would_enable(target, &of);
         for target in [
             "agent::served",
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn levels() {
+    fn log_levels_are_read() {
         let cases = [
             ("DEBUG", LevelFilter::DEBUG),
             ("Info", LevelFilter::INFO),
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn many_processes_lose_no_line_and_rename_no_file_twice() {
+    fn log_loses_no_line_when_many_processes_write() {
         const MOST: u16 = 1500;
         if let (Some(path), Some(writer)) = (std::env::var_os(FILE), std::env::var_os(WRITER)) {
             let writer: usize = writer.to_str().unwrap().parse().unwrap();
@@ -457,7 +457,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cni.log");
-        let this = "logging::tests::many_processes_lose_no_line_and_rename_no_file_twice";
+        let this = "logging::tests::log_loses_no_line_when_many_processes_write";
         let start = |writer: usize| {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", this]).env(FILE, &path).env(WRITER, writer.to_string());
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn only_rotated_files_that_are_old_or_surplus_are_removed() {
+    fn log_rotation_removes_only_old_or_surplus_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cni.log");
         let now = OffsetDateTime::now_utc();
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_calicos_unless_the_configuration_has_others() {
+    fn log_limits_are_calico_defaults_unless_configured() {
         let defaults =
             RotationLimits { bytes: Some(100 * MEGABYTE_BYTES), seconds: Some(30 * DAY_SECONDS), count: Some(10) };
         assert_eq!(RotationLimits::new(0, 0, 0), defaults);
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_somebody_keeps_costs_a_second_and_no_line() {
+    fn log_lock_held_by_another_costs_one_second_and_no_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cni.log");
         let log = LogFile::open(&path, limits(4, None)).unwrap();
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_else_has_renamed_or_removed_is_made_anew() {
+    fn log_file_is_made_anew_when_renamed_or_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let log = LogFile::open(&path, RotationLimits::new(0, 0, 0)).unwrap();

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_and_shrinks_over_the_limit_keeps_its_content() {
+    fn allocation_keeps_content_when_resized_over_limit() {
         let sizes = [64, LARGE_BYTES - 1, LARGE_BYTES, 4 * LARGE_BYTES, LARGE_BYTES - 8, LARGE_BYTES + 8, 100];
         unsafe {
             let mut memory = SizedAllocator.alloc(layout(sizes[0]));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroed_memory_is_zero() {
+    fn allocation_is_zeroed() {
         for size in [100, LARGE_BYTES - 1, LARGE_BYTES, 8 * LARGE_BYTES] {
             unsafe {
                 let used = SizedAllocator.alloc(layout(size));

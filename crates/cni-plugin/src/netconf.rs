@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn as_go_reads_it() {
+    fn netconf_is_read_as_go_does() {
         let conf = decode(
         r#"{"NAME":"a","name":null,"Type":"bridge","nodename":"x","nodename":"y","unknown":[1],"IPAM":{"Assign_IPv4":"false",
                "ipv4_pools":["p",null],"ipv6_pools":null},"ipam":{"assign_ipv6":"true"},"etcd_endpoints":"http://a:1",
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_absent() {
+    fn netconf_null_is_absent() {
         let conf = decode(
             r#"{"name":"a","ipam":null,"kubernetes":null,"args":null,"runtimeConfig":null,"prevResult":null,
             "isGateway":null,"qps":null,"burst":null,"policy":null,"datastore_type":null}"#,
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_must_be_one() {
+    fn netconf_texts_must_be_texts() {
         let top = [
             "type",
             "nodename",
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn other_types() {
+    fn netconf_wrong_types_are_refused_in_go_words() {
         let cases = [
             (r#"{"ipam":{"ipv4_pools":"x"}}"#, "string ipam.ipv4_pools of type []string"),
             (r#"{"ipam":{"ipv6_pools":[1]}}"#, "number ipam.ipv6_pools of type string"),
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_cluster_may_take() {
+    fn netconf_cluster_timeout_is_read() {
         let patience = |text: &str| decode(text).unwrap().patience().map(|patience| patience.as_secs());
         assert_eq!(patience("{}").unwrap(), 10);
         assert_eq!(patience(r#"{"datastore_timeout":1}"#).unwrap(), 1);
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_networks() {
+    fn netconf_network_names_are_checked() {
         let of = |text: &str| {
             check_name(text.as_bytes()).map(|_| ()).map_err(|e| (e.code().number(), e.message().to_owned()))
         };

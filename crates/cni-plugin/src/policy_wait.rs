@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files_are_escaped_as_go_escapes_them() {
+    fn file_names_are_escaped_as_go_does() {
         assert_eq!(file_name("shop", "pod1", "eth0"), "k8s shop%2Fpod1 eth0");
         assert_eq!(file_name("a-b", "web-0.x_~", "eth0:1@$&+="), "k8s a-b%2Fweb-0.x_~ eth0:1@$&+=");
         assert_eq!(file_name("a/b", "ü c", "%?#;,\"!*'()"), "k8s a%2Fb%2F%C3%BC%20c %25%3F%23%3B%2C%22%21%2A%27%28%29");
     }
 
     #[test]
-    fn how_long_is_waited() {
+    fn wait_lasts_as_configured() {
         let new = |seconds| PolicyWait::new(seconds, "");
         assert_eq!(new(0).unwrap(), None);
         let wait = new(2).unwrap().unwrap();
@@ -107,7 +107,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_file_that_is_there_or_comes_ends_the_wait() {
+    async fn wait_ends_when_file_exists_or_comes() {
         let folder = tempfile::tempdir().unwrap();
         let status = folder.path().join("status");
         let wait = PolicyWait::new(i64::MAX, status.to_str().unwrap()).unwrap().unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_does_not_come_ends_it_in_time() {
+    async fn wait_ends_in_time_when_file_does_not_come() {
         let folder = tempfile::tempdir().unwrap();
         let wait = PolicyWait::new(1, folder.path().to_str().unwrap()).unwrap().unwrap();
         let taken = took(&wait, LONG).await;

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_probed_and_how_long() {
+    fn probe_settings_are_read() {
         let of = |json: &str| probe(json).unwrap();
         let some = |interface: &str, timeout| Some((interface.to_owned(), timeout));
         assert_eq!(of(r#"{"type":"macvlan"}"#), None);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_probe() {
+    fn probe_settings_are_refused_when_malformed() {
         let cases = [
             (r#"{"type":"vlan","master":"eth1","vlanId":5,"ipam":{"probe":true}}"#, "no interface of this machine"),
             (r#"{"type":"ptp","ipam":{"probe":true}}"#, "no interface of this machine"),
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_takes_the_place_of_a_devices() {
+    fn probe_replaces_address_when_device_has_it() {
         let books = Books::default();
         let (done, probed) = add(&books, &request(&[], 1), &[1, 2]);
         assert_eq!((done.unwrap(), probed), (ips(&[3]), ips(&[1, 2, 3])));
@@ -383,14 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_is_probed_again() {
+    fn probe_repeats_only_for_new_addresses() {
         let books = Books::default();
         let (done, probed) = add(&books, &request(&[9], 1), &[1]);
         assert_eq!((done.unwrap(), probed), (ips(&[2, 9]), ips(&[1, 9, 2])));
     }
 
     #[test]
-    fn devices_everywhere() {
+    fn probe_gives_up_when_devices_are_everywhere() {
         let books = Books::default();
         let (done, _) = add(&books, &request(&[], 1), &[1, 2, 3, 4]);
         let error = done.unwrap_err();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_requested_address_has_no_substitute() {
+    fn probe_substitutes_no_requested_address() {
         let books = Books::default();
         let (done, _) = add(&books, &request(&[9], 1), &[1, 9]);
         let error = done.unwrap_err();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_probed_where_it_could_be_the_container() {
+    fn probe_is_skipped_when_container_could_answer() {
         let books = Books { is_blind: true, ..Books::default() };
         let (done, probed) = add(&books, &request(&[], 1), &[1]);
         assert_eq!((done.unwrap(), probed), (ips(&[1]), Vec::new()));

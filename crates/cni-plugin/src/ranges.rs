@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_excluded_lies_between_the_ranges() {
+    fn ranges_exclude_what_lies_between() {
         assert_eq!(
             sets(r#"{"range":"192.168.2.225/28","exclude":["192.168.2.236/32","192.168.2.229/30","fd00::/64"]}"#),
             ["192.168.2.224/28 192.168.2.225-192.168.2.227,192.168.2.232-192.168.2.235,192.168.2.237-192.168.2.238"]
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_reported() {
+    fn ranges_are_refused_when_malformed() {
         for (ipam, expected) in [
             (r#"{"range":"x"}"#, "ipam.range \"x\" is not a range"),
             (r#"{"range":["10.0.0.0/24"]}"#, "ipam.range must be a text"),

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn calicos_results_have_block_masks_and_self_routes() {
+    fn result_of_calico_has_block_mask_and_self_route() {
         let result = AddResult::calico(&dual(), &[]).unwrap();
         assert_eq!(
             compact(&result, "1.0.0"),
@@ -429,7 +429,7 @@ mod tests {
     const ROUTES: &str = r#"{"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","gw":"fd00::9","mtu":1400}]}"#;
 
     #[test]
-    fn bridged_results_in_each_version() {
+    fn result_of_bridge_in_each_version() {
         let result = bridged(ROUTES, &dual());
         for version in ["0.1.0", "0.2.0"] {
             assert_eq!(
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_of_a_family_without_address_is_left_out_of_old_results() {
+    fn result_of_old_version_drops_route_without_address() {
         let result = bridged(ROUTES, &[assigned("10.0.0.5", None)]);
         assert_eq!(
             compact(&result, "0.2.0"),
@@ -467,13 +467,13 @@ mod tests {
     }
 
     #[test]
-    fn the_blocks_mask_where_it_is_asked_for() {
+    fn result_has_block_mask_when_asked_for() {
         let result = bridged(r#"{"mask":"block"}"#, &[assigned("10.0.0.5", None)]);
         assert_eq!(compact(&result, "1.0.0"), r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/26"}]}"#);
     }
 
     #[test]
-    fn no_address_at_all() {
+    fn result_without_address_is_refused() {
         let nothing = AddResult::calico(&[], &[]).unwrap();
         assert_eq!(nothing.to_json("1.0.0").unwrap(), "{\n    \"cniVersion\": \"1.0.0\"\n}");
         assert_eq!(nothing.to_json("0.4.0").unwrap(), "{\n    \"cniVersion\": \"0.4.0\",\n    \"dns\": {}\n}");
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_that_cannot_be() {
+    fn result_prefix_is_refused_when_impossible() {
         let wrong = AssignedAddress { pool: "fd00::/64".parse().unwrap(), ..assigned("10.0.0.5", None) };
         let conf = NetConf::default();
         assert!(AddResult::bridged(&[wrong], &BridgedSettings::from_conf(&conf).unwrap()).is_err());
@@ -500,7 +500,7 @@ mod tests {
     "routes":[{"dst":"10.0.0.1/26"},{"dst":"fd80::1/122"}]}"#;
 
     #[test]
-    fn masks_are_of_one_address_and_gateways_go() {
+    fn result_has_single_address_masks_and_no_gateways() {
         let new = answered("1.0.0", BOTH, Some(1410));
         assert_eq!(
             new,
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_form_has_an_address_of_each_family() {
+    fn result_of_oldest_version_has_one_address_per_family() {
         let old = answered("0.2.0", BOTH, None);
         assert_eq!(
             old,
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_of_ipam_stay_in_front() {
+    fn result_keeps_ipam_interfaces_in_front() {
         let result = br#"{"interfaces":[{"name":"x"}],"ips":[{"address":"10.0.0.1/26"}],"dns":{"nameservers":["n"]}}"#;
         let new = answered("1.1.0", result, None);
         assert_eq!((&new["interfaces"][0]["name"], &new["ips"][0]["interface"]), (&json!("x"), &json!(2)));
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_is_read() {
+    fn result_is_read_in_every_version() {
         let new = AddResult::parse(
         br#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.8.7/24","gateway":"10.9.8.1"}],"routes":[{"dst":"10.0.0.0/8"}],"dns":{}}"#,
     )
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error() {
+    fn result_is_refused_when_garbage() {
         for text in [
             "",
             "no json here",

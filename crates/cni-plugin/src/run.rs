@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sources_add_up() {
+    fn wanted_addresses_add_up_from_all_sources() {
         let json = r#"{"args":{"cni":{"ips":["10.0.0.2/24","fd00::1"]}},"runtimeConfig":{"ips":["10.0.0.3","10.0.0.1","FD00::1/64"]}}"#;
         assert_eq!(wanted_by(json, "10.0.0.1").unwrap(), ["10.0.0.1", "10.0.0.2", "fd00::1", "10.0.0.3"]);
         assert_eq!(wanted_by(json, "").unwrap(), ["10.0.0.2", "fd00::1", "10.0.0.3", "10.0.0.1"]);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address() {
+    fn wanted_addresses_are_refused_when_malformed() {
         let error = wanted_by(r#"{"runtimeConfig":{"ips":["10.0.0"]}}"#, "").unwrap_err();
         assert_eq!((error.code().number(), error.message()), (7, "invalid IP address: 10.0.0"));
         assert_eq!(error.details(), "in runtimeConfig.ips");

@@ -173,7 +173,7 @@ mod tests {
     const LABELS: &str = r#","args":{"cni":{"labels":[{"key":"other","value":"x"},{"key":"app","value":"db"}]}}"#;
 
     #[test]
-    fn the_name_comes_from_where_it_is_configured() {
+    fn sticky_name_comes_from_configured_source() {
         assert_eq!(named("", "", POD), None);
         assert_eq!(named(r#""sticky":null"#, "", POD), None);
         for sticky in [r#""pod""#, r#"{"by":"pod"}"#, "{}", r#"{"for":"1h"}"#] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_argument_of_the_call_comes_first() {
+    fn sticky_argument_of_call_comes_first() {
         let args = "IgnoreUnknown=1;MARGAY_STICKY=printer";
         assert_eq!(named("", "", args).unwrap(), "printer");
         assert_eq!(named(r#""sticky":{"by":"label:app","for":"1h"}"#, LABELS, args).unwrap(), "printer");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_it_waits() {
+    fn sticky_wait_is_read() {
         let wait =
             |text: &str| of(&format!(r#""sticky":{{"for":{text}}}"#), "", POD).map(|sticky| sticky.unwrap().wait);
         for (text, seconds) in [("90s", 90), ("15m", 900), ("2h", 7200), ("3d", 259_200)] {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_is_refused() {
+    fn sticky_source_is_refused_when_it_names_nothing() {
         for sticky in [r#""label:""#, r#""name""#, r#"{"by":"annotation:"}"#, r#"{"by":5}"#, "true", "[]"] {
             let error = of(&format!(r#""sticky":{sticky}"#), "", POD).unwrap_err();
             assert!(error.message().starts_with("ipam.sticky.by must be"), "{sticky}: {error}");

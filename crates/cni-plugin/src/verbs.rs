@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_read_and_an_empty_one_is_a_list() {
+    fn attachment_list_is_read_and_may_be_empty() {
         let text =
             r#"{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"a","ifname":"e1"}]}"#;
         let expected = [("a", "e1"), ("a", "eth0")].map(|(id, name)| (id.to_owned(), name.to_owned()));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_attachments_is_refused() {
+    fn attachment_list_is_refused_when_malformed() {
         for list in [
             "{}",
             "null",

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reply() {
+    fn version_reply_is_printed() {
         assert_eq!(
             version_reply(),
             "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n"
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_configurations() {
+    fn version_of_configuration_is_read() {
         let of = |text: &str| configured(&GoJson::parse(text.as_bytes()).unwrap()).map(str::to_owned);
         for text in ["{}", r#"{"cniVersion":""}"#, r#"{"cniVersion":null}"#] {
             assert_eq!(of(text).unwrap(), "0.1.0");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_text_is_supported() {
+    fn version_is_supported_only_as_exact_text() {
         for version in SUPPORTED_VERSIONS {
             check_supported(version).unwrap();
         }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn gates() {
+    fn version_gates_check_gc_and_status() {
         check_verb("CHECK", "0.4.0", "0.4.0").unwrap();
         check_verb("GC", "1.1.0", "1.1.0").unwrap();
         assert_eq!(refused("CHECK", "0.4.0", "0.3.1"), "1 config version does not allow CHECK");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_with_their_stores_and_subnets() {
+    fn conflist_networks_have_their_stores_and_subnets() {
         let dir = tempfile::tempdir().unwrap();
         let files = [
             (
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_of_any_ipam_plugin_count() {
+    fn conflist_networks_of_any_ipam_plugin_count() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write(
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn podmans_networks_are_read() {
+    fn conflist_networks_of_podman_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write(

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_embedded_netconf_never_asks_the_environment() {
+    fn embedded_netconf_never_asks_environment() {
         let cases = [
             ("sled", "", at("sled:///var/lib/margay/ipam.sled")),
             ("local", "", at("sled:///var/lib/margay/ipam.sled")),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_engine_wins_over_cluster_settings_beside_it() {
+    fn engine_named_wins_over_cluster_settings() {
         let conf = conf(|c| {
             c.datastore_type = "sled".into();
             c.kubeconfig = "/k".into();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_endpoints_are_a_gap_unless_a_store_on_this_host_is_named() {
+    fn endpoints_when_empty_are_gap_unless_store_is_local() {
         let empty = |kind: &str, path: &str| {
             let (datastore_type, datastore_path) = (kind.into(), path.into());
             NetConfStore { datastore_type, datastore_path, has_endpoints: true, ..NetConfStore::default() }
@@ -190,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_the_default() {
+    fn default_store_when_nothing_is_set() {
         assert_eq!(with(&NetConfStore::default(), &[]).unwrap(), at("sled:///var/lib/margay/ipam.sled"));
     }
 
     #[test]
-    fn a_missing_endpoint_never_falls_back() {
+    fn endpoints_when_missing_never_fall_back() {
         let confs = [
             conf(|c| c.called_as_calico_ipam = true),
             conf(|c| c.datastore_type = "etcdv3".into()),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_checked() {
+    fn netconf_types_are_checked() {
         let conf = |kind: &str| conf(|c| c.datastore_type = kind.into());
         assert_eq!(with(&conf("foo"), &[]).unwrap_err().to_string(), "unknown datastore type: foo");
         assert_eq!(with(&conf("Sled"), &[]).unwrap_err(), ConfigError::UnknownType("Sled".into()));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn calicos_precedence() {
+    fn netconf_precedence_matches_calico() {
         let own = conf(|c| c.etcd_endpoints = "http://own:1".into());
         assert_eq!(with(&own, &[("ETCD_ENDPOINTS", "http://env:1")]).unwrap(), etcd(&["http://own:1"]));
         assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "http://c:1")]).unwrap(), etcd(&["http://c:1"]));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_let_in_by_etcd() {
+    fn etcd_login_comes_from_netconf() {
         let conf = conf(|c| {
             c.etcd_endpoints = "https://a:1".into();
             c.etcd_ca_cert_file = "/own/ca".into();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_alone_may_name_an_embedded_store() {
+    fn environment_alone_may_name_embedded_store() {
         for called_as_calico_ipam in [false, true] {
             let conf = NetConfStore { called_as_calico_ipam, ..NetConfStore::default() };
             let env = [("DATASTORE_TYPE", "redb"), ("DATASTORE_PATH", "/a")];
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_cannot_turn_a_cluster_into_a_local_store() {
+    fn environment_cannot_turn_cluster_into_local_store() {
         let conf = conf(|c| c.etcd_endpoints = "http://a:1".into());
         for name in ["DATASTORE_TYPE", "CALICO_DATASTORE_TYPE"] {
             assert_eq!(
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_with_a_password_is_refused_without_repeating_it() {
+    fn endpoint_with_password_is_refused_without_repeating_it() {
         let conf = conf(|c| c.etcd_endpoints = "http://root:hunter2@a:1".into());
         let error = with(&conf, &[]).unwrap_err();
         assert_eq!(error, ConfigError::SecretInAddress);

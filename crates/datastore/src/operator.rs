@@ -184,7 +184,7 @@ mod tests {
     const OTHER: &str = r#"{"name":"o","type":"bridge","ipam":{"type":"host-local","subnet":"10.0.0.0/24"}}"#;
 
     #[test]
-    fn the_url_beats_all() {
+    fn store_from_url_beats_all() {
         let dir = folder(&[("1.conflist", SLED), ("2.conf", REDB)]);
         let chosen = choose(Some("redb:///x"), &[("DATASTORE_TYPE", "sled")], dir.path()).unwrap();
         assert_eq!((chosen.location, chosen.source), (at("redb:///x"), ChoiceSource::Url));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_beats_the_configuration() {
+    fn store_from_environment_beats_configuration() {
         let dir = folder(&[("1.conflist", SLED)]);
         let cases: [(&[(&str, &str)], &str); 4] = [
             (&[("DATASTORE_TYPE", "redb")], "redb:///var/lib/margay/ipam.redb"),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_let_in_by_etcd() {
+    fn etcd_login_comes_from_url_and_environment() {
         const ETCD: &str = r#"{"type":"calico","etcd_endpoints":"https://b:1","etcd_ca_cert_file":"/conf/ca",
             "ipam":{"type":"calico-ipam"}}"#;
         let env = [("ETCD_CA_CERT_FILE", "/env/ca"), ("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "hidden")];
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_file_says_all_of_it() {
+    fn store_from_configuration_file_alone() {
         let config = |spec: &str| format!("apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nspec: {spec}\n");
         let etcd = config("{etcdEndpoints: 'https://f:1', etcdCACertFile: /f/ca}");
         let dir = folder(&[("calicoctl.cfg", &etcd), ("1.conflist", SLED)]);
@@ -274,19 +274,19 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeconfig_in_the_shell_means_nothing() {
+    fn store_ignores_kubeconfig_of_shell() {
         let chosen = choose(None, &[("KUBECONFIG", "/k")], folder(&[]).path()).unwrap();
         assert_eq!(chosen, ChosenStore::default_of(&stores::drivers()).unwrap());
     }
 
     #[test]
-    fn an_absent_folder_is_an_empty_one() {
+    fn configuration_folder_is_empty_when_absent() {
         let dir = folder(&[]);
         assert_eq!(choose(None, &[], &dir.path().join("none")).unwrap().source, ChoiceSource::Default);
     }
 
     #[test]
-    fn the_one_store_of_the_configuration() {
+    fn store_is_only_one_of_configuration() {
         let dir = folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.conf.bak", REDB)]);
         let chosen = choose(None, &[], dir.path()).unwrap();
         assert_eq!(chosen.location, at("sled:///a"));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn all_stores_are_each_named_once() {
+    fn stores_are_each_named_once() {
         let dir =
             folder(&[("1.conflist", SLED), ("2.conf", OTHER), ("3.conf", SLED), ("4.json", REDB), ("5.conf", "{")]);
         let all = all_for_operator(&stores::drivers(), &|_| None, dir.path()).unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn several_stores_are_listed() {
+    fn stores_are_listed_when_several() {
         let dir = folder(&[("1.conflist", SLED), ("2.json", REDB)]);
         let error = choose(None, &[], dir.path()).unwrap_err();
         let said = error.to_string();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_calico_on_kubernetes_is_an_error_alone_and_no_matter_beside_a_store() {
+    fn calico_on_kubernetes_is_error_only_without_store() {
         let dir = folder(&[("10-calico.conflist", CALICO)]);
         let error = choose(None, &[], dir.path()).unwrap_err();
         assert!(
@@ -331,7 +331,7 @@ mod tests {
 
     /// Work that is due on all stores has none to do there, and that is no error.
     #[test]
-    fn a_calico_on_kubernetes_is_none_of_all_stores() {
+    fn calico_on_kubernetes_is_none_of_all_stores() {
         let all =
             |files: &[(&str, &str)]| all_for_operator(&stores::drivers(), &|_| None, folder(files).path()).unwrap();
         assert_eq!(all(&[("10-calico.conflist", CALICO)]), [ChosenStore::default_of(&stores::drivers()).unwrap()]);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_never_overlooked() {
+    fn configuration_files_are_never_skipped_when_broken() {
         for text in ["{", "[", r#"{"plugins": 1}"#, "\u{0}"] {
             let dir = folder(&[("1.conflist", text)]);
             let error = choose(None, &[], dir.path()).unwrap_err();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_shapes_are_not_ours() {
+    fn configuration_of_odd_shape_is_not_ours() {
         for text in ["[]", "1", "null", r#"{"plugins":[1,null,{"ipam":7}]}"#, r#"{"ipam":{"type":3}}"#] {
             let dir = folder(&[("1.conf", text)]);
             assert_eq!(choose(None, &[], dir.path()).unwrap().source, ChoiceSource::Default, "{text}");

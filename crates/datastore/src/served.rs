@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_and_its_target_have_one_socket() {
+    fn socket_is_same_for_link_and_target() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         fs::create_dir(root.join("real")).unwrap();
@@ -431,13 +431,13 @@ mod tests {
     }
 
     #[test]
-    fn the_default_store_has_the_name_that_systemd_gives_it() {
+    fn socket_of_default_store_has_name_of_systemd() {
         let name = instance(&at("sled:///nowhere/margay/ipam.sled"));
         assert_eq!(name.as_deref(), Some("nowhere-margay-ipam.sled"));
     }
 
     #[test]
-    fn each_identity_has_its_own_daemon() {
+    fn socket_is_apart_for_each_identity() {
         let plain = at("etcd://a:1,b:2");
         assert_eq!(instance(&plain), instance(&at("etcd://b:2,a:1")));
         let login = Some(Login { user: "calico".to_owned(), password: "hidden".to_owned() });
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_backlog_is_waited_for() {
+    async fn socket_is_waited_for_when_backlog_is_full() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sock");
         let listener = UnixSocket::new_stream().unwrap();

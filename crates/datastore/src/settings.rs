@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_and_json_are_read() {
+    fn settings_are_read_from_yaml_and_json() {
         let yaml = format!("{HEAD}spec:\n  datastoreType: \"etcdv3\"\n  etcdEndpoints: \"http://a:1,http://b:2\"\n");
         let json = r#"{"apiVersion":"projectcalico.org/v3","kind":"CalicoAPIConfig","metadata":{},
             "spec":{"datastoreType":"etcdv3","etcdEndpoints":"http://a:1,http://b:2","k8sInsecureSkipTLSVerify":false}}"#;
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_type_is_kubernetes_unless_it_is_etcd() {
+    fn settings_type_is_kubernetes_unless_etcd() {
         for spec in [
             "",
             "  etcdEndpoints:\n",
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_in_files_or_in_the_text_itself() {
+    fn settings_certificates_are_in_files_or_inline() {
         let file = |path: &str| Pem::File(path.into());
         let files =
             "  etcdKeyFile: /k\n  etcdCertFile: /c\n  etcdCACertFile: /a\n  etcdUsername: u\n  etcdPassword: hidden\n";
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_strict_and_repeats_no_value() {
+    fn settings_are_strict_and_repeat_no_value() {
         let broken = |text: &str| {
             let error = read_text(text).map(drop).unwrap_err();
             let said = format!("{error} {error:?} {}", stores::drivers().advice(&error));
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_usual_file_may_be_absent() {
+    fn settings_file_may_be_absent_only_when_usual() {
         let nowhere = Path::new("/nowhere/calicoctl.cfg");
         assert!(read_config_file(ConfigFile::IfThere(nowhere)).unwrap().is_none());
         let error = read_config_file(ConfigFile::Given(nowhere)).map(drop).unwrap_err();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_has_no_fault() {
+    fn settings_text_fault_is_recognized() {
         for (content, fault) in [
             (&b""[..], TextFault::Empty),
             (b" \r\n", TextFault::Empty),

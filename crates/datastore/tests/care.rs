@@ -31,7 +31,7 @@ async fn has(location: &Location, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_store_that_somebody_made_meanwhile_stays() {
+async fn replacement_keeps_store_made_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     for location in locations(folder.path()) {
         let staging = StoreStaging::begin(&location).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_store_that_somebody_made_meanwhile_stays() {
 }
 
 #[tokio::test]
-async fn one_replaces_at_a_time_and_clears_up_after_who_was_killed() {
+async fn replacement_runs_alone_and_clears_up_after_kills() {
     let folder = tempfile::tempdir().unwrap();
     for location in locations(folder.path()) {
         let left = location.path().unwrap().with_extension("restoring").join("store");
@@ -65,7 +65,7 @@ async fn one_replaces_at_a_time_and_clears_up_after_who_was_killed() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_store_that_is_replaced_gets_the_new_one() {
+async fn replacement_is_what_waiting_opener_gets() {
     let folder = tempfile::tempdir().unwrap();
     for location in locations(folder.path()) {
         make(&location, "old").await;

@@ -71,7 +71,7 @@ async fn works(location: &Location) {
 }
 
 #[tokio::test]
-async fn it_opens_without_and_with_tls() {
+async fn etcd_opens_with_and_without_tls() {
     let (plain, certificates) = (Etcd::start().unwrap(), Certificates::make().unwrap());
     works(&location(&store_url(&plain.url()), Access::default())).await;
     // As with Calico, what says http:// is without TLS.
@@ -89,7 +89,7 @@ async fn it_opens_without_and_with_tls() {
 }
 
 #[tokio::test]
-async fn a_login_is_needed_and_checked() {
+async fn etcd_login_is_needed_and_checked() {
     let etcd = Etcd::start().unwrap();
     let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
     client.user_add("root", HIDDEN, None).await.unwrap();
@@ -108,7 +108,7 @@ async fn a_login_is_needed_and_checked() {
 }
 
 #[tokio::test]
-async fn wrong_certificates() {
+async fn etcd_certificates_are_refused_when_wrong() {
     let (certificates, strange) = (Certificates::make().unwrap(), Certificates::make().unwrap());
     let (etcd, plain) = (certificates.etcd_for_known().unwrap(), Etcd::start().unwrap());
     let url = store_url(&etcd.url());
@@ -126,7 +126,7 @@ async fn wrong_certificates() {
 }
 
 #[tokio::test]
-async fn files_that_are_none_are_refused_before_anything_is_sent() {
+async fn etcd_certificate_files_are_checked_before_sending() {
     let certificates = Certificates::make().unwrap();
     let url = "etcd+https://127.0.0.1:1";
     let nonsense = || Pem::Inline("hidden nonsense".into());
@@ -152,7 +152,7 @@ async fn files_that_are_none_are_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn nobody_there() {
+async fn etcd_error_when_no_server_listens() {
     let dead = format!("etcd://{}", testkit::server::dead_address().unwrap());
     let error =
         refused_with(&dead, Access::default(), &["no connection", "check the address, and that etcd runs"]).await;
@@ -175,7 +175,7 @@ fn stranger(says: &'static [u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_etcd() {
+async fn etcd_error_when_server_is_no_etcd() {
     for says in [&b""[..], b"SSH-2.0-OpenSSH_9.2p1\r\n", b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"] {
         refused_with(&stranger(says), Access::default(), &["or be no etcd"]).await;
     }
@@ -224,7 +224,7 @@ fn status(version: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_server_that_is_too_old_or_another() {
+async fn etcd_error_when_server_is_too_old_or_another() {
     let error =
         refused_with(&fake(200, Some(status("3.2.32"))).await, Access::default(), &["etcd 3.2.32", "3.4 or newer"])
             .await;

@@ -17,7 +17,7 @@ fn embedded(dir: &Path) -> [Location; 2] {
 }
 
 #[tokio::test]
-async fn a_missing_store_is_made_only_when_asked_for() {
+async fn open_makes_missing_store_only_when_asked() {
     let dir = tempfile::tempdir().unwrap();
     for location in embedded(dir.path()) {
         let error = open(&location, &Create::Never.with_wait(WAIT)).await.unwrap_err();
@@ -37,7 +37,7 @@ async fn a_missing_store_is_made_only_when_asked_for() {
 }
 
 #[tokio::test]
-async fn one_at_a_time_until_it_is_closed() {
+async fn open_is_exclusive_until_close() {
     let dir = tempfile::tempdir().unwrap();
     for location in embedded(dir.path()) {
         let first = open(&location, &Create::IfMissing.with_wait(WAIT)).await.unwrap();
@@ -52,7 +52,7 @@ async fn one_at_a_time_until_it_is_closed() {
 }
 
 #[tokio::test]
-async fn the_other_engines_store_is_named() {
+async fn open_names_other_engine_of_store() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let [sled, redb] = ["sled", "redb"].map(|engine| stores::of_engine(engine, &path).unwrap());
@@ -62,7 +62,7 @@ async fn the_other_engines_store_is_named() {
 }
 
 #[tokio::test]
-async fn memory_is_new_each_time() {
+async fn open_of_memory_is_new_each_time() {
     let one = open(&stores::at("memory:").unwrap(), &Create::IfMissing.with_wait(WAIT)).await.unwrap();
     one.store().put("a", "1").await.unwrap();
     let two = open(&stores::at("memory:").unwrap(), &Create::IfMissing.with_wait(WAIT)).await.unwrap();

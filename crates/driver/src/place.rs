@@ -330,18 +330,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scheme_in_a_list_may_be_in_capitals() {
+    fn scheme_in_list_may_be_in_capitals() {
         assert_eq!(endpoints("HTTP://A:1, Https://b:2,c:3").unwrap(), ["http://A:1", "https://b:2", "c:3"]);
     }
 
     #[test]
-    fn a_url_becomes_endpoints() {
+    fn url_becomes_endpoints() {
         let address = ClusterAddress::of_url("etcd", "etcd+https", "a:1, b:2/").unwrap();
         assert_eq!(address.endpoints, ["https://a:1", "https://b:2"]);
     }
 
     #[test]
-    fn an_address_without_a_url_is_described() {
+    fn address_without_url_is_described() {
         let mixed =
             ClusterAddress { endpoints: vec!["http://a:1".into(), "https://b:2".into()], ..ClusterAddress::default() };
         assert_eq!(mixed.url("etcd"), "etcd at http://a:1,https://b:2");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_has_no_secret() {
+    fn debug_of_access_has_no_secret() {
         let access = Access {
             authority: Some(Pem::File("/ca.pem".into())),
             identity: Some(ClientCertificate {

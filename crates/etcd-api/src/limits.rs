@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_message_that_does_not_come_ends_its_request() {
+    async fn request_ends_when_message_does_not_come() {
         let (limits, client) = (Limits::default(), ClientShare::default());
         for up_to in [None, Some(0), Some(99)] {
             let sending = Sending::begin(&limits, &client, PUT, Duration::ZERO);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_may_be_silent_between_its_messages() {
+    async fn stream_may_be_silent_between_messages() {
         let (limits, client) = (Limits::default(), ClientShare::default());
         let sending = Sending::begin(&limits, &client, WATCH, Duration::ZERO);
         for _ in 0..3 {
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_has_a_share_and_others_do_not_notice_it() {
+    async fn client_share_is_limited_and_others_are_unaffected() {
         let (limits, client) = (Limits::default(), ClientShare::default());
         let large = MAX_REQUEST_BYTES;
         let takes = Duration::from_secs(3600);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_so_many_requests_are_open() {
+    async fn requests_open_at_once_are_limited() {
         let (limits, client) = (Limits::default(), ClientShare::default());
         let open: Vec<_> =
             (0..MAX_OPEN_REQUESTS).map(|_| Sending::begin(&limits, &client, WATCH, Duration::ZERO)).collect();

@@ -347,7 +347,7 @@ async fn run(url: &str, case: Case) -> Outcome<Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_and_refusals_are_etcds() -> Outcome {
+async fn answers_and_refusals_match_etcd() -> Outcome {
     let etcd = Etcd::start()?;
     for (name, case) in CASES {
         let server = Server::start(&MemoryTable::new()).await?;

@@ -111,7 +111,7 @@ async fn until_gone(client: &mut Client, id: i64) -> Done {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_that_cannot_be_revoked_holds_up_no_other() -> Done {
+async fn lease_that_cannot_be_revoked_delays_no_other() -> Done {
     let spoil = |inner| -> Arc<dyn Backing> {
         Arc::new(Spoiled { inner, generation: Arc::default(), stuck: 1, grant_takes: Duration::ZERO })
     };
@@ -128,7 +128,7 @@ async fn a_lease_that_cannot_be_revoked_holds_up_no_other() -> Done {
 
 /// The clock reads the leases of the other store while a grant is under way, before and after it is committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_meets_another_store_ends_in_its_time() -> Done {
+async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     let generation = Arc::<AtomicU64>::default();
     let spoil = |inner| -> Arc<dyn Backing> {
         let generation = Arc::clone(&generation);

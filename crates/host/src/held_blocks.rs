@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_is_found_and_stays_until_no_call_can_depend_on_it() {
+    fn netns_note_stays_while_calls_can_depend_on_it() {
         let base = tempfile::tempdir().unwrap();
         let memory = HeldBlocks::new(base.path(), "etcd://a:1", "n");
         assert!(memory.notes().blocks.is_empty() && memory.load("b").is_none());
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_surely_ours_is_as_good_as_nothing() {
+    fn netns_note_is_ignored_when_not_surely_ours() {
         let base = tempfile::tempdir().unwrap();
         let memory = HeldBlocks::new(base.path(), "etcd://a:1", "n");
         let held = ScanRecord { blocks: texts(&["10.0.0.0/26"]), passed: None, due: 1 };

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_boot_has_eight_characters_or_none() {
+    fn boot_id_has_eight_characters_or_none() {
         assert_eq!(short_boot("191b29e2-6a5a-43ab-90d5-e4a2f05417e4\n").as_deref(), Some("191b29e2"));
         assert_eq!(short_boot("short"), None);
         assert_eq!(short_boot(""), None);
@@ -112,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_been_up_for_at_least_as_long_as_it_ran() {
+    fn uptime_is_at_least_as_long_as_boot_ran() {
         let ran = running().unwrap();
         assert!(ran > Duration::ZERO && uptime().unwrap() >= ran);
     }
 
     #[test]
-    fn names_are_looked_for_in_order() {
+    fn node_names_are_looked_for_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &[u8]| {
             let path = folder.path().join(name);

@@ -481,7 +481,7 @@ mod tests {
 
     /// Whether a process of a namespace that was entered is shielded makes no difference. One of another namespace does.
     #[test]
-    fn a_shielded_thread_hides_the_names_only_if_its_namespace_was_not_entered() {
+    fn scan_is_incomplete_when_shielded_thread_hides_names() {
         let own = Path::new("/proc/thread-self");
         let mut search = NetnsSearch::default();
         search.visit_shielded_thread(own);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_has_a_name_and_nothing_else_has_one() {
+    fn netns_has_name_and_nothing_else_does() {
         let own = network_namespace(Path::new("/proc/thread-self/ns/net")).unwrap();
         let link = fs::read_link("/proc/thread-self/ns/net").unwrap();
         let inode = link.to_str().unwrap().trim_start_matches("net:[").trim_end_matches(']').to_owned();
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_found_among_other_mounts() {
+    fn netns_is_found_among_other_mounts() {
         let text = b"22 1 0:21 / /proc rw,nosuid shared:5 - proc proc rw\n\
             36 24 0:4 net:[4026532281] /run/netns/blue rw shared:7 - nsfs nsfs rw\n\
             37 24 0:4 net:[4026532282] /run/a\\040b\\134c rw - nsfs nsfs rw\n\
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn only_network_namespaces_have_the_name_of_one() {
+    fn netns_name_is_only_of_network_namespaces() {
         assert_eq!(net_inode(b"net:[12]"), Some(12));
         for other in [&b"uts:[12]"[..], b"net:[x]", b"net:[12] (deleted)", b"", b"socket:[12]"] {
             assert_eq!(net_inode(other), None);
@@ -540,14 +540,14 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_ipv6_have_32_digits() {
+    fn ipv6_addresses_have_32_digits() {
         let text = "fd000000000000000000000000000002 04 40 00 82     eth0\n00000000000000000000000000000001 01 80 10 80 lo\nx\n";
         let expected: [IpAddr; 2] = ["fd00::2".parse().unwrap(), "::1".parse().unwrap()];
         assert_eq!(parse_if_inet6(text).collect::<Vec<_>>(), expected);
     }
 
     #[test]
-    fn the_own_addresses_are_listed() {
+    fn local_addresses_of_this_machine_are_listed() {
         assert!(addresses_of(Path::new("/proc/thread-self")).unwrap().contains(&"127.0.0.1".parse().unwrap()));
     }
 }

@@ -276,7 +276,7 @@ mod tests {
     const OWN: Mac = Mac([2, 0, 0, 0, 0, 0x0a]);
 
     #[test]
-    fn an_arp_probe_names_no_sender() {
+    fn arp_probe_names_no_sender() {
         let address = Ipv4Addr::new(10, 9, 0, 2);
         let mut frame = arp_probe(OWN, address);
         assert_eq!((frame.len(), &frame[28..32], &frame[38..42]), (42, &[0; 4][..], &[10, 9, 0, 2][..]));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_solicitation_has_the_right_sum() {
+    fn ndp_solicitation_has_right_checksum() {
         let frame = solicitation(OWN, "fd00::1:2:3".parse().unwrap());
         assert_eq!(&frame[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
         assert_eq!(frame.len(), 14 + 40 + 24);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn an_advertisement_names_its_sender() {
+    fn ndp_advertisement_names_its_sender() {
         let address: Ipv6Addr = "fd00::2".parse().unwrap();
         let head = [&[ADVERTISEMENT, 0, 0, 0, 0x20, 0, 0, 0][..], &address.octets()].concat();
         assert_eq!(parse_advertisement(&head, address), Some(None));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_be_asked_where_there_is_no_wire() {
+    fn probe_is_impossible_without_wire() {
         let asked = |interface| probe(interface, &["10.9.0.2".parse().unwrap()], Duration::from_millis(1));
         for (interface, reason) in [("no-such", "there is no interface no-such"), ("lo", "not an Ethernet one")] {
             let [ProbeResult::Unable(said)] = &asked(interface)[..] else { panic!("{interface} can be asked") };

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_kernel_are_read() {
+    fn routes_are_read_from_kernel_lines() {
         let little_endian = |line: &str| parse_v4_route(line).map(|route| route.net.to_string());
         if cfg!(target_endian = "little") {
             let line = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0";
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loopbacks_of_this_machine_are_there() {
+    fn routes_of_loopback_exist() {
         let loopback = "127.0.0.0/8".parse().unwrap();
         assert!(routes().unwrap().contains(&loopback));
     }

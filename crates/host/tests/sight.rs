@@ -79,12 +79,12 @@ fn shell(address: &str, then: &str) -> Ended {
 }
 
 #[test]
-fn the_own_namespace_is_seen() {
+fn scan_sees_own_namespace() {
     assert!(seen().contains(&"127.0.0.1".parse().unwrap()));
 }
 
 #[test]
-fn a_namespace_that_only_a_process_holds_is_seen_until_it_ends() {
+fn scan_sees_namespace_held_by_process_until_it_ends() {
     let process = shell("198.18.77.1/32", "exec sleep 600");
     becomes("198.18.77.1", true);
     drop(process);
@@ -92,7 +92,7 @@ fn a_namespace_that_only_a_process_holds_is_seen_until_it_ends() {
 }
 
 #[test]
-fn a_namespace_that_only_a_mount_holds_is_seen_until_it_is_removed() {
+fn scan_sees_namespace_held_by_mount_until_removed() {
     let name = Named(format!("margay-sight-{}", std::process::id()));
     run("ip", &["netns", "add", &name.0]);
     run("ip", &["-n", &name.0, "address", "add", "198.18.77.2/32", "dev", "lo"]);
@@ -107,7 +107,7 @@ fn a_namespace_that_only_a_mount_holds_is_seen_until_it_is_removed() {
 
 /// Some runtimes hide their mounts from the rest of the machine.
 #[test]
-fn a_mount_in_another_mount_namespace_is_seen() {
+fn scan_sees_mount_in_another_mount_namespace() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("hidden");
     std::fs::write(&at, "").unwrap();
@@ -123,7 +123,7 @@ fn a_mount_in_another_mount_namespace_is_seen() {
 }
 
 #[test]
-fn a_namespace_that_only_an_open_file_holds_is_seen() {
+fn scan_sees_namespace_held_by_open_file() {
     let script = "unshare --net sh -c 'ip address add 198.18.77.4/32 dev lo; exec sleep 600' & inner=$!; \
         until nsenter --net=/proc/$inner/ns/net ip address show dev lo | grep -q 198.18.77.4; do sleep 0.05; done; \
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
@@ -142,7 +142,7 @@ fn a_namespace_that_only_an_open_file_holds_is_seen() {
 
 /// Something else is mounted where it was mounted: no path leads to it, and it is there all the same.
 #[test]
-fn a_mount_that_is_hidden_is_seen() {
+fn scan_sees_hidden_mount() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().display();
     let script = format!(
@@ -162,7 +162,7 @@ fn a_mount_that_is_hidden_is_seen() {
 
 /// As containers do that use their interface otherwise: for a virtual machine, or without the kernel.
 #[test]
-fn a_namespace_without_addresses_is_seen_until_it_ends() {
+fn scan_sees_namespace_without_addresses_until_it_ends() {
     let process = Ended::start("unshare", &["--net", "sleep", "600"]);
     let link = format!("/proc/{}/ns/net", process.0.id());
     let own = host::network_namespace(Path::new("/proc/self/ns/net"));
@@ -180,13 +180,13 @@ fn a_namespace_without_addresses_is_seen_until_it_ends() {
 
 /// Everything in there was made in there, and nothing outside of it is seen.
 #[test]
-fn in_a_container_with_processes_of_its_own_the_look_is_for_what_is_in_it() {
+fn scan_in_container_sees_only_what_is_in_it() {
     let test = std::env::current_exe().unwrap();
     let inside = |wrapper: &[&str]| {
         let done = Command::new(wrapper[0])
             .args(&wrapper[1..])
             .arg(&test)
-            .args(["--exact", "inside_a_container", "--nocapture"])
+            .args(["--exact", "scan_part_that_runs_in_container", "--nocapture"])
             .env("INSIDE", "1")
             .output()
             .unwrap();
@@ -202,7 +202,7 @@ fn in_a_container_with_processes_of_its_own_the_look_is_for_what_is_in_it() {
 }
 
 #[test]
-fn inside_a_container() {
+fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
         // The test above calls this one in a container.
         assert_eq!(scan().within, None);
@@ -220,13 +220,13 @@ fn inside_a_container() {
 }
 
 #[test]
-fn who_may_not_see_everything_says_so() {
+fn scan_says_so_when_not_privileged() {
     let status = std::env::current_exe().unwrap();
     let without = |drop: &[&str]| {
         let done = Command::new("setpriv")
             .args(drop)
             .arg(&status)
-            .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
+            .args(["--exact", "scan_sees_own_namespace", "--nocapture"])
             .output()
             .unwrap();
         assert!(!done.status.success(), "it must not see everything: {done:?}");
@@ -240,7 +240,7 @@ fn who_may_not_see_everything_says_so() {
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user"])
         .arg(&status)
-        .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
+        .args(["--exact", "scan_sees_own_namespace", "--nocapture"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
@@ -249,7 +249,7 @@ fn who_may_not_see_everything_says_so() {
     let done = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
         .arg(&status)
-        .args(["--exact", "the_own_namespace_is_seen", "--nocapture"])
+        .args(["--exact", "scan_sees_own_namespace", "--nocapture"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);

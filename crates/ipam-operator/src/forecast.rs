@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_fills_as_it_did() {
+    fn forecast_follows_past_use_of_pool() {
         let day = Some(Duration::from_secs(86_400));
         assert_eq!(forecast_fill(120.0, 100.0, 60.0, day), FillForecast::Filling { days: 3.0, per_day: 20.0 });
         assert_eq!(

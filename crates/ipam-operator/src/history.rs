@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_range_of_an_address_has_its_block_of_any_size() {
+    fn history_range_of_address_has_block_of_any_size() {
         for (ip, sizes) in [("10.65.7.9", 20..=32), ("fd80:24e2::7:9", 116..=128)] {
             let ranges = HistoryOf::from(ip).ranges();
             let range = &ranges[0];
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_handle_a_container_or_a_node() {
+    fn history_name_is_handle_container_or_node() {
         let entry = |network: Option<&str>| {
             let mut attributes = BTreeMap::from([("node".to_owned(), "node1".to_owned())]);
             attributes.extend(network.map(|network| (ipam_core::attachment::NETWORK.to_owned(), network.to_owned())));

@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ranges_ascend_and_have_the_keys_of_every_kind() {
+    fn ranges_ascend_and_have_keys_of_every_kind() {
         let bounds: Vec<_> = ranges().iter().map(Range::bounds).collect();
         for pair in bounds.windows(2) {
             assert!(pair[0].1.as_ref().unwrap() <= &pair[1].0, "{pair:?}");
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_ranges_fit_together() {
+    fn ranges_parts_fit_together() {
         let all = ranges_between(&Key::default(), None);
         assert_eq!(all.len(), ranges().len());
         let at = keys::handle("m");
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_changed_and_what_is_the_targets_own_stays() {
+    fn difference_changes_keys_and_keeps_those_of_target() {
         let node = |name| keys::resource(ResourceKind::Node, name);
         let source = vec![
             (keys::handle("equal"), "1".into()),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quota_of_a_node_goes_with_it() {
+    fn node_quota_goes_with_node() {
         let mut quotas = Quotas::default();
         let of = |name: &str| QuotaSubject::new(QuotaKind::Node, name);
         quotas.set(&of("vm"), Some(50));
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_overlap_are_counted() {
+    fn overlapping_blocks_are_counted() {
         let count = |networks: &[&str]| {
             overlapping(&networks.iter().map(|network| network.parse().unwrap()).collect::<Vec<IpNet>>())
         };

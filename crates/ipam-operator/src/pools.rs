@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_equal_and_named_by_number() {
+    fn split_parts_are_equal_and_numbered() {
         let said = |parts: Vec<(String, IpNet)>| parts.iter().map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>();
         assert_eq!(said(parts("a", "10.0.0.0/16", 2).unwrap()), ["split-a-0 10.0.0.0/17", "split-a-1 10.0.128.0/17"]);
         assert_eq!(parts("a", "10.0.0.0/16", 1024).unwrap()[1023].1.to_string(), "10.0.255.192/26");

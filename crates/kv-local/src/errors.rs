@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_system_say_where_and_what_to_do() {
+    fn system_errors_say_where_and_what_to_do() {
         let rows = [
             (io::ErrorKind::PermissionDenied, ErrorKind::Io, "run this as root"),
             (io::ErrorKind::ReadOnlyFilesystem, ErrorKind::Io, "read-only file system"),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_with_selinux_is_told_of_labels() {
+    fn advice_names_labels_when_host_has_selinux() {
         let text = |selinux| no_permission(Path::new("/a/store/queue"), Path::new("/a/store"), selinux);
         assert!(text(true).contains("no permission for /a/store/queue: run this as root"), "{}", text(true));
         assert!(text(true).contains("`restorecon -Rv /a/store`"), "{}", text(true));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_file_system_is_named_with_what_to_do() {
+    fn advice_names_shared_file_system() {
         let error = label().shared_file_system("NFS");
         assert_eq!(*error.kind(), ErrorKind::Unsupported);
         let text = error.to_string();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_given_once_and_only_where_there_is_some() {
+    fn advice_is_given_once_and_only_when_useful() {
         let plain = |kind| Error::new(kind, Operation::Range, "redb");
         let advised = label().advise(plain(ErrorKind::Corrupt));
         assert!(advised.to_string().contains("restore /a/store from a backup"), "{advised}");

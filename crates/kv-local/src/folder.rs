@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_is_private_and_its_parents_are_not() {
+    fn folder_of_store_is_private_but_not_its_parents() {
         let root = tempfile::tempdir().unwrap();
         let store = root.path().join("a/b/store");
         create(&store).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_a_folder_is_synced_up_to_the_file_system() {
+    fn folder_parents_are_synced_up_to_file_system() {
         let root = tempfile::tempdir().unwrap();
         sync_above(root.path()).unwrap();
         sync_above(Path::new("/proc")).unwrap();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_there_keeps_its_mode() {
+    fn folder_keeps_its_mode_when_it_exists() {
         let root = tempfile::tempdir().unwrap();
         let store = root.path().join("store");
         fs::create_dir(&store).unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_is_an_error() {
+    fn folder_is_error_when_file_is_in_its_way() {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("file"), "x").unwrap();
         assert!(create(&root.path().join("file")).is_err());
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_file_replaces_the_old_one_and_leaves_no_draft() {
+    fn file_replacement_leaves_no_draft() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("store.id");
         write(&path, "one").unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn restricting_reaches_everything() {
+    fn folder_restriction_reaches_everything() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("sled");
         fs::create_dir_all(folder.join("blobs")).unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_of_several_machines_are_told_by_their_number() {
+    fn file_systems_shared_by_machines_are_known_by_number() {
         let rows = [
             (0x6969, Some("NFS")),
             (0x0102_1997, Some("9p")),
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_in_user_space_are_told_by_their_name() {
+    fn file_systems_in_user_space_are_known_by_name() {
         let mounts = "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n\
                       36 25 0:42 / /mnt/a\\040b rw master:1 - fuse.sshfs host:/folder rw,user_id=0\n\
                       37 25 0:43 / /home rw - virtiofs home rw\n38 25 0:44 / /var rw - fuse.fuse-overlayfs x rw\n";
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_here_is_local_and_what_is_missing_is_said_to_be() {
+    fn file_system_here_is_local_and_missing_path_is_told() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(shared_file_system(folder.path()).unwrap(), None);
         assert_eq!(shared_file_system(Path::new("/proc")).unwrap(), None);

@@ -44,7 +44,7 @@ fn wait_for_tickets(path: &Path, count: i64) {
 }
 
 #[test]
-fn who_looks_sees_all_tickets_and_is_in_nobodys_way() {
+fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     let (_folder, path) = queue();
     let drawn = || tickets(&folder::open(&path).unwrap()).unwrap();
     let lock = take(&path, LONG).unwrap();
@@ -70,7 +70,7 @@ struct QueueProcess(Child, BufReader<ChildStdout>);
 impl QueueProcess {
     fn start(role: &str, path: &Path) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "queue::tests::one_caller_alone_has_the_turn_at_once", "--nocapture"])
+            .args(["--exact", "queue::tests::queue_gives_turn_at_once_when_caller_is_alone", "--nocapture"])
             .env("QUEUE_ROLE", role)
             .env("QUEUE_PATH", path)
             .stdout(Stdio::piped())
@@ -106,7 +106,7 @@ impl Drop for QueueProcess {
 
 /// Also what the other tests start as a process of its own.
 #[test]
-fn one_caller_alone_has_the_turn_at_once() {
+fn queue_gives_turn_at_once_when_caller_is_alone() {
     match env::var("QUEUE_ROLE").as_deref() {
         Ok("hold") => {
             let _lock = take(&role_path(), LONG).unwrap();
@@ -179,7 +179,7 @@ fn assert_fair(order: &[u32], callers: usize) {
 }
 
 #[test]
-fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
+fn queue_gives_threads_fair_turns() {
     let (folder, path) = queue();
     let inside = AtomicUsize::new(0);
     let order = Mutex::new(Vec::new());
@@ -202,7 +202,7 @@ fn threads_take_turns_one_at_a_time_and_in_fair_shares() {
 }
 
 #[test]
-fn processes_take_turns_one_at_a_time_and_in_fair_shares() {
+fn queue_gives_processes_fair_turns() {
     let (folder, path) = queue();
     let mut processes: Vec<_> = (0..32).map(|_| QueueProcess::start("compete", &path)).collect();
     for process in &mut processes {
@@ -220,7 +220,7 @@ fn processes_take_turns_one_at_a_time_and_in_fair_shares() {
 }
 
 #[test]
-fn whoever_comes_first_is_served_first() {
+fn queue_serves_in_order_of_arrival() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
     let served = Mutex::new(Vec::new());
@@ -242,7 +242,7 @@ fn whoever_comes_first_is_served_first() {
 
 /// Between looking for a free ticket and taking it, others may have come, and gone.
 #[test]
-fn a_ticket_below_another_is_given_back() {
+fn queue_ticket_is_returned_when_below_another() {
     let (_folder, path) = queue();
     let (ours, theirs) = (folder::open_or_create(&path).unwrap(), folder::open_or_create(&path).unwrap());
     assert!(claim(&theirs, 5).unwrap());
@@ -253,7 +253,7 @@ fn a_ticket_below_another_is_given_back() {
 }
 
 #[test]
-fn a_killed_holder_is_replaced_at_once() {
+fn queue_replaces_killed_holder_at_once() {
     let (_folder, path) = queue();
     let mut holder = QueueProcess::start("hold", &path);
     assert_eq!(holder.said(), "have");
@@ -268,7 +268,7 @@ fn a_killed_holder_is_replaced_at_once() {
 }
 
 #[test]
-fn a_killed_waiter_lets_nobody_pass_the_holder() {
+fn queue_holder_is_not_passed_when_waiter_is_killed() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
     let mut waiter = QueueProcess::start("hold", &path);
@@ -284,7 +284,7 @@ fn a_killed_waiter_lets_nobody_pass_the_holder() {
 }
 
 #[test]
-fn giving_up_frees_the_place() {
+fn queue_place_is_freed_when_waiter_gives_up() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
     let started = Instant::now();
@@ -298,7 +298,7 @@ fn giving_up_frees_the_place() {
 }
 
 #[test]
-fn those_behind_one_who_gave_up_are_served() {
+fn queue_serves_those_behind_waiter_that_gave_up() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
     thread::scope(|scope| {
@@ -313,7 +313,7 @@ fn those_behind_one_who_gave_up_are_served() {
 }
 
 #[test]
-fn two_names_of_one_file_are_one_queue() {
+fn queue_is_one_for_two_names_of_file() {
     let (folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
     let link = folder.path().join("link");
@@ -328,7 +328,7 @@ fn two_names_of_one_file_are_one_queue() {
 }
 
 #[test]
-fn a_program_started_by_the_holder_does_not_keep_the_turn() {
+fn queue_turn_is_not_kept_by_program_of_holder() {
     let (_folder, path) = queue();
     let mut holder = QueueProcess::start("hold with a child", &path);
     let child = holder.said();
@@ -340,7 +340,7 @@ fn a_program_started_by_the_holder_does_not_keep_the_turn() {
 }
 
 #[test]
-fn the_queue_of_a_folder_that_was_moved_away_does_not_count() {
+fn queue_of_moved_folder_does_not_count() {
     let (folder, _) = queue();
     let store = folder.path().join("store");
     let path = store.join("queue");
@@ -360,7 +360,7 @@ fn the_queue_of_a_folder_that_was_moved_away_does_not_count() {
 }
 
 #[test]
-fn another_programs_lock_is_an_error() {
+fn queue_error_when_another_program_has_lock() {
     let (_folder, path) = queue();
     let file = folder::open_or_create(&path).unwrap();
     set(&file, LockMode::Write, ByteRange::ALL).unwrap();
@@ -368,7 +368,7 @@ fn another_programs_lock_is_an_error() {
 }
 
 #[test]
-fn the_holder_can_be_named() {
+fn queue_holder_is_named() {
     let (_folder, path) = queue();
     let lock = take(&path, LONG).unwrap();
     let mut waiter = QueueProcess::start("hold", &path);
@@ -382,7 +382,7 @@ fn the_holder_can_be_named() {
 }
 
 #[test]
-fn only_a_write_lock_is_a_ticket() {
+fn queue_ticket_is_only_write_lock() {
     let info = "pos:\t0\nflags:\t02100002\nlock:\t1: OFDLCK ADVISORY  READ -1 fe:00:131 0 6\n\
                 lock:\t2: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7\n";
     assert_eq!(parse_ticket(info), Some(7));
@@ -391,7 +391,7 @@ fn only_a_write_lock_is_a_ticket() {
 }
 
 #[test]
-fn a_process_that_has_just_been_started_by_the_holder_is_not_named() {
+fn queue_names_no_process_just_started_by_holder() {
     let folder = tempfile::tempdir().unwrap();
     let queue = folder.path().join("queue");
     fs::write(&queue, "").unwrap();

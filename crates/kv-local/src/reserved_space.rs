@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_blocks_and_only_its_owner_can_read_it() {
+    fn reserved_space_has_blocks_and_is_private() {
         let (_folder, reserved_space) = reserved_space();
         reserved_space.restore().unwrap();
         let made = metadata(&reserved_space);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_given_up_by_the_piece_and_put_back() {
+    fn reserved_space_is_given_up_in_pieces_and_restored() {
         let (_folder, reserved_space) = reserved_space();
         assert!(!reserved_space.release_part(), "there is none");
         reserved_space.restore().unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_needed_is_taken_back() {
+    fn reserved_space_is_taken_back_when_not_needed() {
         let (_folder, reserved_space) = reserved_space();
         reserved_space.restore().unwrap();
         assert!(reserved_space.release_part() && reserved_space.release_part());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_with_holes_is_filled() {
+    fn reserved_space_is_filled_when_copy_has_holes() {
         let (_folder, reserved_space) = reserved_space();
         File::create(&reserved_space.path).unwrap().set_len(RESERVED_BYTES).unwrap();
         assert!(!is_whole(&metadata(&reserved_space)));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn where_blocks_cannot_be_allocated_it_is_written() {
+    fn reserved_space_is_written_when_blocks_cannot_be_allocated() {
         let (_folder, reserved_space) = reserved_space();
         let mut file = folder::open_or_create(&reserved_space.path).unwrap();
         write(&mut file).unwrap();

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_whether_the_files_are_as_they_were_left() {
+    fn revision_file_tells_whether_files_were_changed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, db) = (folder.path().join("head"), folder.path().join("head.db"));
         assert!(!open(&path).is_as_left(), "there is no file");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_the_newest_revision() {
+    fn revision_file_keeps_newest_revision() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("head");
         assert_eq!(open(&path).seen(), 0);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_it_is_no_revision() {
+    fn revision_file_has_no_revision_when_damaged() {
         let good = encode(7);
         assert_eq!(decode(good), 7);
         for bit in 0..NOTE_BYTES * 8 {

@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_what_it_writes() {
+    fn store_folder_id_is_read_as_written() {
         let identity = Identity::new("redb", Uuid::from_u128(7));
         let text = "engine redb\nformat 1\nid 00000000-0000-0000-0000-000000000007\n";
         assert_eq!(identity.to_string(), text);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_seen() {
+    fn store_folder_damage_is_seen() {
         for text in ["", "\0\0\0\0", "engine redb\n", "engine redb\nformat 1\n", "engine redb\nformat 1\nid 7\n"] {
             assert_eq!(Identity::parse(text), None, "{text:?}");
         }

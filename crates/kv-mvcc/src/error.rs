@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_an_error() {
+    fn error_of_panic_is_corruption() {
         let error = guarded::<()>("s", Operation::Range, || panic!("page {} is odd", 7)).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Corrupt);
         let text = error.to_string();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_error_keeps_kind_detail_and_source() {
+    fn error_when_shared_keeps_kind_detail_and_source() {
         let error = Error::new(ErrorKind::CommitIo, Operation::Txn, "s")
             .with_detail("disk full?")
             .with_source(io::Error::other("boom"));

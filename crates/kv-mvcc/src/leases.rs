@@ -200,7 +200,7 @@ mod tests {
     use crate::options::Options;
 
     #[test]
-    fn a_store_that_was_raised_is_refused_by_a_program_that_does_not_know_the_format() {
+    fn upgraded_store_is_refused_by_older_program() {
         let table = MemoryTable::new();
         let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
         assert_eq!(store.status().format, FORMAT);

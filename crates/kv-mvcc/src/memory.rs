@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scans_are_half_open_and_stop_on_break() {
+    fn memory_scans_are_half_open_and_stop_on_break() {
         let table = MemoryTable::new();
         let put = |key: &str| Write::Put(key.into(), b"v".to_vec());
         table.commit(&[put("a"), put("b"), put("c")]).unwrap();

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_at_once_are_what_each_of_them_is() {
+    async fn rows_read_together_match_single_reads() {
         let table = MemoryTable::new();
         let _store = filled(&table).await;
         let rows = Rows::of(&table, "memory").unwrap();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_row_that_is_missing_or_damaged_is_found() {
+    async fn rows_missing_or_damaged_are_found() {
         let mut tried = 0;
         for change in ["gone", "damaged"] {
             for victim in 0..400 {

@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_parts_are_the_whole_of_one_revision() {
+    async fn parts_add_up_to_whole_revision() {
         let store = memory();
         for number in 0..100 {
             store.put(format!("k{number:03}"), vec![7; number]).await.unwrap();

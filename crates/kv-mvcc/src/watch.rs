@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_is_news_for_the_ranges_that_it_changes() {
+    fn watch_index_wakes_ranges_that_commit_changes() {
         let watch_index = Arc::<WatchIndex>::default();
         let seats = [Range::key("b"), Range::prefix("b"), Range::From("c".into()), Range::All]
             .map(|r| watch_index.registration(&r));
@@ -582,7 +582,7 @@ mod tests {
 
     /// The index finds what a look at each range finds.
     #[test]
-    fn the_index_agrees_with_the_ranges() {
+    fn watch_index_agrees_with_ranges() {
         let mut random = fastrand::Rng::with_seed(7);
         let mut text = |most: usize| -> Vec<u8> {
             (0..random.usize(..=most)).map(|_| *random.choice(&[b'a', b'b', 0xff]).unwrap()).collect()
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_is_woken_by_its_range_or_by_any_commit_if_it_wants_that() {
+    async fn watch_index_wakes_by_range_or_any_commit() {
         let watch_index = Arc::<WatchIndex>::default();
         let (quiet, other) = (watch_index.registration(&Range::key("a")), watch_index.registration(&Range::key("b")));
         watch_index.committed(1, 2, &[put("b")]);

@@ -334,7 +334,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_store_is_its_model(
+    fn store_matches_model(
         steps in proptest::collection::vec(step(), 1..24),
         requests in proptest::collection::vec(request(), 3),
     ) {

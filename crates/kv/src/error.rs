@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_outcome_follows_kind_and_operation() {
+    fn outcome_follows_kind_and_operation() {
         assert_eq!(Error::new(ErrorKind::Timeout, Operation::Txn, "s").outcome(), Outcome::Unknown);
         assert_eq!(Error::new(ErrorKind::Timeout, Operation::Range, "s").outcome(), Outcome::NotApplied);
         assert_eq!(Error::new(ErrorKind::NotSent, Operation::Txn, "s").outcome(), Outcome::NotApplied);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compaction_names_its_revision_where_that_is_known() {
+    fn compaction_error_names_revision_when_known() {
         let text = |compact_revision| ErrorKind::Compacted { compact_revision }.to_string();
         assert!(text(Revision::new(7)).ends_with("the oldest readable one is 7"));
         assert_eq!(text(Revision::UNSET), "the revision asked for has been compacted");

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_ends_where_the_range_does() {
+    fn range_rest_ends_where_range_does() {
         assert_eq!(Range::prefix("a").rest("ab".into()), Range::FromTo("ab".into(), "b".into()));
         assert_eq!(Range::FromTo("a".into(), "c".into()).rest("b".into()), Range::FromTo("b".into(), "c".into()));
         assert_eq!(Range::From("a".into()).rest("b".into()), Range::From("b".into()));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_value_the_first_bytes_are_shown() {
+    fn values_print_first_bytes_when_long() {
         let shown = |bytes: usize| format!("{:?}", Value::new(vec![b'v'; bytes]));
         assert_eq!(shown(2), "\"vv\" (2 bytes)");
         assert_eq!(shown(40), format!("\"{}\" (40 bytes)", "v".repeat(40)));

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_writes_a_key_once() {
+    fn branch_writes_key_once() {
         let put = || Op::put("k", "v");
         assert_eq!(kind(&Txn::new().with_success([put(), put()])), duplicate("k"));
         assert_eq!(kind(&Txn::new().with_success([put(), Op::delete("k")])), duplicate("k"));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_counts_with_its_bytes() {
+    fn limits_count_bytes_of_each_part() {
         let size = |range: Range| Txn::new().with_success([Op::range(range)]).size() - OP_OVERHEAD_BYTES;
         assert_eq!(size(Range::key("key")), 3);
         assert_eq!((size(Range::prefix("key")), size(Range::From("key".into()))), (6, 6));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_need_a_range_and_a_start() {
+    fn watches_need_range_and_start() {
         let start = Revision::new(1);
         assert!(WatchRequest::new(Range::All, start).check("test").is_ok());
         let none = WatchRequest::new(Range::FromTo("b".into(), "a".into()), start);

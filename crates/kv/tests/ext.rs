@@ -35,7 +35,7 @@ async fn create_update_and_delete_are_conditional() {
 }
 
 #[tokio::test]
-async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
+async fn pages_are_of_one_revision_and_no_larger_than_needed() {
     let store = CountingStore::new(kv_mvcc::memory());
     for number in 0..300 {
         let bytes = if number < 20 { 200_000 } else { 10 };
@@ -67,7 +67,7 @@ async fn pages_are_of_one_revision_and_not_larger_than_need_be() {
 }
 
 #[tokio::test]
-async fn listings_are_of_one_revision_however_many_pages() {
+async fn listing_of_many_pages_is_of_one_revision() {
     let store = CountingStore::new(kv_mvcc::memory());
     for number in 0..1203 {
         store.put(format!("p/{number:04}"), number.to_string()).await.unwrap();
@@ -119,7 +119,7 @@ impl Store for Largest {
 }
 
 #[tokio::test]
-async fn a_listing_of_large_values_has_no_large_answer() {
+async fn listing_of_large_values_has_no_large_answer() {
     const BYTES: usize = 1_000_000;
     let store = Largest { inner: kv_mvcc::memory(), bytes: Arc::default() };
     for number in 0..60 {
@@ -133,7 +133,7 @@ async fn a_listing_of_large_values_has_no_large_answer() {
 }
 
 #[tokio::test]
-async fn pages_go_on_after_the_longest_keys() {
+async fn pages_go_on_after_longest_keys() {
     let store = kv_mvcc::memory();
     for number in 0..600_u16 {
         let key = [vec![b'k'; kv::MAX_KEY_BYTES - 2], number.to_be_bytes().to_vec()].concat();
@@ -144,7 +144,7 @@ async fn pages_go_on_after_the_longest_keys() {
 }
 
 #[tokio::test]
-async fn a_snapshot_and_what_follows_leave_no_gap() {
+async fn snapshot_and_watch_after_it_leave_no_gap() {
     let store = kv_mvcc::memory();
     store.put("p/1", "a").await.unwrap();
     let mut snapshot = store.snapshot_then_watch(Range::prefix("p/")).await.unwrap();
@@ -196,7 +196,7 @@ async fn faults_fail_as_they_are_named() {
 }
 
 #[tokio::test]
-async fn a_cut_watch_says_where_to_go_on() {
+async fn watch_says_where_to_go_on_when_cut() {
     let inner = kv_mvcc::memory();
     for value in ["a", "b"] {
         inner.put("k", value).await.unwrap();

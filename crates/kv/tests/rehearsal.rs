@@ -55,7 +55,7 @@ fn branch(rng: &mut Rng) -> Vec<Op> {
 }
 
 #[tokio::test]
-async fn it_answers_as_the_store_would() {
+async fn rehearsal_answers_as_store_would() {
     for seed in 0..200 {
         let mut rng = Rng::with_seed(seed);
         let (store, other) = (kv_mvcc::memory(), kv_mvcc::memory());
@@ -85,7 +85,7 @@ async fn it_answers_as_the_store_would() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_fails_halfway_leaves_what_was_before() {
+async fn rehearsal_undoes_transaction_that_fails_halfway() {
     let mut failed = 0;
     for reads in 0..6 {
         let left = Arc::new(AtomicI32::new(i32::MAX));
@@ -110,7 +110,7 @@ async fn a_transaction_that_fails_halfway_leaves_what_was_before() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_rehearsed_is_refused() {
+async fn rehearsal_is_refused_when_impossible() {
     let rehearsal = Rehearsal::new(kv_mvcc::memory());
     let kind = |error: kv::Error| error.kind().clone();
     let later = RangeRequest::new(Range::All).with_at(Revision::new(9));

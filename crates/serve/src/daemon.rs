@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_opens_the_queue_or_moves_the_folder_is_seen() {
+    async fn daemon_notices_open_queue_and_moved_folder() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("store");
         fs::create_dir(&folder).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_the_kernel_the_daemon_looks_often() {
+    async fn daemon_polls_often_without_kernel_notices() {
         let mut watcher = QueueWatcher::new(Path::new("/no/such/folder"));
         let begun = Instant::now();
         watcher.wait_for_change().await;

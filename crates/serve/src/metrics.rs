@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_has_every_number() {
+    fn metrics_text_has_every_number() {
         let metrics = Arc::new(Metrics::new());
         metrics.observe_queue(Duration::from_millis(1));
         metrics.observe_commit(Duration::from_millis(3));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_a_wait_and_a_new_request_end_a_standstill() {
+    fn metrics_standstill_ends_with_beat_wait_or_request() {
         let (pulse, long_ago) = (Pulse::default(), Instant::now());
         let stands_still = || sleep(Duration::from_millis(60));
         stands_still();

@@ -195,28 +195,28 @@ async fn stops_while_lent(engine: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_future_keeps_no_redb_store_open() {
+async fn stopped_future_keeps_no_redb_store_open() {
     stops_while_open("redb").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_future_keeps_no_sled_store_open() {
+async fn stopped_future_keeps_no_sled_store_open() {
     stops_while_open("sled").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_future_stopped_in_a_hand_over_of_redb_blocks_nothing() {
+async fn stopped_future_in_hand_over_of_redb_blocks_nothing() {
     stops_while_lent("redb").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_future_stopped_in_a_hand_over_of_sled_blocks_nothing() {
+async fn stopped_future_in_hand_over_of_sled_blocks_nothing() {
     stops_while_lent("sled").await;
 }
 
 /// A watch waits for the end of a hand-over, is then polled no more, and goes on later without a gap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_is_stopped_in_a_hand_over_loses_nothing() {
+async fn stopped_watch_in_hand_over_loses_nothing() {
     for engine in ["redb", "sled"] {
         let (shared_store, _root) = hold(engine).await;
         let mut stream = shared_store.watch(all()).await.unwrap();

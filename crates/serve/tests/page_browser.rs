@@ -31,17 +31,17 @@ type Case = (&'static str, fn(&Driver));
 
 fn main() -> ExitCode {
     let cases: [Case; 11] = [
-        ("an_empty_store_says_what_to_do", an_empty_store_says_what_to_do),
-        ("three_pools_are_bars_with_numbers", three_pools_are_bars_with_numbers),
-        ("names_are_text_and_never_html", names_are_text_and_never_html),
-        ("search_finds_by_address_container_pod_and_node", search_finds_by_address_container_pod_and_node),
-        ("an_address_tells_its_history", an_address_tells_its_history),
-        ("events_show_as_they_happen", events_show_as_they_happen),
-        ("everything_goes_by_keyboard", everything_goes_by_keyboard),
-        ("ten_thousand_blocks_are_no_more_work_than_those_in_sight", ten_thousand_blocks),
-        ("problems_come_with_the_command_that_mends_them", problems_come_with_the_command_that_mends_them),
-        ("no_window_is_too_narrow_and_no_colours_are_lost", no_window_is_too_narrow),
-        ("a_daemon_that_goes_and_comes_back_is_told", a_daemon_that_goes_and_comes_back_is_told),
+        ("page_says_what_to_do_when_store_is_empty", page_says_what_to_do_when_store_is_empty),
+        ("page_shows_pools_as_bars_with_numbers", page_shows_pools_as_bars_with_numbers),
+        ("page_shows_names_as_text_and_never_html", page_shows_names_as_text_and_never_html),
+        ("page_search_finds_address_container_pod_and_node", page_search_finds_address_container_pod_and_node),
+        ("page_shows_history_of_address", page_shows_history_of_address),
+        ("page_shows_events_live", page_shows_events_live),
+        ("page_works_by_keyboard", page_works_by_keyboard),
+        ("page_draws_only_blocks_in_sight", ten_thousand_blocks),
+        ("page_shows_problems_with_repair_command", page_shows_problems_with_repair_command),
+        ("page_fits_narrow_windows_and_keeps_colors", no_window_is_too_narrow),
+        ("page_tells_when_daemon_goes_and_comes_back", page_tells_when_daemon_goes_and_comes_back),
     ];
     let reason = missing();
     // One browser for all cases: to start it takes longer than most cases.
@@ -88,7 +88,7 @@ fn fits(window: &Window<'_>) {
     assert_eq!(window.value("document.documentElement.scrollWidth <= innerWidth"), Value::Bool(true));
 }
 
-fn an_empty_store_says_what_to_do(driver: &Driver) {
+fn page_says_what_to_do_when_store_is_empty(driver: &Driver) {
     let daemon = Daemon::new(async || empty());
     let window = Window::open(driver, WIDE);
     window.go(&daemon.url());
@@ -101,7 +101,7 @@ fn an_empty_store_says_what_to_do(driver: &Driver) {
     is_clean(&window);
 }
 
-fn three_pools_are_bars_with_numbers(driver: &Driver) {
+fn page_shows_pools_as_bars_with_numbers(driver: &Driver) {
     let daemon = Daemon::new(three_pools);
     let window = Window::open(driver, WIDE);
     window.go(&daemon.url());
@@ -130,7 +130,7 @@ fn three_pools_are_bars_with_numbers(driver: &Driver) {
     is_clean(&window);
 }
 
-fn names_are_text_and_never_html(driver: &Driver) {
+fn page_shows_names_as_text_and_never_html(driver: &Driver) {
     let daemon = Daemon::new(async || {
         let ipam = empty();
         pool(&ipam, "main", "10.1.0.0/24", 26).await;
@@ -171,7 +171,7 @@ fn names_are_text_and_never_html(driver: &Driver) {
     assert!(!window.has_dialog());
 }
 
-fn search_finds_by_address_container_pod_and_node(driver: &Driver) {
+fn page_search_finds_address_container_pod_and_node(driver: &Driver) {
     let daemon = Daemon::new(three_pools);
     let window = Window::open(driver, WIDE);
     window.go(&daemon.url());
@@ -195,7 +195,7 @@ fn search_finds_by_address_container_pod_and_node(driver: &Driver) {
     is_clean(&window);
 }
 
-fn an_address_tells_its_history(driver: &Driver) {
+fn page_shows_history_of_address(driver: &Driver) {
     let daemon = Daemon::new(async || {
         let ipam = empty();
         pool(&ipam, "main", "10.1.0.0/30", 30).await;
@@ -233,7 +233,7 @@ fn an_address_tells_its_history(driver: &Driver) {
     is_clean(&window);
 }
 
-fn events_show_as_they_happen(driver: &Driver) {
+fn page_shows_events_live(driver: &Driver) {
     let daemon = Daemon::new(async || {
         let ipam = empty();
         pool(&ipam, "main", "10.1.0.0/24", 26).await;
@@ -259,7 +259,7 @@ fn events_show_as_they_happen(driver: &Driver) {
     is_clean(&window);
 }
 
-fn everything_goes_by_keyboard(driver: &Driver) {
+fn page_works_by_keyboard(driver: &Driver) {
     let daemon = Daemon::new(three_pools);
     let window = Window::open(driver, WIDE);
     window.go(&daemon.url());
@@ -358,7 +358,7 @@ fn ten_thousand_blocks(driver: &Driver) {
     narrow.picture("many-narrow");
 }
 
-fn problems_come_with_the_command_that_mends_them(driver: &Driver) {
+fn page_shows_problems_with_repair_command(driver: &Driver) {
     let daemon = Daemon::new(three_pools);
     let window = Window::open(driver, WIDE);
     window.go(&format!("{}/#/problems", daemon.url()));
@@ -400,7 +400,7 @@ fn no_window_is_too_narrow(driver: &Driver) {
     fits(&window);
 }
 
-fn a_daemon_that_goes_and_comes_back_is_told(driver: &Driver) {
+fn page_tells_when_daemon_goes_and_comes_back(driver: &Driver) {
     let mut daemon = Daemon::new(three_pools);
     let port = daemon.address.port();
     let window = Window::open(driver, WIDE);

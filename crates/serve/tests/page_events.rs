@@ -65,7 +65,7 @@ impl Events {
 }
 
 #[test]
-fn events_come_as_they_happen_and_go_on_after_a_break() {
+fn page_events_come_live_and_go_on_after_break() {
     let daemon = Daemon::with_limits(
         async || empty(),
         ClientLimits { heartbeat: Duration::from_millis(200), ..ClientLimits::default() },
@@ -101,7 +101,7 @@ fn events_come_as_they_happen_and_go_on_after_a_break() {
 }
 
 #[test]
-fn what_the_store_gave_up_is_told_as_a_gap() {
+fn page_events_tell_gap_when_history_is_gone() {
     let daemon = Daemon::new(async || empty());
     daemon.run(pool(&daemon.ipam, "main", "10.1.0.0/24", 26));
     for number in 0..5 {
@@ -133,7 +133,7 @@ fn what_the_store_gave_up_is_told_as_a_gap() {
 }
 
 #[test]
-fn a_client_that_never_reads_is_dropped() {
+fn page_events_drop_client_that_never_reads() {
     // Only a stall ends a connection here.
     let limits = ClientLimits {
         stall: Duration::from_millis(500),
@@ -168,7 +168,7 @@ fn a_client_that_never_reads_is_dropped() {
 }
 
 #[test]
-fn it_ends_soon_also_with_followers() {
+fn page_events_end_soon_with_followers() {
     let mut daemon = Daemon::new(async || empty());
     let mut events = Events::open(&daemon, "", "");
     assert_eq!(events.next().0, "ready");

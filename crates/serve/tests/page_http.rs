@@ -17,7 +17,7 @@ use serve::accept::Listener;
 use serve::http::{ClientLimits, serve};
 
 #[test]
-fn only_the_daemons_own_names_are_answered() {
+fn page_answers_only_to_names_of_daemon() {
     let daemon = Daemon::new(async || empty());
     let port = daemon.address.port();
     let status = |line: &str, host: &str| {
@@ -41,7 +41,7 @@ fn only_the_daemons_own_names_are_answered() {
 }
 
 #[test]
-fn every_answer_has_the_headers_that_keep_a_browser_in() {
+fn page_answers_have_headers_that_confine_browser() {
     let daemon = Daemon::new(async || empty());
     let policy = "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -66,7 +66,7 @@ fn every_answer_has_the_headers_that_keep_a_browser_in() {
 }
 
 #[test]
-fn it_is_read_only_and_says_so() {
+fn page_is_read_only_and_says_so() {
     let daemon = Daemon::new(async || empty());
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"] {
         for path in ["/", "/api/overview", "/metrics"] {
@@ -84,7 +84,7 @@ fn it_is_read_only_and_says_so() {
 }
 
 #[test]
-fn what_is_not_there_is_told_shortly() {
+fn page_error_is_short_when_path_is_missing() {
     let daemon = Daemon::new(async || empty());
     for path in
         ["/nothing", "/index.html", "/../etc/passwd", "/%2e%2e/etc/passwd", "/page.js/", "//", "/src/http/mod.rs"]
@@ -111,7 +111,7 @@ fn what_is_not_there_is_told_shortly() {
 }
 
 #[test]
-fn a_file_that_the_browser_has_is_not_sent_again() {
+fn page_file_is_not_sent_again_when_cached() {
     let daemon = Daemon::new(async || empty());
     let first = get(&daemon, "/page.js");
     let tag = first.head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned();
@@ -122,7 +122,7 @@ fn a_file_that_the_browser_has_is_not_sent_again() {
 }
 
 #[test]
-fn health_version_and_metrics() {
+fn page_has_health_version_and_metrics() {
     let daemon = Daemon::new(three_pools);
     assert_eq!(get(&daemon, "/health").body, "ok\n");
     let version = json(&daemon, "/version");
@@ -165,7 +165,7 @@ fn health_version_and_metrics() {
 }
 
 #[test]
-fn the_page_learns_what_it_shows() {
+fn page_overview_has_what_it_shows() {
     let daemon = Daemon::new(three_pools);
     let overview = json(&daemon, "/api/overview");
     let pool = &overview["pools"][0];
@@ -229,7 +229,7 @@ fn the_page_learns_what_it_shows() {
 }
 
 #[test]
-fn ten_thousand_blocks_come_in_one_small_answer() {
+fn page_fits_ten_thousand_blocks_in_small_answer() {
     let daemon = Daemon::new(async || many_blocks(10_001).await);
     let got = get(&daemon, "/api/blocks?pool=large");
     assert!(got.body.len() < 600_000, "{} bytes", got.body.len());
@@ -240,7 +240,7 @@ fn ten_thousand_blocks_come_in_one_small_answer() {
 }
 
 #[test]
-fn a_client_that_does_not_finish_its_request_is_dropped() {
+fn page_drops_client_with_unfinished_request() {
     let limits = ClientLimits { headers: Duration::from_millis(300), ..ClientLimits::default() };
     let daemon = Daemon::with_limits(async || empty(), limits);
     for begun in ["", "GET / HT", "GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "] {
@@ -266,7 +266,7 @@ fn a_client_that_does_not_finish_its_request_is_dropped() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so() {
+fn page_tells_client_when_connections_are_too_many() {
     let limits = ClientLimits { connections: 4, ..ClientLimits::default() };
     let daemon = Daemon::with_limits(async || empty(), limits);
     let mut held: Vec<TcpStream> = (0..4).map(|_| connect(&daemon)).collect();
@@ -288,7 +288,7 @@ fn one_connection_too_many_is_told_so() {
 }
 
 #[test]
-fn a_unix_socket_takes_any_host() {
+fn page_on_unix_socket_takes_any_host() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("http.sock");
@@ -308,11 +308,11 @@ fn a_unix_socket_takes_any_host() {
     runtime.block_on(serving).unwrap().unwrap();
 }
 
-/// Serves a store for a person to look at: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p margay-serve --test page_http -- by_hand
+/// Serves a store for a person to look at: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p margay-serve --test page_http -- page_by_hand
 /// --ignored`. PAGE_STORE is `empty`, `three` or `many`.
 #[test]
 #[ignore = "for a person, who ends it"]
-fn by_hand() {
+fn page_by_hand() {
     let port = std::env::var("PAGE_PORT").map_or(8080, |port| port.parse().unwrap());
     let store = std::env::var("PAGE_STORE").unwrap_or_default();
     let fill = async || match store.as_str() {

@@ -6,7 +6,7 @@ use driver::{ConfigError, DEFAULT_ENGINE, Driver, Location, Scope};
 use stores::{at, drivers};
 
 #[test]
-fn a_scheme_may_be_in_capitals() {
+fn scheme_may_be_in_capitals() {
     for (url, same) in [
         ("HTTP://a", None),
         ("Redb:///A/b", Some("redb:///A/b")),
@@ -34,7 +34,7 @@ fn urls_parse_and_print_back() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_what_is_wrong() {
     let cases = [
         ("sled://relative/path", ConfigError::UrlPath("sled".into())),
         ("redb://", ConfigError::UrlPath("redb".into())),
@@ -62,7 +62,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn advice_lists_the_stores() {
+fn advice_lists_stores() {
     let advice = |error: ConfigError| drivers().advice(&error);
     assert_eq!(advice(ConfigError::UnknownType("x".into())), "set datastore_type to sled, redb or etcdv3");
     assert_eq!(
@@ -75,7 +75,7 @@ fn advice_lists_the_stores() {
 }
 
 #[test]
-fn no_error_repeats_a_secret() {
+fn errors_repeat_no_secret() {
     for url in [
         "etcd://root:hunter2@a:2379",
         "etcd+https://a:1,root:hunter2@b:2",
@@ -91,7 +91,7 @@ fn no_error_repeats_a_secret() {
 }
 
 #[test]
-fn the_store_in_a_folder_is_told_by_its_files() {
+fn folder_store_is_known_by_its_files() {
     let root = tempfile::tempdir().unwrap();
     let found = |folder: &str| drivers().in_folder(root.path().join(folder)).unwrap().facts().name;
     assert_eq!([found("nothing"), found("a.redb"), found("a.txt")], [DEFAULT_ENGINE, "redb", DEFAULT_ENGINE]);

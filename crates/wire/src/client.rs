@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_gets_on_is_waited_for() {
+    fn daemon_is_waited_for_while_it_makes_progress() {
         let answer = asked(|stream| {
             send(stream, &Frame::empty(FrameKind::Taken));
             for _ in 0..3 {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_is_waited_for_no_longer_than_the_call_has() {
+    fn daemon_is_waited_for_within_time_of_call() {
         let (_folder, opened) = served(|mut stream| {
             greet(&mut stream);
             for _ in 0..30 {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frozen_daemon_is_left() {
+    fn daemon_is_left_when_frozen() {
         // A stream that ends is another error.
         let silent = |stream: UnixStream| {
             thread::sleep(FROZEN_TIMEOUT * 3);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_drips_is_left_too() {
+    fn daemon_is_left_when_answer_drips() {
         let (_folder, opened) = served(|mut stream| {
             for byte in Frame::new(FrameKind::Hello, &Hello::new(StoreIdentity::Nothing)).unwrap().to_bytes() {
                 if stream.write_all(&[byte]).is_err() {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_backlog_is_waited_for() {
+    fn daemon_is_waited_for_when_backlog_is_full() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sock");
         let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn no_daemon_and_a_stranger_are_told_apart() {
+    fn daemon_missing_is_told_from_stranger() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("sock");
         assert_eq!(DaemonConnection::open(&socket, FROZEN_TIMEOUT, |_| true).unwrap_err().kind(), ErrorKind::NotFound);

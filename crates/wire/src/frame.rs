@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_frame_comes_out_as_it_went_in() {
+    async fn frame_is_read_as_written() {
         let frame = Frame::new(FrameKind::Verb, &("text", 5_u64, vec![1_u8, 2])).unwrap();
         let bytes = frame.to_bytes();
         assert_eq!(read(&bytes, 100).await.unwrap(), Some(frame.clone()));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_frame_is_refused() {
+    async fn frame_is_refused_when_malformed() {
         let good = Frame::new(FrameKind::Keys, &7_u64).unwrap().to_bytes();
         for length in 1..good.len() {
             assert_eq!(read(&good[..length], 100).await.unwrap_err().kind(), ErrorKind::UnexpectedEof, "{length}");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_something_else_is_refused() {
+    fn frame_body_is_refused_when_of_another_type() {
         assert!(Frame::new(FrameKind::Verb, &1_u8).unwrap().decode::<String>().is_err());
         assert!(Frame::new(FrameKind::Verb, &(1_u8, 2_u8)).unwrap().decode::<u8>().is_err(), "bytes are left");
         // A length that no body can have takes no memory.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_known_by_its_queue() {
+    fn store_is_known_by_its_queue() {
         let folder = tempfile::tempdir().unwrap();
         let queue = folder.path().join("queue");
         std::fs::write(&queue, "").unwrap();

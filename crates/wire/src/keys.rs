@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_out_as_they_went_in() {
+    fn requests_are_read_as_written() {
         let bytes = Key::new(vec![0, 0xff, b'k']);
         round(&Request::Range(
             RangeRequest::new(Range::FromTo(bytes.clone(), "z".into())).with_limit(5).with_content(Content::KeysOnly),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_keeps_all_that_it_says() {
+    fn errors_are_read_as_written() {
         let cause = std::io::Error::other("disk on fire");
         let error = Error::new(ErrorKind::CommitIo, Operation::Txn, "sled:///x")
             .with_detail("look at the disk")

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_systemds() {
+    fn names_match_systemd() {
         for (path, name) in [
             ("/var/lib/margay/ipam.sled", "var-lib-margay-ipam.sled"),
             ("/srv//my stores/a-b/", "srv-my\\x20stores-a\\x2db"),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_hashed() {
+    fn names_are_hashed_when_long() {
         let long = |last: &str| of_folder(&Path::new("/").join("x".repeat(70)).join(last));
         assert_eq!((long("a").len(), long("a") == long("b")), (22, false));
         assert!(socket(&long("a")).as_os_str().len() <= 107);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_into_a_cluster_has_its_own_name() {
+    fn names_differ_for_each_way_into_cluster() {
         let names = [of_cluster("a b"), of_cluster("a b "), of_cluster("b a")];
         for (place, name) in names.iter().enumerate() {
             assert!(!names[..place].contains(name) && name.starts_with("etcd-"), "{names:?}");

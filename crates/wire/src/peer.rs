@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_end_is_seen_at_once() {
+    fn peer_closing_is_seen_at_once() {
         let (one, mut other) = UnixStream::pair().unwrap();
         assert_eq!(uid(&one).unwrap(), rustix::process::geteuid().as_raw());
         assert!(!is_gone(&one));

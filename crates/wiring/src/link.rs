@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_the_kernel_takes_as_they_are() {
+    fn link_names_are_those_that_kernel_takes() {
         for good in ["eth0", "calic1", "a", "ETH_0.1", "fifteen-letters", "é"] {
             assert_eq!(check_name(good), Ok(()), "{good}");
         }

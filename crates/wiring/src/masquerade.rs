@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_depend_on_the_networks_alone() {
+    fn rules_depend_on_networks_alone() {
         let expected = ["10.65.0.0/16", "10.66.0.0/16"].map(|text| ChainRule::Keep(text.parse().unwrap()));
         let expected = [&expected[..], &[ChainRule::Masquerade("10.66.0.0/16".parse().unwrap())]].concat();
         let masqueraded = nets(&["10.66.0.0/16"]);

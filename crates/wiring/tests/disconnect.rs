@@ -18,12 +18,12 @@ fn main() -> ExitCode {
         if root { trial } else { trial.with_kind("networks of their own need root").with_ignored_flag(true) }
     };
     let tests = vec![
-        test("another_process_removes_it", another_process_removes_it),
-        test("a_process_that_does_not_do_it_is_replaced", a_process_that_does_not_do_it_is_replaced),
-        test("a_refusal_of_the_kernel_is_the_error", a_refusal_of_the_kernel_is_the_error),
-        test("a_process_that_hangs_ends_at_the_deadline", a_process_that_hangs_ends_at_the_deadline),
-        test("nothing_to_remove_starts_no_process", nothing_to_remove_starts_no_process),
-        test("the_process_itself_removes_it_once", the_process_itself_removes_it_once),
+        test("removal_runs_in_another_process", removal_runs_in_another_process),
+        test("removal_replaces_process_that_fails", removal_replaces_process_that_fails),
+        test("removal_reports_refusal_of_kernel", removal_reports_refusal_of_kernel),
+        test("removal_ends_at_deadline_when_process_hangs", removal_ends_at_deadline_when_process_hangs),
+        test("removal_starts_no_process_when_nothing_is_there", removal_starts_no_process_when_nothing_is_there),
+        test("removal_succeeds_when_repeated", removal_succeeds_when_repeated),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
@@ -56,31 +56,31 @@ fn is_gone_with(start: StartRemover) {
     shell("! ip link show up0 2>/dev/null");
 }
 
-fn another_process_removes_it() {
+fn removal_runs_in_another_process() {
     is_gone_with(|interface| Command::new("ip").args(["link", "del", interface]).spawn());
 }
 
-fn a_process_that_does_not_do_it_is_replaced() {
+fn removal_replaces_process_that_fails() {
     is_gone_with(|_| Err(io::ErrorKind::NotFound.into()));
     is_gone_with(|_| run("exit 0"));
     is_gone_with(|_| run("kill -9 $$"));
 }
 
-fn a_refusal_of_the_kernel_is_the_error() {
+fn removal_reports_refusal_of_kernel() {
     let container = container();
     let error = disconnect(&container.path(), "eth0", soon(), |_| run("exit 1")).unwrap_err();
     assert!(error.to_string().contains("operation not permitted"), "{error}");
     assert!(has_eth0(&container));
 }
 
-fn a_process_that_hangs_ends_at_the_deadline() {
+fn removal_ends_at_deadline_when_process_hangs() {
     let container = container();
     let deadline = Instant::now() + Duration::from_millis(300);
     let error = disconnect(&container.path(), "eth0", deadline, |_| run("exec sleep 2")).unwrap_err();
     assert!(matches!(error, Error::TimedOut(_)), "{error}");
 }
 
-fn nothing_to_remove_starts_no_process() {
+fn removal_starts_no_process_when_nothing_is_there() {
     let container = Netns::new();
     let start: StartRemover = |_| panic!("a process was started");
     disconnect(&container.path(), "eth0", soon(), start).unwrap();
@@ -88,7 +88,7 @@ fn nothing_to_remove_starts_no_process() {
     disconnect("".as_ref(), "eth0", soon(), start).unwrap();
 }
 
-fn the_process_itself_removes_it_once() {
+fn removal_succeeds_when_repeated() {
     let container = container();
     container.inside(|| {
         assert_eq!(remove_interface("eth0"), 0);

@@ -65,17 +65,17 @@ fn main() -> ExitCode {
         if root { trial } else { trial.with_kind("networks of their own need root").with_ignored_flag(true) }
     };
     let tests = vec![
-        test("the_world_sees_the_host/ipv4", || the_world_sees_the_host(&IPV4)),
-        test("the_world_sees_the_host/ipv6", || the_world_sees_the_host(&IPV6)),
-        test("pools_see_each_other_as_they_are/ipv4", || pools_see_each_other_as_they_are(&IPV4)),
-        test("pools_see_each_other_as_they_are/ipv6", || pools_see_each_other_as_they_are(&IPV6)),
-        test("the_same_again_changes_nothing", the_same_again_changes_nothing),
-        test("rules_follow_the_pools", rules_follow_the_pools),
-        test("many_at_once", many_at_once),
-        test("nothing_to_masquerade_makes_nothing", nothing_to_masquerade_makes_nothing),
-        test("other_tables_stay", other_tables_stay),
-        test("each_store_has_rules_of_its_own", each_store_has_rules_of_its_own),
-        test("without_the_right_to_it_an_error_says_so", without_the_right_to_it_an_error_says_so),
+        test("world_sees_host_instead_of_pod/ipv4", || world_sees_host_instead_of_pod(&IPV4)),
+        test("world_sees_host_instead_of_pod/ipv6", || world_sees_host_instead_of_pod(&IPV6)),
+        test("pools_see_each_other_unmasked/ipv4", || pools_see_each_other_unmasked(&IPV4)),
+        test("pools_see_each_other_unmasked/ipv6", || pools_see_each_other_unmasked(&IPV6)),
+        test("rules_stay_when_set_again", rules_stay_when_set_again),
+        test("rules_follow_pools", rules_follow_pools),
+        test("rules_stay_whole_when_many_set_at_once", rules_stay_whole_when_many_set_at_once),
+        test("rules_are_none_when_nothing_to_masquerade", rules_are_none_when_nothing_to_masquerade),
+        test("rules_leave_other_tables", rules_leave_other_tables),
+        test("rules_are_apart_for_each_store", rules_are_apart_for_each_store),
+        test("rules_error_says_so_without_privilege", rules_error_says_so_without_privilege),
     ];
     libtest_mimic::run(&arguments, tests).exit_code()
 }
@@ -157,7 +157,7 @@ fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     Talk { from: seen.ip(), answered }
 }
 
-fn the_world_sees_the_host(family: &'static Family) {
+fn world_sees_host_instead_of_pod(family: &'static Family) {
     let place = Place::new(family);
     let to_world = |pod: usize| talk(&place.pods[pod], &place.world, family.world);
     let itself = |pod: usize| Talk { from: ip(family.pods[pod]), answered: false };
@@ -172,7 +172,7 @@ fn the_world_sees_the_host(family: &'static Family) {
     assert_eq!([to_world(0), to_world(2)], [itself(0), itself(2)], "after the rules");
 }
 
-fn pools_see_each_other_as_they_are(family: &'static Family) {
+fn pools_see_each_other_unmasked(family: &'static Family) {
     let place = Place::new(family);
     let pools = nets(&family.pools);
     for masqueraded in [&pools[..], &pools[..1], &[]] {
@@ -187,7 +187,7 @@ fn pools_see_each_other_as_they_are(family: &'static Family) {
     assert_ne!(talk(&place.pods[0], &place.pods[2], family.pods[2]).from, ip(family.pods[0]));
 }
 
-fn the_same_again_changes_nothing() {
+fn rules_stay_when_set_again() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
     let (before, generation) = (listed(), generation());
@@ -200,7 +200,7 @@ fn the_same_again_changes_nothing() {
     assert_eq!((listed(), self::generation()), (before, generation));
 }
 
-fn rules_follow_the_pools() {
+fn rules_follow_pools() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64"]);
     let made = |masqueraded: &[IpNet], pools: &[IpNet]| {
         masquerade::ensure(STORE, masqueraded, pools).unwrap();
@@ -221,7 +221,7 @@ fn rules_follow_the_pools() {
     assert_eq!(made(&pools[..1], &pools[..1]), before);
 }
 
-fn many_at_once() {
+fn rules_stay_whole_when_many_set_at_once() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64"]);
     let host = File::open("/proc/thread-self/ns/net").unwrap();
     let all = |work: &(dyn Fn(usize) + Sync)| {
@@ -246,7 +246,7 @@ fn many_at_once() {
     }
 }
 
-fn nothing_to_masquerade_makes_nothing() {
+fn rules_are_none_when_nothing_to_masquerade() {
     masquerade::ensure(STORE, &[], &[]).unwrap();
     masquerade::ensure(STORE, &[], &nets(&["10.65.0.0/16", "fd80::/64"])).unwrap();
     masquerade::refresh(STORE, &nets(&["10.65.0.0/16"]), &nets(&["10.65.0.0/16"])).unwrap();
@@ -254,7 +254,7 @@ fn nothing_to_masquerade_makes_nothing() {
 }
 
 /// The rules of a program that uses iptables are nftables' as well, in tables of their own.
-fn other_tables_stay() {
+fn rules_leave_other_tables() {
     shell("iptables-nft -t nat -A POSTROUTING -s 10.99.0.0/16 -j MASQUERADE");
     let before = listed();
     assert!(!before.is_empty());
@@ -265,7 +265,7 @@ fn other_tables_stay() {
     assert_eq!(listed(), before);
 }
 
-fn each_store_has_rules_of_its_own() {
+fn rules_are_apart_for_each_store() {
     let (first, second) = (nets(&["10.65.0.0/16"]), nets(&["10.66.0.0/24"]));
     // A name that nft would not read as it is, too.
     let other = r"var-lib-other\x2dlab.sled";
@@ -283,7 +283,7 @@ fn each_store_has_rules_of_its_own() {
 }
 
 /// A process that has no rights in the network, which is this program again.
-fn without_the_right_to_it_an_error_says_so() {
+fn rules_error_says_so_without_privilege() {
     let mut process = Command::new("setpriv");
     process.args(["--inh-caps", "-net_admin", "--bounding-set", "-net_admin"]);
     let done = process.arg(std::env::current_exe().unwrap()).env(POWERLESS, "1").output().unwrap();

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_error_has_its_kind() {
+    fn error_has_kind_for_each_cause() {
         let io = |kind: io::ErrorKind| fjall::Error::Io(kind.into());
         let rows = [
             (io(io::ErrorKind::StorageFull), ErrorKind::NoSpace),

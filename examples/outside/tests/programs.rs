@@ -52,7 +52,7 @@ fn in_use(store: &Path) -> Value {
 }
 
 #[test]
-fn a_container_gets_an_address_and_gives_it_back() {
+fn container_gets_address_and_gives_it_back() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
     said(&margay().args(["pool", "create", "lab", "10.88.0.0/16", "--store", &url(&store)]).output().unwrap());
@@ -65,7 +65,7 @@ fn a_container_gets_an_address_and_gives_it_back() {
 }
 
 #[test]
-fn the_command_judges_the_store() {
+fn command_judges_store() {
     let folder = tempfile::tempdir().unwrap();
     // The suite judges the rows in memory, too; the file adds crashes and damage.
     let judged = margay().args(["conformance", "--case", "D", &url(&folder.path().join("judged"))]).output().unwrap();
@@ -74,7 +74,7 @@ fn the_command_judges_the_store() {
 }
 
 #[test]
-fn help_and_errors_list_the_store() {
+fn help_and_errors_list_store() {
     let help = said(&margay().arg("--help").output().unwrap());
     assert!(help.contains("etcd://host:port or rows:///path"), "{help}");
     let refused = margay().args(["--store", "mysql:///a", "pool", "list"]).output().unwrap();

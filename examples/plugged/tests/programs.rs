@@ -109,7 +109,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn help_and_errors_list_it() {
+fn help_and_errors_list_engine() {
     let place = Place::new();
     let refused = place.command("margay").args(["--store", "mysql:///a", "pool", "list"]).output().unwrap();
     let text = String::from_utf8(refused.stderr).unwrap();
@@ -121,7 +121,7 @@ fn help_and_errors_list_it() {
 }
 
 #[test]
-fn the_lab_works_on_it() {
+fn lab_works_on_engine() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for daemon in ["0", "1"] {
         let lab = Command::new("scripts/lab")
@@ -137,7 +137,7 @@ fn the_lab_works_on_it() {
 }
 
 #[test]
-fn stores_move_to_it_and_from_it() {
+fn stores_move_to_and_from_engine() {
     let place = Place::new();
     let etcd = server::Etcd::start().unwrap();
     let first = place.fill("first");
@@ -159,7 +159,7 @@ fn stores_move_to_it_and_from_it() {
 }
 
 #[test]
-fn a_backup_is_restored_to_it_and_to_the_others() {
+fn backup_is_restored_to_engine_and_others() {
     let place = Place::new();
     let store = place.fill("store");
     let file = place.path("backup");
@@ -184,7 +184,7 @@ fn offered(line: &str, after: &str) -> String {
 }
 
 #[test]
-fn a_daemon_offers_its_page_and_etcds_api() {
+fn daemon_offers_page_and_etcd_api() {
     let place = Place::new();
     let store = place.url(engine(), "served");
     place.margay(&store, &["store", "create", "--format", "2"]);
@@ -218,7 +218,7 @@ fn a_daemon_offers_its_page_and_etcds_api() {
 }
 
 #[test]
-fn it_passes_the_conformance_suite_by_its_url() {
+fn conformance_suite_passes_by_url() {
     let place = Place::new();
     let judged = place.command("margay").args(["conformance", &place.url(engine(), "judged")]).output().unwrap();
     let out = said(&judged);
@@ -238,7 +238,7 @@ fn torture_finds_nothing() {
 
 /// A store of an engine that a program is made without is named, and nothing is made beside it.
 #[test]
-fn the_files_of_another_engine_are_left_alone() {
+fn files_of_unknown_engine_are_left_alone() {
     let place = Place::new();
     let store = place.fill("store");
     fs::remove_file(place.path("store").join("store.id")).unwrap();

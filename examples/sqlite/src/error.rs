@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_error_has_its_kind() {
+    fn error_has_kind_for_each_cause() {
         let rows = [
             (ffi::SQLITE_FULL, ErrorKind::NoSpace),
             (ffi::SQLITE_CORRUPT, ErrorKind::Corrupt),
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_commit_may_have_happened() {
+    fn error_of_failed_commit_is_unknown() {
         for code in [ffi::SQLITE_FULL, ffi::SQLITE_IOERR_FSYNC, ffi::SQLITE_CORRUPT] {
             let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
             assert_eq!(from_sqlite("test", Operation::Txn, error).outcome(), Outcome::Unknown, "{code}");

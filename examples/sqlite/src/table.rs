@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_opened_again_by_itself() {
+    fn table_can_be_opened_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("db");
         let table = SqliteTable::open(&path, "test").unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_not_touched() {
+    fn table_leaves_foreign_file_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("db");
         std::fs::create_dir(&path).unwrap();

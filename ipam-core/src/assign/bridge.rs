@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_depends_on_size_and_family() {
+    fn bridge_reservations_depend_on_size_and_family() {
         let gateway = |text: &str| Some(text.parse().unwrap());
         assert_eq!(
             texts(&reserved(net("10.0.0.0/24"), gateway("10.0.0.1"))),
@@ -166,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_host_follows_the_network_address() {
+    fn bridge_first_host_follows_network_address() {
         assert_eq!(first_host(net("10.0.0.0/24")), Some("10.0.0.1".parse().unwrap()));
         assert_eq!(first_host(net("10.0.0.4/31")), Some("10.0.0.4".parse().unwrap()));
         assert_eq!(first_host(net("fd00::/64")), Some("fd00::1".parse().unwrap()));
     }
 
     #[test]
-    fn a_gateway_is_a_host_address() {
+    fn bridge_gateway_is_host_address() {
         let cidr = net("10.0.0.0/24");
         assert!(check(cidr, "10.0.0.254".parse().unwrap()).is_ok());
         for bad in ["10.0.0.0", "10.0.0.255", "10.0.1.1", "fd00::1"] {

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_is_covered_exactly() {
+    fn define_covers_outside_exactly() {
         assert_eq!(gaps("10.0.0.0/24", &[]), Vec::<String>::new());
         assert_eq!(gaps("10.0.0.0/24", &[("10.0.0.0", "10.0.0.255")]), Vec::<String>::new());
         assert_eq!(gaps("10.0.0.0/24", &[("10.0.0.128", "10.0.0.255")]), ["10.0.0.0/25"]);

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_written_as_it_was_read_until_it_is_changed() {
+    fn attribute_is_written_as_read_until_changed() {
         let json = r#"{"pod":"a \u003cb\u003e", "namespace":"x","pod":"c"}"#;
         let mut map = read(json).unwrap();
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn equal_maps_may_be_spelled_otherwise() {
+    fn attribute_maps_are_equal_when_spelled_otherwise() {
         assert_eq!(read(r#"{"a":"1","b":"2"}"#).unwrap(), read(r#"{ "b":"\u0032", "a":"1" }"#).unwrap());
         assert_ne!(read(r#"{"a":"1"}"#).unwrap(), LazyMap::default());
         assert_eq!(read("{}").unwrap(), LazyMap::default());
     }
 
     #[test]
-    fn what_is_no_map_of_texts_is_refused_when_it_is_read() {
+    fn attribute_is_refused_when_not_map_of_texts() {
         for json in [r#"{"a":1}"#, r#"{"a":null}"#, r#"{"a":["b"]}"#, r#""a""#, "[]", "7", r#"{"a":"\ud800"}"#] {
             assert!(read(json).is_err(), "{json}");
         }

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_none_differ() {
+    fn config_empty_and_none_differ() {
         assert!(!decode("{}").auto_allocate_blocks());
         assert!(IpamConfig::default().auto_allocate_blocks());
         assert_eq!(
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_the_smaller_one_that_is_said() {
+    fn config_limit_is_smaller_of_those_set() {
         for (stored, requested, limit) in [
             ("{}", 0, 20),
             ("{}", 1, 1),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_contradict_each_other_are_calicos_errors() {
+    fn config_contradictions_are_calico_errors() {
         let said = |config: IpamConfig| config.check().map_err(|error| error.to_string());
         let default = IpamConfig::default;
         assert_eq!(said(default()), Ok(()));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn persistence_is_on_unless_it_is_off() {
+    fn config_persistence_is_on_unless_off() {
         assert_eq!(decode("{}").address_persistence(), AddressPersistence::Enabled);
         let off = IpamConfig::default().with_address_persistence(AddressPersistence::Disabled);
         assert_eq!(off.address_persistence(), AddressPersistence::Disabled);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_left_out() {
+    fn config_zeros_are_left_out() {
         let config = decode(r#"{"strict_affinity":true,"maxBlocksPerHost":2,"ipCooldownSeconds":60,"later":1}"#)
             .with_strict_affinity(false)
             .with_auto_allocate_blocks(true)

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_stored_as_calico_stores_it() {
+    fn endpoint_of_pod_is_stored_as_calico_stores_it() {
         let endpoint = WorkloadEndpoint::new("shop", "node1-k8s-pod1-eth0", &pod_facts(), "u", now());
         let stored: Json = serde_json::from_slice(endpoint.encode().unwrap().as_bytes()).unwrap();
         let expected = json!({"kind":"WorkloadEndpoint","apiVersion":"projectcalico.org/v3","metadata":{
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_keeps_identity_and_unknown_fields_and_drops_what_is_gone() {
+    fn endpoint_update_keeps_identity_and_unknown_fields() {
         let key = keys::workload_endpoint("shop", "n");
         let stored =
             br#"{"metadata":{"uid":"old","creationTimestamp":"2026-01-01T00:00:00Z","labels":{"gone":"x"},"later":1},
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn on_another_node_it_has_that_ones_name() {
+    fn endpoint_has_name_of_node_it_is_on() {
         let endpoint = WorkloadEndpoint::new("shop", "old-k8s-my--pod-eth0", &pod_facts(), "u", now());
         let moved = endpoint.on_node("new-host").unwrap();
         assert_eq!((moved.name(), moved.node(), moved.namespace()), ("new--host-k8s-my--pod-eth0", "new-host", "shop"));
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_network_appends_its_profile_once() {
+    fn endpoint_appends_profile_of_second_network_once() {
         let facts = EndpointFacts { profiles: vec!["net1".into()], orchestrator: Orchestrator::Cni, ..pod_facts() };
         let mut endpoint = WorkloadEndpoint::new("default", "n", &facts, "u", now());
         endpoint.add_profile("net2");
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn calicos_words() {
+    fn endpoint_errors_match_calico() {
         check_endpoint("node1-cni-c1-eth0", &container_facts()).unwrap();
         let subdomain = "name must consist of lower case alphanumeric characters, '-' or '.' (regex: [a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)";
         let upper = EndpointFacts { node: "Old-Name".into(), ..container_facts() };
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_kuberneteses() {
+    fn endpoint_labels_match_kubernetes() {
         let with = |name: &str, value: &str| EndpointFacts {
             labels: [(name.into(), value.into())].into(),
             ..container_facts()
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn floating_addresses_belong_to_the_endpoint() {
+    fn endpoint_has_floating_addresses() {
         let ip = |text: &str| text.parse().unwrap();
         let with = |inner, outer| EndpointFacts { nats: vec![(ip(inner), ip(outer))], ..container_facts() };
         check_endpoint("n", &with("10.65.166.128", "10.65.200.1")).unwrap();
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_split_at_single_dashes() {
+    fn endpoint_names_are_split_at_single_dashes() {
         let parts = split_endpoint_name("named--host-cni-a--b-eth0").unwrap();
         assert_eq!(parts, ["named-host", "cni", "a-b", "eth0"]);
         for name in ["a-b-c", "a-b-c-d-e", ""] {

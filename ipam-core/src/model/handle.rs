@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_go_up_and_down() {
+    fn handle_counts_go_up_and_down() {
         let (a, b) = ("10.0.0.0/26".parse().unwrap(), "fd80::40/122".parse().unwrap());
         let mut handle = Handle::new();
         assert!(handle.is_empty());
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_tolerated() {
+    fn handle_damage_is_tolerated() {
         let mut handle =
             Handle::decode(&Key::default(), br#"{"block":{"nonsense":3,"10.0.0.0/26":-9223372036854775808}}"#).unwrap();
         let block = "10.0.0.0/26".parse().unwrap();
@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn handles_compare_up_to_the_carriage_return() {
+    fn handles_compare_up_to_carriage_return() {
         assert_eq!(handle_id("net1", "c1"), "net1.c1");
         assert!(same_handle("net1.c1\r\neth0", "net1.c1"));
         assert!(!same_handle("net1.c12", "net1.c1"));
     }
 
     #[test]
-    fn endpoint_names_are_calicos() {
+    fn handle_endpoint_names_match_calico() {
         let parts = [("node", "named-host"), ("orchestrator", "cni"), ("containerID", "abcd"), ("endpoint", "eth0")];
         assert_eq!(workload_endpoint_name(&parts).unwrap(), "named--host-cni-abcd-eth0");
         assert_eq!(
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_of_another_node_or_of_a_container_is_none() {
+    fn handle_is_renamed_only_for_its_node() {
         let renamed = |handle| renamed_node_handle(handle, "n1", "other");
         assert_eq!(renamed("vxlan-v6-tunnel-addr-n1").as_deref(), Some("vxlan-v6-tunnel-addr-other"));
         assert_eq!(renamed("margay-node-prefix.racks@n1").as_deref(), Some("margay-node-prefix.racks@other"));

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_calicos() {
+    fn keys_match_calico() {
         assert_eq!(block(net("10.65.166.128/26")), "/calico/ipam/v2/assignment/ipv4/block/10.65.166.128-26".into());
         assert_eq!(
             block(net("fd80:24e2:f998:72d6:c11:b42f:f17e:a680/122")),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_covers_its_keys_and_no_other_hosts() {
+    fn key_prefix_covers_its_host_alone() {
         let a = affinities_prefix(&Owner::Host("a".into()), None).unwrap();
         let ab = affinity(&Owner::Host("ab".into()), net("10.0.0.0/26")).unwrap();
         assert!(!ab.as_bytes().starts_with(a.as_bytes()));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_has_a_key_for_any_name() {
+    fn key_of_counter_exists_for_any_name() {
         for name in ["shop", "a/b", "%2F", "grün", "", "*", "a b"] {
             let key = quota_use(QuotaKind::Network, name);
             assert_eq!(parse_quota_use(&key), Some(QuotaSubject::new(QuotaKind::Network, name)), "{key}");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_key_does_not_parse() {
+    fn key_is_not_parsed_when_malformed() {
         for key in [
             "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0",
             "/calico/ipam/v2/assignment/ipv4/block/10.0.0.0-33",

@@ -289,7 +289,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
         #[test]
-        fn covers_have_the_keys_of_all_overlapping_blocks((block, other) in nets()) {
+        fn cover_has_keys_of_all_overlapping_blocks((block, other) in nets()) {
             let (covers, key) = (covers_of_overlaps(block, Precision::Exact), keys::block(other));
             let overlaps = overlap(block, other);
             prop_assert!(!overlaps || is_in(covers.iter().flat_map(|cover| &cover.coarse), &key), "{block} {other}");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_of_a_usual_block_is_short() {
+    fn cover_of_usual_block_is_short() {
         let count = |block: &str| -> Vec<usize> {
             covers_of_overlaps(block.parse().unwrap(), Precision::Coarse)
                 .iter()
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_cover_leaves_out_other_blocks() {
+    fn cover_when_exact_leaves_out_other_blocks() {
         let exact = |block: &str| covers_of_overlaps(block.parse().unwrap(), Precision::Exact);
         let covers = exact("10.0.0.0/26");
         let other = keys::block("10.0.0.128/26".parse().unwrap());

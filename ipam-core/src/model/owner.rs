@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_of_a_nodes_secondary_networks() {
+    fn owner_of_secondary_networks_of_node() {
         let owner = Owner::secondary("node-1.b_c");
         assert_eq!(owner.to_string(), "virtual:secondary@node-1.b_c");
         assert_eq!(Owner::from("virtual:secondary@node-1.b_c"), owner);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn old_forms_are_confirmed() {
+    fn affinity_in_old_form_is_confirmed() {
         for value in ["", "{}", r#"{"state":""}"#, r#"{"state":null}"#, r#"{"state":"confirmed","deleted":false}"#] {
             assert_eq!(decode(value).state(), AffinityState::Confirmed, "{value}");
         }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_writes_the_current_form_and_keeps_the_rest() {
+    fn affinity_change_writes_current_form_and_keeps_rest() {
         let mut affinity = decode(r#"{"x":[1]}"#);
         affinity.set_state(AffinityState::Pending);
         let text = String::from_utf8(affinity.encode().unwrap().as_bytes().to_vec()).unwrap();

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_applied_on_reading_only() {
+    fn pool_defaults_apply_on_reading_only() {
         let pool = decode(r#"{"cidr":"10.0.0.0/16","allowedUses":[],"blockSize":0,"nodeSelector":null}"#).unwrap();
         assert_eq!((pool.block_size(), pool.assignment_mode()), (26, AssignmentMode::Automatic));
         assert_eq!(pool.allowed_uses(), ["Workload", "Tunnel"]);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_can_be_off_in_three_ways() {
+    fn pool_can_be_off_in_three_ways() {
         let key = keys::resource(ResourceKind::IpPool, "p");
         for (rest, enabled) in [
             ("", true),
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_pools_are_errors() {
+    fn pool_is_error_when_damaged() {
         for spec in [
             "{}",
             r#"{"cidr":"x"}"#,
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pool_is_what_calico_writes() {
+    fn pool_when_new_is_what_calico_writes() {
         let new = NewPool::new("pool4", "10.65.0.0/16".parse().unwrap());
         let pool = Pool::new(&new, "00000000-0000-4000-8000-000000000001", datetime!(2026-11-01 10:00 UTC)).unwrap();
         let written: serde_json::Value = serde_json::from_slice(pool.encode().unwrap().as_bytes()).unwrap();

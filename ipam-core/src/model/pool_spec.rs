@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_is_stored_as_calico_stores_it() {
+    fn pool_spec_is_stored_as_calico_stores_it() {
         let (new, spec) = read(json!({"cidr": "10.65.0.0/16", "natOutgoing": true, "disabled": false})).unwrap();
         assert_eq!(new, NewPool::new("p", "10.65.0.0/16".parse().unwrap()));
         assert_eq!(
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_cannot_be_names_its_field() {
+    fn pool_spec_names_field_when_impossible() {
         let with = |field: &str, value: Value| json!({"cidr": "10.0.0.0/16", field: value});
         for (spec, field, reason) in [
             (json!({}), "IPPool.CIDR", "must be specified"),
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_names_its_field() {
+    fn pool_spec_rules_each_name_field() {
         let other = NewPool::new("other", "10.1.0.0/16".parse().unwrap());
         let pools = [Pool::new(&other, "u", datetime!(2026-01-01 0:00 UTC)).unwrap()];
         let blocks = ["10.2.0.0/28".parse().unwrap()];
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_keeps_its_network_and_its_blocks() {
+    fn pool_spec_keeps_network_and_blocks() {
         let made = |new: &NewPool| Pool::new(new, "u", datetime!(2026-01-01 0:00 UTC)).unwrap();
         let plain = new("10.0.0.0/16", 26);
         let balancer = plain.clone().with_allowed_uses([PoolUse::LoadBalancer]);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_pool_that_calico_refuses_is_told() {
+    fn pool_spec_is_told_when_calico_refuses_stored_pool() {
         let stored = |rest: &str| {
             let key = crate::model::keys::resource(crate::model::keys::ResourceKind::IpPool, "p");
             let text = format!(r#"{{"metadata":{{"name":"p"}},"spec":{{"cidr":"10.0.0.0/16"{rest}}}}}"#);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_shrink_to_fit() {
+    fn pool_spec_blocks_shrink_to_fit() {
         let net = |text: &str| text.parse().unwrap();
         assert_eq!(fitting_block_size(net("10.0.0.0/16"), None), 26);
         assert_eq!(fitting_block_size(net("10.0.0.0/28"), None), 28);

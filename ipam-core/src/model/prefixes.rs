@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_has_64_prefixes_or_what_tells_it_from_a_block_of_addresses() {
+    fn prefix_block_has_64_prefixes_or_distinct_size() {
         assert_eq!(size("2001:db8::/48", 64), Ok(58));
         assert_eq!(size("2001:db8::/60", 64), Ok(60));
         assert_eq!(size("2001:db8::/64", 64), Ok(64));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handle_of_a_nodes_prefix_names_one_node() {
+    fn prefix_handle_of_node_names_one_node() {
         assert_ne!(node_prefix_handle("a.b", "c"), node_prefix_handle("a", "b.c"));
         let handle = node_prefix_handle("racks", "node.1");
         assert_eq!(beginning_of_node_prefix(&handle, "node.1"), Some("margay-node-prefix.racks@"));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_ordinals_says_what_they_mean() {
+    fn prefix_length_follows_from_number_of_ordinals() {
         let length = |block: &str, ordinals| length_in_block(block.parse().unwrap(), ordinals);
         assert_eq!(length("10.0.0.0/26", 64), Some(32));
         assert_eq!(length("2001:db8::/122", 64), Some(128));

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_its_own_comes_before_the_one_for_any_other() {
+    fn quota_own_limit_comes_before_general_one() {
         let quotas = quotas(r#"{"namespaces":{"shop":10,"*":50},"nodes":{"a":3}}"#).unwrap();
         assert_eq!(quotas.limit(QuotaKind::Namespace, "shop"), Some(10));
         assert_eq!(quotas.limit(QuotaKind::Namespace, "other"), Some(50));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_kinds_stay_and_wrong_limits_are_refused() {
+    fn quota_keeps_unknown_kinds_and_refuses_wrong_limits() {
         let mut kept = quotas(r#"{"planets":{"x":1}}"#).unwrap();
         let shop = QuotaSubject::new(QuotaKind::Namespace, "shop");
         assert_eq!((kept.set(&shop, Some(2)), kept.set(&shop, None)), (None, Some(2)));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_good_with_its_quotas_only() {
+    fn quota_counter_is_good_with_its_quotas_only() {
         let stored = Value::from(QuotaCount { used: 3, quotas: 7 }.encode());
         assert_eq!(QuotaCount::good(Some(&stored), Revision::new(7)), Some(3));
         assert_eq!(QuotaCount::good(Some(&stored), Revision::new(8)), None);

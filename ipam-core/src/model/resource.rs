@@ -366,7 +366,7 @@ mod tests {
     use crate::model::pool_spec::{CIDR, DISABLED};
 
     #[test]
-    fn names_are_subdomains() {
+    fn resource_names_are_subdomains() {
         for name in ["a", "pool4", "10-0-0-0-24", "a.b-c.d"] {
             assert_eq!(check_name(name), Ok(()), "{name}");
         }
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_stays() {
+    fn resource_keeps_unknown_fields() {
         let key = keys::resource(ResourceKind::Node, "n");
         let text =
             br#"{"apiVersion":"x","later":{"a":null},"metadata":{"creationTimestamp":null,"labels":{"a":"b","c":1}}}"#;

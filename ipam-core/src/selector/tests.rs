@@ -62,7 +62,7 @@ fn selectors_match() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_place() {
+fn selector_errors_are_told_with_place() {
     use SelectorErrorKind::*;
     for (text, position, kind) in [
         ("a", 1, ExpectedOperator),
@@ -101,7 +101,7 @@ fn mistakes_are_told_with_their_place() {
 }
 
 #[test]
-fn garbage_is_bounded() {
+fn selector_errors_are_bounded_for_garbage() {
     use SelectorErrorKind::*;
     let kind = |text: String| text.parse::<Selector>().map(|_| ()).map_err(|error| error.kind());
     let nested = |depth: usize| "(".repeat(depth) + "all()" + &")".repeat(depth);
@@ -118,7 +118,7 @@ fn garbage_is_bounded() {
 
 /// Precedence replaces parentheses: those that are shown without need could be too many.
 #[test]
-fn what_is_shown_is_no_deeper_than_what_was_read() {
+fn selector_is_shown_no_deeper_than_read() {
     for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]
     {
         let opened = left.matches('(').count();
@@ -162,18 +162,18 @@ fn node() -> impl Strategy<Value = Expression> {
 
 proptest! {
     #[test]
-    fn what_is_shown_reads_back(root in node()) {
+    fn selector_is_read_back_as_shown(root in node()) {
         let selector = Selector { root };
         prop_assert_eq!(selector.to_string().parse::<Selector>(), Ok(selector));
     }
 
     #[test]
-    fn nothing_panics(text in ".{0,80}") {
+    fn selector_never_panics_on_garbage(text in ".{0,80}") {
         let _ = text.parse::<Selector>();
     }
 
     #[test]
-    fn near_misses_do_not_panic(text in "[ab'\"(){},!=&| \t]{0,40}|(has\\(|all\\(|a |in |not |'b'|==|\\)|\\{|\\}|&&|!){0,20}") {
+    fn selector_never_panics_on_near_misses(text in "[ab'\"(){},!=&| \t]{0,40}|(has\\(|all\\(|a |in |not |'b'|==|\\)|\\{|\\}|&&|!){0,20}") {
         if let Ok(selector) = text.parse::<Selector>() {
             prop_assert_eq!(selector.to_string().parse::<Selector>(), Ok(selector));
         }

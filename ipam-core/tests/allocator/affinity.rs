@@ -51,7 +51,7 @@ impl Claiming for World {
 }
 
 #[tokio::test]
-async fn a_part_of_a_pool_becomes_a_nodes_and_no_other_ones() {
+async fn affinity_claims_part_of_pool_for_one_node() {
     let world = world().await;
     assert_eq!(world.claim("a", "10.0.0.0/28").await, (4, 0));
     world.check().await;
@@ -68,7 +68,7 @@ async fn a_part_of_a_pool_becomes_a_nodes_and_no_other_ones() {
 }
 
 #[tokio::test]
-async fn each_block_is_one_commit() {
+async fn affinity_claims_each_block_in_one_commit() {
     let world = world().await;
     let before = world.store.list(Range::All).await.unwrap().revision.get();
     world.claim("a", "10.0.0.0/28").await;
@@ -79,7 +79,7 @@ async fn each_block_is_one_commit() {
 }
 
 #[tokio::test]
-async fn networks_that_cannot_be_claimed_are_calicos_errors() {
+async fn affinity_claim_errors_match_calico() {
     let world = world().await;
     let claim =
         async |cidr| world.ipam.claim_affinity(&Owner::host("a"), net(cidr), soon()).await.unwrap_err().to_string();
@@ -98,7 +98,7 @@ async fn networks_that_cannot_be_claimed_are_calicos_errors() {
 }
 
 #[tokio::test]
-async fn a_block_in_use_is_kept_or_becomes_nobodys() {
+async fn affinity_release_keeps_used_block_or_leaves_it_unowned() {
     let world = world().await;
     world.claim("a", "10.0.0.0/30").await;
     let given = world.one("a", "c1").await.unwrap();
@@ -119,7 +119,7 @@ async fn a_block_in_use_is_kept_or_becomes_nobodys() {
 }
 
 #[tokio::test]
-async fn all_blocks_of_a_node_and_of_no_other() {
+async fn affinity_release_covers_all_blocks_of_one_node() {
     let world = world().await;
     world.add_pool("v6", "fd00::/112").await;
     world.claim("a", "10.0.0.0/28").await;
@@ -135,7 +135,7 @@ async fn all_blocks_of_a_node_and_of_no_other() {
 }
 
 #[tokio::test]
-async fn what_foreign_writers_left_half_done_is_made_whole() {
+async fn affinity_left_half_done_by_others_is_completed() {
     let world = world().await;
     let (first, second, third) = (net("10.0.0.0/30"), net("10.0.0.4/30"), net("10.0.0.8/30"));
     let owner = Owner::Host("a".into());
@@ -164,7 +164,7 @@ async fn what_foreign_writers_left_half_done_is_made_whole() {
 }
 
 #[tokio::test]
-async fn a_damaged_block_does_not_keep_the_others() {
+async fn affinity_release_goes_on_when_block_is_damaged() {
     let world = world().await;
     world.claim("a", "10.0.0.0/28").await;
     world.store.put(keys::block(net("10.0.0.4/30")), "{").await.unwrap();
@@ -174,7 +174,7 @@ async fn a_damaged_block_does_not_keep_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_requests_and_replies_cost_no_block() {
+async fn affinity_loses_no_block_with_lost_requests_and_replies() {
     for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Held, Fault::NotSent] {
         let quiet = world().await;
         let calls = AtomicU32::new(0);
@@ -192,7 +192,7 @@ async fn lost_requests_and_replies_cost_no_block() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_and_releases_at_once_leave_every_block_to_one() {
+async fn affinity_claims_and_releases_at_once_leave_one_owner() {
     let world = world().await;
     let tasks: Vec<_> = ["a", "b", "c"]
         .into_iter()

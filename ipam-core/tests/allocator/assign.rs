@@ -22,7 +22,7 @@ fn any(node: &str, container: &str, v4: usize, v6: usize) -> AssignRequest {
 }
 
 #[tokio::test]
-async fn both_families_are_one_commit() {
+async fn assign_of_both_families_is_one_commit() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     world.add_pool("v6", "fd00::/112").await;
@@ -39,7 +39,7 @@ async fn both_families_are_one_commit() {
 }
 
 #[tokio::test]
-async fn a_family_that_runs_short_leaves_nothing_behind() {
+async fn assign_leaves_nothing_when_family_runs_short() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let before = world.dump().await;
@@ -49,7 +49,7 @@ async fn a_family_that_runs_short_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn the_block_that_was_written_last_is_tried_first_and_full_ones_are_not_even_read() {
+async fn assign_tries_last_written_block_first_and_no_full_ones() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let mut all = Vec::new();
@@ -73,7 +73,7 @@ async fn the_block_that_was_written_last_is_tried_first_and_full_ones_are_not_ev
 }
 
 #[tokio::test]
-async fn a_host_fills_its_block_before_it_claims_another() {
+async fn assign_fills_block_before_claiming_another() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let mut blocks = BTreeSet::new();
@@ -88,7 +88,7 @@ async fn a_host_fills_its_block_before_it_claims_another() {
 }
 
 #[tokio::test]
-async fn several_at_once_may_span_blocks() {
+async fn assign_of_several_may_span_blocks() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let assigned = world.assign(&any("a", "c1", 10, 0)).await.unwrap();
@@ -103,7 +103,7 @@ async fn several_at_once_may_span_blocks() {
 }
 
 #[tokio::test]
-async fn the_same_attachment_gets_the_same_answer() {
+async fn assign_repeats_answer_for_same_attachment() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     world.add_pool("v6", "fd00::/112").await;
@@ -123,7 +123,7 @@ async fn the_same_attachment_gets_the_same_answer() {
 }
 
 #[tokio::test]
-async fn a_new_boot_is_noted_on_the_same_address() {
+async fn assign_notes_new_boot_on_same_address() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let first = world.assign(&any("a", "c1", 1, 0)).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_new_boot_is_noted_on_the_same_address() {
 }
 
 #[tokio::test]
-async fn a_full_host_borrows_and_strict_affinity_forbids_it() {
+async fn assign_borrows_on_full_host_unless_affinity_is_strict() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     world.one("a", "c1").await.unwrap();
@@ -155,7 +155,7 @@ async fn a_full_host_borrows_and_strict_affinity_forbids_it() {
 }
 
 #[tokio::test]
-async fn the_limit_of_blocks_stops_claims_but_not_borrowing() {
+async fn assign_borrows_when_block_limit_is_reached() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.configure(IpamConfig::default().with_max_blocks_per_host(1)).await;
@@ -170,7 +170,7 @@ async fn the_limit_of_blocks_stops_claims_but_not_borrowing() {
 }
 
 #[tokio::test]
-async fn without_auto_allocation_nothing_new_is_claimed() {
+async fn assign_claims_nothing_without_auto_allocation() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.configure(IpamConfig::default().with_auto_allocate_blocks(false)).await;
@@ -179,7 +179,7 @@ async fn without_auto_allocation_nothing_new_is_claimed() {
 }
 
 #[tokio::test]
-async fn an_empty_block_of_another_host_is_taken_after_a_minute() {
+async fn assign_takes_empty_block_of_other_host_after_minute() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     world.one("a", "c1").await.unwrap();
@@ -195,7 +195,7 @@ async fn an_empty_block_of_another_host_is_taken_after_a_minute() {
 }
 
 #[tokio::test]
-async fn a_claim_in_the_future_is_young() {
+async fn assign_treats_claim_in_future_as_young() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     world.one("a", "c1").await.unwrap();
@@ -206,7 +206,7 @@ async fn a_claim_in_the_future_is_young() {
 }
 
 #[tokio::test]
-async fn what_foreign_writers_left_half_done_is_mended() {
+async fn assign_completes_what_others_left_half_done() {
     let owner = Owner::Host("a".into());
     for state in [AffinityState::Pending, AffinityState::PendingDeletion] {
         // An affinity without a block.
@@ -242,7 +242,7 @@ async fn what_foreign_writers_left_half_done_is_mended() {
 }
 
 #[tokio::test]
-async fn a_damaged_block_is_passed_over_and_kept() {
+async fn assign_skips_and_keeps_damaged_block() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let key = keys::block("10.0.0.0/30".parse().unwrap());
@@ -253,7 +253,7 @@ async fn a_damaged_block_is_passed_over_and_kept() {
 }
 
 #[tokio::test]
-async fn reserved_addresses_are_not_handed_out_by_choice() {
+async fn assign_never_chooses_reserved_addresses() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     world.reserve(&["10.0.0.0/30", "10.0.0.5/32"]).await;
@@ -270,7 +270,7 @@ async fn reserved_addresses_are_not_handed_out_by_choice() {
 }
 
 #[tokio::test]
-async fn released_addresses_rest() {
+async fn assign_lets_released_addresses_cool_down() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
@@ -286,7 +286,7 @@ async fn released_addresses_rest() {
 }
 
 #[tokio::test]
-async fn a_release_dated_far_ahead_does_not_rest_for_ever() {
+async fn assign_ends_cooldown_when_release_is_far_ahead() {
     let world = World::full_but_for_a_release_dated_ahead().await;
     assert!(world.one("a", "d").await.is_err());
     world.pass(61);
@@ -295,7 +295,7 @@ async fn a_release_dated_far_ahead_does_not_rest_for_ever() {
 }
 
 #[tokio::test]
-async fn pools_are_chosen_by_node_mode_and_use() {
+async fn assign_chooses_pools_by_node_mode_and_use() {
     let world = World::new().await;
     world.add_node("z", &[("zone", "b")]).await;
     world.add(NewPool::new("zone-b", "10.1.0.0/24".parse().unwrap()).with_node_selector("zone == 'b'")).await;
@@ -318,7 +318,7 @@ async fn pools_are_chosen_by_node_mode_and_use() {
 }
 
 #[tokio::test]
-async fn blocks_of_a_pool_that_no_longer_selects_the_node_are_given_back() {
+async fn assign_gives_back_blocks_when_pool_deselects_node() {
     let world = World::new().await;
     world.add_pool("first", "10.1.0.0/24").await;
     world.one("a", "c1").await.unwrap();
@@ -335,7 +335,7 @@ async fn blocks_of_a_pool_that_no_longer_selects_the_node_are_given_back() {
 }
 
 #[tokio::test]
-async fn a_host_keeps_addresses_of_each_block_for_itself() {
+async fn assign_keeps_host_reserved_addresses_of_each_block() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/28".parse().unwrap()).with_block_size(29)).await;
     let mut request = any("a", "c1", 4, 0);
@@ -355,7 +355,7 @@ async fn a_host_keeps_addresses_of_each_block_for_itself() {
 }
 
 #[tokio::test]
-async fn an_unknown_node_is_an_error_where_nodes_are_registered() {
+async fn assign_is_error_when_node_is_not_registered() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let error = world.one("nosuch", "c1").await.unwrap_err();
@@ -363,7 +363,7 @@ async fn an_unknown_node_is_an_error_where_nodes_are_registered() {
 }
 
 #[tokio::test]
-async fn a_store_of_one_machine_keeps_its_nodes_first_name() {
+async fn assign_keeps_first_node_name_on_single_machine() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/22").await;
     world.one("oldname", "c1").await.unwrap();
@@ -378,7 +378,7 @@ async fn a_store_of_one_machine_keeps_its_nodes_first_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_reply_costs_no_address() {
+async fn assign_loses_no_address_with_lost_reply() {
     for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Held] {
         let quiet = World::new().await;
         quiet.add_pool("v4", "10.0.0.0/30").await;
@@ -401,7 +401,7 @@ async fn a_lost_reply_costs_no_address() {
 }
 
 #[tokio::test]
-async fn a_steady_assignment_takes_few_round_trips() {
+async fn assign_takes_few_round_trips_when_steady() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/16").await;
     world.add_pool("v6", "fd00::/112").await;
@@ -420,7 +420,7 @@ async fn a_steady_assignment_takes_few_round_trips() {
 }
 
 #[tokio::test]
-async fn an_address_of_a_pool_that_is_not_requested_is_no_answer() {
+async fn assign_ignores_address_of_pool_not_requested() {
     let world = World::new().await;
     world.add_pool("first", "10.0.0.0/28").await;
     world.add_pool("second", "10.1.0.0/28").await;

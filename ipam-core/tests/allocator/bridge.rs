@@ -23,7 +23,7 @@ async fn world(cidr: &str) -> World {
 }
 
 #[tokio::test]
-async fn the_first_use_reserves_ends_and_gateway_for_everybody() {
+async fn bridge_reserves_ends_and_gateway_on_first_use() {
     let world = world("10.0.0.0/29").await;
     let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
     assert_eq!(assigned[0].gateway, Some(ip("10.0.0.1")));
@@ -39,7 +39,7 @@ async fn the_first_use_reserves_ends_and_gateway_for_everybody() {
 }
 
 #[tokio::test]
-async fn the_recorded_gateway_stays() {
+async fn bridge_keeps_recorded_gateway() {
     let world = World::new().await;
     let new = NewPool::new("lab", "10.0.0.0/24".parse().unwrap());
     world.ipam.create_pool(&new, Some(ip("10.0.0.254")), soon()).await.unwrap();
@@ -52,7 +52,7 @@ async fn the_recorded_gateway_stays() {
 }
 
 #[tokio::test]
-async fn without_a_gateway_only_the_ends_are_reserved() {
+async fn bridge_reserves_only_ends_without_gateway() {
     let world = world("10.0.0.0/30").await;
     let mut given = BTreeSet::new();
     for number in 0..2 {
@@ -66,7 +66,7 @@ async fn without_a_gateway_only_the_ends_are_reserved() {
 }
 
 #[tokio::test]
-async fn point_to_point_has_a_gateway_only_and_one_address_is_no_network() {
+async fn bridge_point_to_point_has_gateway_only() {
     let world = World::new().await;
     world.add(NewPool::new("p2p", "10.0.0.0/31".parse().unwrap()).with_block_size(31)).await;
     let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
@@ -78,7 +78,7 @@ async fn point_to_point_has_a_gateway_only_and_one_address_is_no_network() {
 }
 
 #[tokio::test]
-async fn one_pool_of_each_family() {
+async fn bridge_takes_one_pool_of_each_family() {
     let world = world("10.0.0.0/24").await;
     world.add_pool("other", "10.1.0.0/24").await;
     let error = world.assign(&bridged("c0", Gateway::First)).await.unwrap_err();
@@ -89,7 +89,7 @@ async fn one_pool_of_each_family() {
 }
 
 #[tokio::test]
-async fn given_addresses_keep_off_what_is_reserved() {
+async fn bridge_keeps_given_addresses_off_reserved_ones() {
     let world = world("10.0.0.0/24").await;
     for reserved in ["10.0.0.0", "10.0.0.1", "10.0.0.255"] {
         let mut request = bridged("c0", Gateway::First);
@@ -118,7 +118,7 @@ fn defined(container: &str, cidr: &str, ranges: &[(&str, &str)]) -> AssignReques
 }
 
 #[tokio::test]
-async fn a_configuration_makes_its_pool_and_keeps_to_its_ranges() {
+async fn bridge_configuration_makes_pool_and_keeps_to_ranges() {
     let world = World::new().await;
     let ranges = [("10.9.0.10", "10.9.0.12")];
     let mut given = BTreeSet::new();
@@ -141,7 +141,7 @@ async fn a_configuration_makes_its_pool_and_keeps_to_its_ranges() {
 
 /// Two networks whose configurations define one subnet, each with a range of its own.
 #[tokio::test]
-async fn two_networks_in_one_subnet_keep_to_their_ranges_and_leave_the_reservation_alone() {
+async fn bridge_networks_in_one_subnet_keep_to_their_ranges() {
     let world = World::new().await;
     let of = |network: &str, container: &str, first: &str, last: &str| {
         let mut request = defined(container, "10.9.0.0/24", &[(first, last)]);
@@ -179,7 +179,7 @@ async fn two_networks_in_one_subnet_keep_to_their_ranges_and_leave_the_reservati
 }
 
 #[tokio::test]
-async fn a_configurations_own_pool_is_nobody_elses() {
+async fn bridge_configured_pool_is_not_used_by_others() {
     let world = world("10.0.0.0/24").await;
     world.assign(&defined("c0", "10.9.0.0/24", &[])).await.unwrap();
     let other = world.assign(&bridged("c1", Gateway::First)).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_configurations_own_pool_is_nobody_elses() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_contradicts_the_store_is_refused() {
+async fn bridge_configuration_is_refused_when_store_contradicts() {
     let world = World::new().await;
     world.assign(&defined("c0", "10.9.0.0/24", &[])).await.unwrap();
     let mut overlapping = defined("c1", "10.9.0.0/16", &[]);
@@ -198,7 +198,7 @@ async fn a_configuration_that_contradicts_the_store_is_refused() {
 
 /// Calico's kube-controllers releases an address with Calico's names that the pod's status does not have.
 #[tokio::test]
-async fn calicos_names_of_node_and_pod_stay_on_calicos_networks() {
+async fn bridge_network_records_no_calico_names_of_node_and_pod() {
     let world = world("10.0.0.0/24").await;
     let of_pod = [("pod", "web"), ("namespace", "shop")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let mut own = bridged("c0", Gateway::First);
@@ -220,7 +220,7 @@ async fn calicos_names_of_node_and_pod_stay_on_calicos_networks() {
 }
 
 #[tokio::test]
-async fn each_pool_has_a_unique_id_of_its_own() {
+async fn bridge_pools_each_have_unique_id() {
     let world = World::new().await;
     let ipam = Ipam::new(Arc::clone(&world.store), Nodes::Registered);
     let mut ids = BTreeSet::new();
@@ -233,7 +233,7 @@ async fn each_pool_has_a_unique_id_of_its_own() {
 
 /// Where there are more pools than are guarded one by one, two networks could otherwise make a pool of one subnet each.
 #[tokio::test]
-async fn of_many_pools_those_that_networks_make_come_one_after_the_other() {
+async fn bridge_networks_make_pools_in_turn_when_many_exist() {
     let world = World::new().await;
     for number in 0..70 {
         world.add_pool(&format!("p{number}"), &format!("10.{}.0.0/24", number + 100)).await;

@@ -19,7 +19,7 @@ fn signs(block: &BlockCensus) -> String {
 }
 
 #[tokio::test]
-async fn every_address_is_told_once_and_as_it_is() {
+async fn census_tells_every_address_once() {
     let world = World::new().await;
     world.add(NewPool::new("p", "10.0.0.0/29".parse().unwrap()).with_block_size(30)).await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
@@ -61,7 +61,7 @@ async fn every_address_is_told_once_and_as_it_is() {
 }
 
 #[tokio::test]
-async fn readings_end_at_their_deadline() {
+async fn census_ends_at_its_deadline() {
     let world = World::new().await;
     world.add_pool("p", "10.0.0.0/26").await;
     let over = || kv::Deadline::after(std::time::Duration::ZERO);

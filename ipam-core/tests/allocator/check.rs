@@ -23,7 +23,7 @@ async fn standing(world: &World, who: &Attachment, old: &[String], ip: IpAddr) -
 }
 
 #[tokio::test]
-async fn each_address_has_its_standing() {
+async fn check_tells_standing_of_each_address() {
     let world = world().await;
     let c1 = attachment("a", "c1");
     let own = world.one("a", "c1").await.unwrap();
@@ -54,7 +54,7 @@ async fn each_address_has_its_standing() {
 }
 
 #[tokio::test]
-async fn what_calico_recorded_is_not_held_against_the_container() {
+async fn check_accepts_what_calico_recorded() {
     let world = world().await;
     let c1 = attachment("a", "c1");
     let own = world.one("a", "c1").await.unwrap();
@@ -78,7 +78,7 @@ async fn what_calico_recorded_is_not_held_against_the_container() {
 }
 
 #[tokio::test]
-async fn an_address_whose_pool_is_gone_is_still_its_owners() {
+async fn check_accepts_address_when_its_pool_is_gone() {
     let world = world().await;
     let own = world.one("a", "c1").await.unwrap();
     let pool = keys::resource(keys::ResourceKind::IpPool, "v4");

@@ -105,7 +105,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
 
 /// A host that was ten years ahead when it claimed the pool, and then never came back.
 #[tokio::test]
-async fn an_empty_block_that_was_claimed_far_ahead_can_be_taken_over() {
+async fn clock_far_ahead_leaves_empty_block_to_others() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     world.configure(IpamConfig::default().with_strict_affinity(true)).await;
@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 500, ..ProptestConfig::with_cases(96) })]
 
     #[test]
-    fn nothing_is_lost_and_nothing_sticks(
+    fn clock_jumps_lose_and_keep_nothing(
         cooldown in prop_oneof![Just(0), Just(COOLDOWN)],
         strict in any::<bool>(),
         steps in prop::collection::vec(step(), 1..60),

@@ -45,7 +45,7 @@ async fn churn(world: &World, callers: usize, rounds: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_address_twice_none_lost_and_every_revision_consistent() {
+async fn concurrent_calls_give_no_address_twice_and_lose_none() {
     let quiet = World::new().await;
     quiet.add_pool("v4", "10.0.0.0/27").await;
     let start = quiet.store.list(Range::All).await.unwrap();

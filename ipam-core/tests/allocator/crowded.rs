@@ -36,7 +36,7 @@ async fn claim(world: &World, blocks: &[IpNet]) {
 }
 
 #[tokio::test]
-async fn a_host_whose_surroundings_are_claimed_finds_a_block_with_one_more_request() {
+async fn crowded_host_finds_block_with_one_more_request() {
     let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/16").await;
     let counting = CountingStore::new(std::sync::Arc::clone(&world.store));
@@ -59,7 +59,7 @@ async fn a_host_whose_surroundings_are_claimed_finds_a_block_with_one_more_reque
 }
 
 #[tokio::test]
-async fn the_last_free_block_of_a_pool_is_found_wherever_it_is() {
+async fn crowded_pool_gives_last_free_block_wherever_it_is() {
     for place in [70, 400, 1_023] {
         let world = World::of_one_caller().await;
         let walk = pool_and_walk(&world, "10.0.0.0/20").await;
@@ -81,7 +81,7 @@ async fn occupy(world: &World, blocks: impl IntoIterator<Item = IpNet>) {
 }
 
 #[tokio::test]
-async fn an_empty_block_is_taken_over_before_an_address_is_borrowed() {
+async fn crowded_pool_takes_empty_block_over_before_borrowing() {
     for place in [3, 40] {
         let world = World::of_one_caller().await;
         let walk = pool_and_walk(&world, "10.0.0.0/24").await;
@@ -95,7 +95,7 @@ async fn an_empty_block_is_taken_over_before_an_address_is_borrowed() {
 
 /// A foreign writer leaves such a block behind when it breaks off.
 #[tokio::test]
-async fn an_empty_block_without_an_owner_is_taken_over() {
+async fn crowded_pool_takes_over_empty_block_without_owner() {
     let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/28").await;
     let nobodys = Block::new(walk[2], None, OffsetDateTime::UNIX_EPOCH, None).unwrap();

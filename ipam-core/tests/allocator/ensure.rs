@@ -34,7 +34,7 @@ impl Ensuring for World {
 }
 
 #[tokio::test]
-async fn blocks_of_both_families_are_claimed_in_one_commit_and_stay_the_same_ones() {
+async fn ensure_claims_blocks_of_both_families_in_one_commit() {
     let world = world().await;
     let before = world.revision().await;
     let blocks = world.ensure("a", &[Family::V6, Family::V4]).await.unwrap();
@@ -49,7 +49,7 @@ async fn blocks_of_both_families_are_claimed_in_one_commit_and_stay_the_same_one
 }
 
 #[tokio::test]
-async fn a_full_block_is_a_block_and_other_owners_blocks_are_not_taken() {
+async fn ensure_counts_full_block_and_takes_no_foreign_ones() {
     let world = world().await;
     for container in ["c1", "c2", "c3", "c4"] {
         world.one("a", container).await.unwrap();
@@ -67,7 +67,7 @@ async fn a_full_block_is_a_block_and_other_owners_blocks_are_not_taken() {
 }
 
 #[tokio::test]
-async fn without_new_blocks_only_what_is_there_will_do() {
+async fn ensure_without_new_blocks_takes_only_existing() {
     let world = world().await;
     let own = world.ensure("a", &[Family::V4]).await.unwrap();
     world.configure(IpamConfig::default().with_strict_affinity(true).with_auto_allocate_blocks(false)).await;
@@ -79,7 +79,7 @@ async fn without_new_blocks_only_what_is_there_will_do() {
 }
 
 #[tokio::test]
-async fn what_a_foreign_writer_left_half_done_is_mended() {
+async fn ensure_completes_what_others_left_half_done() {
     let world = world().await;
     let cidr = world.ensure("a", &[Family::V4]).await.unwrap()[0];
     for state in [AffinityState::Pending, AffinityState::PendingDeletion] {
@@ -100,7 +100,7 @@ async fn what_a_foreign_writer_left_half_done_is_mended() {
 }
 
 #[tokio::test]
-async fn pools_are_those_that_are_named_or_that_serve_the_owner() {
+async fn ensure_uses_named_pools_or_those_of_owner() {
     let world = world().await;
     world.add_pool("other", "10.2.0.0/29").await;
     let named = BlockRequest::new(Owner::host("a"), &[Family::V4]).with_pools(Family::V4, ["other"]);
@@ -118,7 +118,7 @@ async fn pools_are_those_that_are_named_or_that_serve_the_owner() {
 }
 
 #[tokio::test]
-async fn a_block_that_is_all_reserved_is_of_no_use() {
+async fn ensure_skips_block_when_all_reserved() {
     let world = world().await;
     let first = world.ensure("a", &[Family::V4]).await.unwrap()[0];
     world.reserve(&[&first.to_string()]).await;
@@ -128,7 +128,7 @@ async fn a_block_that_is_all_reserved_is_of_no_use() {
 }
 
 #[tokio::test]
-async fn blocks_of_the_nodes_secondary_networks_count_towards_its_limit() {
+async fn ensure_counts_secondary_blocks_towards_node_limit() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.configure(IpamConfig::default().with_max_blocks_per_host(1)).await;

@@ -86,7 +86,7 @@ fn addresses(estate: &DepartedNode) -> BTreeSet<IpAddr> {
 }
 
 #[tokio::test]
-async fn what_a_renamed_node_has_is_the_new_names_and_containers_keep_their_addresses() {
+async fn renamed_node_passes_all_to_new_name() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.add_pool("v6", "fd00::/124").await;
@@ -145,7 +145,7 @@ async fn what_a_renamed_node_has_is_the_new_names_and_containers_keep_their_addr
 }
 
 #[tokio::test]
-async fn a_stores_one_node_gets_its_new_name_in_the_commit_that_moves_its_blocks() {
+async fn renamed_only_node_gets_new_name_with_its_blocks() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/28").await;
     let first = world.one("old", "c1").await.unwrap();
@@ -160,7 +160,7 @@ async fn a_stores_one_node_gets_its_new_name_in_the_commit_that_moves_its_blocks
 }
 
 #[tokio::test]
-async fn what_a_node_held_that_is_gone_goes_and_what_is_not_its_own_stays() {
+async fn departed_node_loses_only_what_is_its_own() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let mine = world.one("a", "c1").await.unwrap();
@@ -199,7 +199,7 @@ async fn what_a_node_held_that_is_gone_goes_and_what_is_not_its_own_stays() {
 }
 
 #[tokio::test]
-async fn an_address_that_was_given_anew_since_the_look_is_kept() {
+async fn departed_node_address_is_kept_when_given_anew() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let address = world.one("a", "c1").await.unwrap();
@@ -214,7 +214,7 @@ async fn an_address_that_was_given_anew_since_the_look_is_kept() {
 }
 
 #[tokio::test]
-async fn a_block_that_was_handed_over_is_one_commit_for_each_thirty_two() {
+async fn departed_node_blocks_move_32_per_commit() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/22".parse().unwrap()).with_block_size(28)).await;
     let claimed = world.ipam.claim_affinity(&Owner::host("a"), "10.0.0.0/22".parse().unwrap(), soon()).await.unwrap();
@@ -236,7 +236,7 @@ fn dated(container: &str, interface: &str, at: i64) -> AssignRequest {
 }
 
 #[tokio::test]
-async fn lists_of_a_runtime_decide_by_what_they_tell() {
+async fn departed_node_is_judged_by_content_of_runtime_lists() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
     let long = "0a1b2c3d4e5f60718293a4b5c6d7e8f9";
@@ -280,7 +280,7 @@ async fn lists_of_a_runtime_decide_by_what_they_tell() {
 }
 
 #[tokio::test]
-async fn endpoints_of_a_node_that_is_gone_are_deleted_unless_it_comes_back() {
+async fn departed_node_endpoints_go_unless_it_comes_back() {
     let world = World::new().await;
     let names = [world.store_endpoint("a", "c1").await, world.store_endpoint("a", "c2").await];
     world.store_endpoint("b", "c3").await;
@@ -307,7 +307,7 @@ async fn endpoints_of_a_node_that_is_gone_are_deleted_unless_it_comes_back() {
 }
 
 #[tokio::test]
-async fn endpoints_of_a_renamed_node_get_its_new_name() {
+async fn renamed_node_endpoints_get_new_name() {
     let world = World::new().await;
     for container in ["c1", "c2"] {
         world.store_endpoint("a", container).await;

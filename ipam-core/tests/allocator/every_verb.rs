@@ -83,7 +83,7 @@ async fn hold(world: &World, owner: &Owner, handle: &str, turn: usize) -> Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_verbs_at_once_leave_every_revision_consistent() {
+async fn verbs_all_at_once_keep_every_revision_consistent() {
     let quiet = World::new().await;
     quiet.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(30)).await;
     let start = quiet.store.list(Range::All).await.unwrap();

@@ -39,7 +39,7 @@ async fn next(world: &World, node: &str, container: &str) -> AddressSource {
 }
 
 #[tokio::test]
-async fn it_tells_the_block_that_an_assignment_then_takes() {
+async fn explain_tells_block_that_assignment_then_takes() {
     let world = World::new().await;
     // Two blocks of four addresses.
     world.add_pool("v4", "10.0.0.0/29").await;
@@ -66,7 +66,7 @@ async fn it_tells_the_block_that_an_assignment_then_takes() {
 }
 
 #[tokio::test]
-async fn each_pool_says_why_it_is_not_chosen() {
+async fn explain_says_why_each_pool_is_not_chosen() {
     let world = World::new().await;
     world.add_node("racked", &[("rack", "a")]).await;
     let pool =
@@ -116,7 +116,7 @@ async fn each_pool_says_why_it_is_not_chosen() {
 }
 
 #[tokio::test]
-async fn settings_and_nodes_stand_in_the_way() {
+async fn explain_names_settings_and_nodes_in_way() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let settings = |limit| IpamConfig::default().with_max_blocks_per_host(limit);
@@ -137,7 +137,7 @@ async fn settings_and_nodes_stand_in_the_way() {
 }
 
 #[tokio::test]
-async fn blocks_of_a_nodes_secondary_networks_count_as_its_own_and_those_of_services_do_not() {
+async fn explain_counts_secondary_blocks_as_own_of_node() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let block = |third: u8| format!("10.0.0.{third}/30").parse().unwrap();

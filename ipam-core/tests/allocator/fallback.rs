@@ -33,7 +33,7 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn the_first_pool_with_room_serves_with_its_gateway_and_mask() {
+async fn fallback_serves_first_pool_with_room_with_its_gateway() {
     let world = world().await;
     let mut given: Vec<IpAddr> = Vec::new();
     for number in 0..10 {
@@ -53,7 +53,7 @@ async fn the_first_pool_with_room_serves_with_its_gateway_and_mask() {
 }
 
 #[tokio::test]
-async fn a_disabled_pool_is_passed_over() {
+async fn fallback_skips_disabled_pool() {
     let world = world().await;
     let ask = async |container: &str| {
         let mut request = bridged(container, &["one", "two"]);
@@ -88,7 +88,7 @@ async fn a_disabled_pool_is_passed_over() {
 }
 
 #[tokio::test]
-async fn several_pools_that_nobody_named_are_still_a_mistake() {
+async fn fallback_refuses_several_pools_when_none_is_named() {
     let world = world().await;
     let refused = world.assign(&bridged("c0", &[])).await;
     assert!(matches!(refused, Err(Error::Bridge(BridgeError::SeveralPools { .. }))), "{refused:?}");
@@ -97,7 +97,7 @@ async fn several_pools_that_nobody_named_are_still_a_mistake() {
 }
 
 #[tokio::test]
-async fn each_gateway_is_that_of_its_pool() {
+async fn fallback_gives_gateway_of_its_pool() {
     let world = world().await;
     let mut request = bridged("c0", &["one", "two"]);
     request.bridge = Some(Bridge { v4: Gateway::At(ip("10.2.0.6")), v6: Gateway::Recorded });
@@ -141,7 +141,7 @@ fn ips(assigned: &[ipam_core::assign::AssignedAddress]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_attachment_gets_an_address_of_each_set() {
+async fn fallback_gives_attachment_address_of_each_set() {
     let world = World::new().await;
     let sets = [
         set(0, &[("10.1.0.0/24", "10.1.0.10-10.1.0.11"), ("10.2.0.0/24", "10.2.0.10-10.2.0.19")]),
@@ -177,7 +177,7 @@ async fn an_attachment_gets_an_address_of_each_set() {
 }
 
 #[tokio::test]
-async fn subnets_can_change_their_places() {
+async fn fallback_subnets_can_change_places() {
     let world = World::new().await;
     let named = |cidr: &str, name: &str| PoolDefinition { name: name.into(), ..set(0, &[(cidr, "")]).remove(0) };
     let define = async |container: &str, define: Vec<PoolDefinition>| {
@@ -196,7 +196,7 @@ async fn subnets_can_change_their_places() {
 }
 
 #[tokio::test]
-async fn a_free_network_is_chosen_once() {
+async fn fallback_chooses_free_network_once() {
     let world = World::new().await;
     world.add_pool("other", "10.200.0.0/24").await;
     let auto = |container: &str| {
@@ -253,7 +253,7 @@ impl Hints for Memory {
 }
 
 #[tokio::test]
-async fn a_full_pool_costs_no_round_trip_and_a_stale_hint_refuses_nothing() {
+async fn fallback_costs_no_round_trip_and_survives_stale_hint() {
     let world = world().await;
     let memory = Arc::new(Memory::default());
     let counting = CountingStore::new(Arc::clone(&world.store));
@@ -289,7 +289,7 @@ async fn a_full_pool_costs_no_round_trip_and_a_stale_hint_refuses_nothing() {
 }
 
 #[tokio::test]
-async fn the_full_part_of_one_set_is_no_full_pool_for_another() {
+async fn fallback_keeps_full_parts_of_sets_apart() {
     let world = World::new().await;
     let ipam = world.ipam.clone().with_hints(Arc::new(Memory::default()) as Arc<dyn Hints>);
     let part = |set: usize, name: &str, cidr: &str, ranges: &[(&str, &str)]| PoolDefinition {
@@ -317,7 +317,7 @@ async fn the_full_part_of_one_set_is_no_full_pool_for_another() {
 }
 
 #[tokio::test]
-async fn a_workload_keeps_its_address_in_whichever_pool_it_is() {
+async fn fallback_keeps_sticky_address_in_any_pool() {
     let world = world().await;
     let sticky = |container: &str| {
         let mut request = bridged(container, &["one", "two"]);
@@ -347,7 +347,7 @@ async fn a_workload_keeps_its_address_in_whichever_pool_it_is() {
 }
 
 #[tokio::test]
-async fn a_workload_keeps_an_address_of_each_set() {
+async fn fallback_keeps_sticky_address_of_each_set() {
     let world = World::new().await;
     let set = |set: usize, cidr: &str| PoolDefinition {
         name: format!("set-{set}"),

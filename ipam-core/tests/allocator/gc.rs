@@ -95,7 +95,7 @@ async fn free(world: &World, allocations: &[Allocation]) -> FreeResult {
 }
 
 #[tokio::test]
-async fn leftovers_of_an_earlier_boot_are_freed_and_nothing_else_is() {
+async fn gc_frees_only_leftovers_of_earlier_boot() {
     let world = one_machine().await;
     let left = give(&world, "left", "boot0001", 0).await;
     let alive = give(&world, "alive", "boot0001", 0).await;
@@ -116,7 +116,7 @@ async fn leftovers_of_an_earlier_boot_are_freed_and_nothing_else_is() {
 }
 
 #[tokio::test]
-async fn an_attachment_lives_as_long_as_its_namespace_and_is_proved_gone_only_by_its_absence() {
+async fn gc_proves_attachment_gone_only_by_missing_namespace() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
     let mut given = BTreeMap::new();
@@ -168,7 +168,7 @@ async fn an_attachment_lives_as_long_as_its_namespace_and_is_proved_gone_only_by
 
 /// A runtime starts a container again, in another namespace, at once.
 #[tokio::test]
-async fn who_asks_again_in_another_namespace_has_that_one_recorded() {
+async fn gc_records_other_namespace_when_container_asks_again() {
     let world = one_machine().await;
     let ask = async |netns: Option<&str>, at: i64| {
         let mut request = request("c1", THIS_BOOT, at);
@@ -189,7 +189,7 @@ async fn who_asks_again_in_another_namespace_has_that_one_recorded() {
 }
 
 #[tokio::test]
-async fn a_container_that_asks_again_after_the_look_keeps_its_address() {
+async fn gc_keeps_address_when_container_asks_after_scan() {
     let world = one_machine().await;
     let first = give(&world, "c1", "boot0001", 0).await;
     let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
@@ -216,7 +216,7 @@ async fn a_container_that_asks_again_after_the_look_keeps_its_address() {
 }
 
 #[tokio::test]
-async fn while_one_address_of_an_attachment_is_live_all_of_it_stays() {
+async fn gc_keeps_whole_attachment_while_one_address_is_live() {
     let world = one_machine().await;
     world.add_pool("v6", "fd00::/125").await;
     let mut both = request("c1", "boot0001", 0);
@@ -232,7 +232,7 @@ async fn while_one_address_of_an_attachment_is_live_all_of_it_stays() {
 }
 
 #[tokio::test]
-async fn borrowed_addresses_are_the_borrowers_and_other_nodes_are_let_alone() {
+async fn gc_counts_borrowed_for_borrower_and_spares_other_nodes() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let other = world.one("b", "b1").await.unwrap();
@@ -252,7 +252,7 @@ async fn borrowed_addresses_are_the_borrowers_and_other_nodes_are_let_alone() {
 
 /// In a cluster two machines may be given one name by mistake.
 #[tokio::test]
-async fn in_a_cluster_what_was_given_since_this_boot_began_in_another_one_is_another_machines() {
+async fn gc_takes_other_boot_for_other_machine_in_cluster() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let old = give(&world, "old", "boot0001", -500).await;
@@ -271,7 +271,7 @@ async fn in_a_cluster_what_was_given_since_this_boot_began_in_another_one_is_ano
 
 /// Every document that Calico itself wrote, tunnels and Windows blocks among them.
 #[tokio::test]
-async fn what_calico_has_recorded_is_never_a_candidate() {
+async fn gc_never_considers_what_calico_recorded() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     let documents = include_str!("../../../fixtures/calico/documents.jsonl");
     let mut nodes = BTreeSet::new();
@@ -306,7 +306,7 @@ async fn what_calico_has_recorded_is_never_a_candidate() {
 
 /// Somebody else might use our attributes too: what has a type is no workload's all the same.
 #[tokio::test]
-async fn tunnels_and_windows_addresses_stay_whatever_else_they_carry() {
+async fn gc_keeps_tunnel_and_windows_addresses() {
     let world = one_machine().await;
     give(&world, "c1", "boot0001", 0).await;
     let rewrite = async |change: &dyn Fn(&mut serde_json::Value)| {
@@ -335,7 +335,7 @@ async fn tunnels_and_windows_addresses_stay_whatever_else_they_carry() {
 }
 
 #[tokio::test]
-async fn a_runtimes_list_decides_by_network_container_and_interface_and_spares_what_is_young() {
+async fn gc_list_decides_by_attachment_and_spares_young() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
     let in_list = give(&world, "in-list", THIS_BOOT, 0).await;
@@ -364,7 +364,7 @@ async fn a_runtimes_list_decides_by_network_container_and_interface_and_spares_w
 }
 
 #[tokio::test]
-async fn a_large_block_is_freed_in_commits_of_bounded_size() {
+async fn gc_frees_large_block_in_bounded_commits() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/22".parse().unwrap()).with_block_size(22)).await;
     for number in 0..200 {

@@ -29,7 +29,7 @@ async fn given_addresses_are_all_or_none() {
 }
 
 #[tokio::test]
-async fn a_given_address_again_is_the_same_answer_or_calicos_error() {
+async fn given_address_again_is_same_answer_or_calico_error() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/24").await;
     let mut request = these("a", "c1", &["10.0.0.9"]);
@@ -40,7 +40,7 @@ async fn a_given_address_again_is_the_same_answer_or_calicos_error() {
 }
 
 #[tokio::test]
-async fn strict_affinity_holds_for_given_addresses() {
+async fn given_addresses_respect_strict_affinity() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     world.assign(&these("a", "c1", &["10.0.0.1"])).await.unwrap();

@@ -31,7 +31,7 @@ async fn give(world: &World, request: &HandleRequest) -> ipam_core::Result<Vec<s
 }
 
 #[tokio::test]
-async fn each_call_gives_further_addresses_with_just_these_attributes() {
+async fn handle_calls_give_further_addresses_with_own_attributes() {
     let world = world().await;
     let attributes: BTreeMap<String, String> = [("node".to_owned(), "a".to_owned())].into();
     let request = request("vxlan-tunnel-addr-a", Owner::host("a"), 1).with_attributes(attributes.clone());
@@ -48,7 +48,7 @@ async fn each_call_gives_further_addresses_with_just_these_attributes() {
 }
 
 #[tokio::test]
-async fn a_virtual_owner_takes_from_pools_for_load_balancers_in_blocks_of_its_own() {
+async fn handle_of_virtual_owner_uses_load_balancer_pools() {
     let world = world().await;
     let given = give(&world, &request("service", Owner::load_balancer(), 1)).await.unwrap()[0];
     assert!("10.1.0.0/29".parse::<IpNet>().unwrap().contains(&given), "{given}");
@@ -76,7 +76,7 @@ async fn a_virtual_owner_takes_from_pools_for_load_balancers_in_blocks_of_its_ow
 }
 
 #[tokio::test]
-async fn virtual_owners_claim_and_give_back_like_nodes_and_take_nothing_from_them() {
+async fn handle_of_virtual_owner_claims_and_releases_like_node() {
     let world = world().await;
     let (balancer, node) = (Owner::load_balancer(), Owner::host("load-balancer"));
     world.add_node("load-balancer", &[]).await;
@@ -100,7 +100,7 @@ async fn virtual_owners_claim_and_give_back_like_nodes_and_take_nothing_from_the
 }
 
 #[tokio::test]
-async fn strict_affinity_and_the_limit_of_blocks_hold_for_virtual_owners_too() {
+async fn handle_of_virtual_owner_obeys_affinity_and_block_limit() {
     let world = world().await;
     world.configure(IpamConfig::default().with_strict_affinity(true).with_max_blocks_per_host(1)).await;
     assert_eq!(give(&world, &request("service", Owner::load_balancer(), 4)).await.unwrap().len(), 4);
@@ -109,7 +109,7 @@ async fn strict_affinity_and_the_limit_of_blocks_hold_for_virtual_owners_too() {
 }
 
 #[tokio::test]
-async fn a_handle_gets_no_more_of_a_family_than_it_may_hold() {
+async fn handle_gets_no_more_of_family_than_allowed() {
     let world = world().await;
     world.add_pool("v6", "fd00::/120").await;
     let both = |v4, v6| {
@@ -130,7 +130,7 @@ async fn a_handle_gets_no_more_of_a_family_than_it_may_hold() {
 
 /// Calico counts in the handle before it writes the block. If it breaks off there the handle counts too much for ever.
 #[tokio::test]
-async fn a_handle_that_counts_too_much_is_no_reason_to_refuse() {
+async fn handle_that_counts_too_much_refuses_nothing() {
     let world = world().await;
     world.one("a", "c1").await.unwrap();
     let (cidr, key) = (held_block(&world).await, keys::handle("h"));
@@ -155,7 +155,7 @@ async fn held_block(world: &World) -> IpNet {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_handle_is_refused_before_anything_is_read() {
+async fn handle_is_refused_before_reading_when_malformed() {
     let world = world().await;
     for handle in ["", "a/b", "a\rb"] {
         let error = give(&world, &request(handle, Owner::host("a"), 1)).await.unwrap_err();
@@ -164,7 +164,7 @@ async fn what_cannot_be_a_handle_is_refused_before_anything_is_read() {
 }
 
 #[tokio::test]
-async fn named_pools_and_the_limit_of_the_request_are_kept() {
+async fn handle_request_keeps_to_named_pools_and_limit() {
     let world = world().await;
     world.add_pool("other", "10.2.0.0/28").await;
     let named = request("h", Owner::host("a"), 4).with_pools(Family::V4, ["other"]).with_max_blocks(1);
@@ -179,7 +179,7 @@ async fn named_pools_and_the_limit_of_the_request_are_kept() {
 }
 
 #[tokio::test]
-async fn who_has_an_address_is_told_and_nobody_is_calicos_error() {
+async fn handle_of_address_is_told_or_calico_error() {
     let world = world().await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     let given = world.one("a", "c1").await.unwrap();
@@ -198,7 +198,7 @@ async fn who_has_an_address_is_told_and_nobody_is_calicos_error() {
 }
 
 #[tokio::test]
-async fn addresses_of_a_handle_are_what_blocks_hold_not_what_it_counts() {
+async fn handle_addresses_are_what_blocks_hold() {
     let world = world().await;
     let given = world.one("a", "c1").await.unwrap();
     let key = keys::handle("net.c1");
@@ -209,7 +209,7 @@ async fn addresses_of_a_handle_are_what_blocks_hold_not_what_it_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_who_want_the_only_address_of_a_handle_one_gets_it() {
+async fn handle_gives_only_address_to_one_of_many() {
     let world = crate::concurrent::faulty(&world().await);
     let tasks = (0..8).map(|number: usize| {
         let world = world.clone();

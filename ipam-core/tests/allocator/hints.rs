@@ -82,7 +82,7 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
 
 /// Also if the commit is lost, since it may have been carried out. A node's own block is found without a note.
 #[tokio::test]
-async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
+async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let hints = Arc::new(Memory::default());
@@ -114,7 +114,7 @@ async fn who_is_about_to_borrow_notes_the_block_before_the_commit() {
 }
 
 #[tokio::test]
-async fn a_steady_call_takes_two_round_trips_and_the_first_of_a_host_three() {
+async fn hint_makes_steady_call_two_round_trips() {
     let world = world().await;
     let (ipam, counting) = counted(&world, &Arc::default());
     let handles = ["old".to_owned()];
@@ -141,7 +141,7 @@ async fn a_steady_call_takes_two_round_trips_and_the_first_of_a_host_three() {
 }
 
 #[tokio::test]
-async fn a_given_address_takes_two_round_trips_whatever_is_known() {
+async fn hint_does_not_matter_for_given_address() {
     let world = world().await;
     for (number, hints) in [Arc::default(), Memory::stuck_at(&["10.0.3.0/26", "fd00::/122"])].iter().enumerate() {
         let (ipam, counting) = counted(&world, hints);
@@ -160,7 +160,7 @@ async fn a_given_address_takes_two_round_trips_whatever_is_known() {
 }
 
 #[tokio::test]
-async fn it_is_remembered_only_when_it_has_changed() {
+async fn hint_is_stored_only_when_changed() {
     let world = world().await;
     let hints = Arc::<Memory>::default();
     let (ipam, _) = counted(&world, &hints);
@@ -177,7 +177,7 @@ async fn it_is_remembered_only_when_it_has_changed() {
 
 /// A second request at the same time for the same block costs two more; also when the block is new.
 #[tokio::test(start_paused = true)]
-async fn a_conflict_costs_two_more() {
+async fn hint_conflict_costs_two_round_trips() {
     for (is_new, expected) in [(false, 4), (true, 5)] {
         let world = world().await;
         let hints = Arc::default();
@@ -204,7 +204,7 @@ async fn a_conflict_costs_two_more() {
 }
 
 #[tokio::test]
-async fn a_hint_that_is_wrong_costs_a_round_trip_and_changes_nothing() {
+async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
     // With the number of keys and ranges that the second request reads: the block, its affinity, and the ranges of keys of
     // blocks around it that were not read for the hint.
@@ -240,7 +240,7 @@ async fn a_hint_that_is_wrong_costs_a_round_trip_and_changes_nothing() {
 
 /// The same calls with hints that are drawn and without any: the same calls succeed, and blocks, handles and affinities agree.
 #[tokio::test]
-async fn drawn_hints_decide_nothing() {
+async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
         let (plain, hinted) = (World::of_one_caller().await, World::of_one_caller().await);

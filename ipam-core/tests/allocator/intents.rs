@@ -128,7 +128,7 @@ async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lands_late_when_its_new_block_is_gone_again_leaves_nothing() {
+async fn late_commit_leaves_nothing_when_new_block_is_gone() {
     absent_again(async |_, ipam| {
         ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
     })
@@ -136,7 +136,7 @@ async fn what_lands_late_when_its_new_block_is_gone_again_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lands_late_when_anothers_new_block_is_gone_again_leaves_nothing() {
+async fn late_commit_leaves_nothing_when_foreign_block_is_gone() {
     absent_again(async |world, ipam| {
         let _ = world.ipam.claim_affinity(&Owner::host("b"), "10.0.0.0/30".parse().unwrap(), soon()).await.unwrap();
         ipam.release_attachment(&attachment("a", "c1"), &[], soon()).await.unwrap();
@@ -147,7 +147,7 @@ async fn what_lands_late_when_anothers_new_block_is_gone_again_leaves_nothing() 
 /// As before, but the assignment lives and gets the answer that it went through, while its first commit is still on its
 /// way.
 #[tokio::test(start_paused = true)]
-async fn what_was_sent_twice_does_not_land_after_the_release() {
+async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
@@ -167,7 +167,7 @@ async fn what_was_sent_twice_does_not_land_after_the_release() {
 const FAULTS: [Fault; 3] = [Fault::Held, Fault::RequestLost, Fault::ReplyLost];
 
 #[tokio::test(start_paused = true)]
-async fn what_lands_late_after_a_release_leaves_nothing() {
+async fn late_commit_after_release_leaves_nothing() {
     for fault in FAULTS {
         let world = world().await;
         let notes = Arc::default();
@@ -184,7 +184,7 @@ async fn what_lands_late_after_a_release_leaves_nothing() {
 
 /// The purpose of the notes.
 #[tokio::test(start_paused = true)]
-async fn without_notes_a_late_commit_would_lose_an_address() {
+async fn late_commit_without_notes_would_lose_address() {
     let world = world().await;
     let late = break_off(&world, &Arc::default(), Fault::Held).await;
     assert!(world.release("a", "c1").await.is_empty());
@@ -193,7 +193,7 @@ async fn without_notes_a_late_commit_would_lose_an_address() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lands_late_after_another_assignment_is_the_same_address() {
+async fn late_commit_after_other_assignment_is_same_address() {
     for fault in FAULTS {
         let world = world().await;
         let notes = Arc::default();
@@ -208,7 +208,7 @@ async fn what_lands_late_after_another_assignment_is_the_same_address() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_note_whose_guards_no_longer_hold_does_no_harm() {
+async fn note_does_no_harm_when_its_guards_fail() {
     let world = world().await;
     let notes = Arc::default();
     let late = break_off(&world, &notes, Fault::Held).await;
@@ -221,7 +221,7 @@ async fn a_note_whose_guards_no_longer_hold_does_no_harm() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_note_stays_as_long_as_its_commit_could_come_again() {
+async fn note_stays_while_its_commit_could_come_again() {
     // The fate of the commit and of its repetition, and the number of notes that stay. Where the answer to the second
     // one is that the guards do not hold, nobody knows which of them it was.
     let stays = [
@@ -245,7 +245,7 @@ async fn a_note_stays_as_long_as_its_commit_could_come_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unknown_outcome_leaves_its_note() {
+async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     // Nothing gets through after the commit, and that it was not sent again says nothing of the first time.
@@ -267,7 +267,7 @@ async fn an_unknown_outcome_leaves_its_note() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_noted_is_not_sent() {
+async fn note_that_cannot_be_written_stops_commit() {
     let world = world().await;
     let notes = Arc::new(Notes { is_full: true, ..Notes::default() });
     let before = world.dump().await;
@@ -278,7 +278,7 @@ async fn what_cannot_be_noted_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_repeated_answer_is_not_noted() {
+async fn note_is_not_written_for_repeated_answer() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     let ipam = allocator(&world.store, &notes);
@@ -288,7 +288,7 @@ async fn a_repeated_answer_is_not_noted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_was_never_sent_leaves_no_note() {
+async fn note_is_removed_when_commit_was_never_sent() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     let begun = AtomicU32::new(0);
@@ -305,7 +305,7 @@ async fn a_commit_that_was_never_sent_leaves_no_note() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_cannot_be_reached_for_a_moment_delays_the_settlement() {
+async fn note_settlement_is_delayed_when_store_is_unreachable() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     break_off(&world, &notes, Fault::RequestLost).await;
@@ -318,7 +318,7 @@ async fn a_store_that_cannot_be_reached_for_a_moment_delays_the_settlement() {
 }
 
 #[tokio::test]
-async fn a_settlement_ends_at_its_deadline() {
+async fn note_settlement_ends_at_its_deadline() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     break_off(&world, &notes, Fault::RequestLost).await;

@@ -131,7 +131,7 @@ async fn documents(world: &World) -> Vec<(Key, Value)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_lost_the_outcome_is_the_same() {
+async fn lost_messages_never_change_outcome_of_verbs() {
     for (name, verb) in VERBS {
         let quiet = world().await;
         let counting = Arc::new(CountingStore::new(Arc::clone(&quiet.store)));

@@ -100,7 +100,7 @@ fn these(pools: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn networks_of_one_name_have_a_pool_for_each_subnet() {
+async fn networks_of_one_name_have_pool_for_each_subnet() {
     for (one, two, three) in
         [("10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/30"), ("fd00:1::/64", "fd00:2::/64", "fd00:3::/120")]
     {
@@ -117,7 +117,7 @@ async fn networks_of_one_name_have_a_pool_for_each_subnet() {
 }
 
 #[tokio::test]
-async fn a_name_of_another_networks_second_pool_is_taken() {
+async fn network_pool_name_is_taken_by_other_network() {
     let world = World::new().await;
     world.on_subnets("c1", &["10.3.0.0/24", "10.4.0.0/24"]).await;
     let mut other = defining("a", "c2", &["10.5.0.0/24"]);
@@ -139,7 +139,7 @@ async fn a_name_of_another_networks_second_pool_is_taken() {
 }
 
 #[tokio::test]
-async fn an_unused_pool_of_the_network_makes_way_for_its_new_subnet() {
+async fn network_pool_makes_way_for_new_subnet_when_unused() {
     let world = World::new().await;
     let subnets = |number: usize| [format!("10.42.{number}.0/24"), format!("fd42:{}::/64", number + 1)];
     for number in 0..5 {
@@ -163,7 +163,7 @@ async fn an_unused_pool_of_the_network_makes_way_for_its_new_subnet() {
 }
 
 #[tokio::test]
-async fn a_subnet_that_grows_or_shrinks_takes_the_place_of_the_unused_one() {
+async fn network_pool_is_replaced_when_subnet_changes_size() {
     let sizes = ["10.9.0.0/24", "10.9.0.0/16", "10.9.4.0/22", "10.9.4.0/26", "10.9.0.0/20"];
     let world = World::new().await;
     for cidr in sizes {
@@ -183,7 +183,7 @@ async fn a_subnet_that_grows_or_shrinks_takes_the_place_of_the_unused_one() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_not_the_networks_own_stays() {
+async fn network_pool_stays_when_not_owned_by_network() {
     let edits: [fn(&mut Pool); 3] = [
         Pool::disable,
         |pool| pool.resource_mut().remove_annotation("margay.io/network"),
@@ -211,7 +211,7 @@ async fn a_pool_that_is_not_the_networks_own_stays() {
 }
 
 #[tokio::test]
-async fn an_address_that_waits_keeps_its_pool() {
+async fn network_pool_stays_when_address_waits() {
     let sticky = Sticky { name: "w".into(), wait: None };
     for (cooldown, sticky) in [(60, None), (0, Some(sticky))] {
         let world = World::new().await;
@@ -230,7 +230,7 @@ async fn an_address_that_waits_keeps_its_pool() {
 }
 
 #[tokio::test]
-async fn affinities_of_any_owner_go_with_their_pool() {
+async fn network_pool_takes_affinities_of_any_owner() {
     let world = World::new().await;
     world.on_subnets("c1", &["10.1.0.0/24"]).await;
     world.release("a", "c1").await;
@@ -248,7 +248,7 @@ async fn affinities_of_any_owner_go_with_their_pool() {
 }
 
 #[tokio::test]
-async fn a_pool_of_many_blocks_stays_and_its_name_is_numbered() {
+async fn network_pool_of_many_blocks_stays_and_name_is_numbered() {
     let world = World::new().await;
     let mut containers = Vec::new();
     for number in 0..19 {
@@ -267,7 +267,7 @@ async fn a_pool_of_many_blocks_stays_and_its_name_is_numbered() {
 
 /// A commit has room for 120 guards.
 #[tokio::test]
-async fn many_pools_that_change_at_once_fit_into_the_commit() {
+async fn network_pools_that_change_at_once_fit_into_commit() {
     let world = World::new().await;
     let subnets = |first: usize| -> Vec<String> {
         let v4 = (0..8).map(|number| format!("10.{}.0.0/24", first + number));
@@ -299,7 +299,7 @@ async fn networks_of_one_name_begin_together_in_one_commit() {
 
 /// One ADD takes an address of the unused pool, for which it makes a block, while another one replaces the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_pool_that_comes_into_use_is_never_replaced() {
+async fn network_pool_is_never_replaced_when_coming_into_use() {
     let world = World::new().await;
     for round in 0..60 {
         let base = format!("{}", round % 200);
@@ -328,7 +328,7 @@ async fn a_pool_that_comes_into_use_is_never_replaced() {
 }
 
 #[tokio::test]
-async fn a_document_that_is_no_pool_keeps_its_name() {
+async fn network_pool_name_stays_taken_by_malformed_document() {
     let world = World::new().await;
     let key = keys::resource(ResourceKind::IpPool, "net");
     world.store.put(key.clone(), "damaged").await.unwrap();
@@ -338,7 +338,7 @@ async fn a_document_that_is_no_pool_keeps_its_name() {
 }
 
 #[tokio::test]
-async fn a_pool_of_a_chosen_subnet_is_still_found_by_its_name() {
+async fn network_pool_of_chosen_subnet_is_found_by_name() {
     let world = World::new().await;
     world.add_pool("net", "fd00::/64").await;
     let mut auto = defining("a", "c1", &["0.0.0.0/24"]);
@@ -355,7 +355,7 @@ async fn a_pool_of_a_chosen_subnet_is_still_found_by_its_name() {
 }
 
 #[tokio::test]
-async fn an_ipv6_gateway_outside_of_the_subnet_is_accepted_and_reserves_nothing() {
+async fn network_gateway_of_ipv6_may_lie_outside_subnet() {
     let world = World::new().await;
     let mut request = defining("a", "c1", &["fd00::/126"]);
     request.define[0].gateway = Some(ip("fe80::1"));
@@ -390,7 +390,7 @@ async fn an_ipv6_gateway_outside_of_the_subnet_is_accepted_and_reserves_nothing(
 }
 
 #[tokio::test]
-async fn an_ipv4_gateway_outside_of_the_subnet_is_refused_with_the_way_out() {
+async fn network_gateway_of_ipv4_is_refused_outside_subnet() {
     let world = World::new().await;
     let mut request = defining("a", "c1", &["10.1.0.0/24"]);
     request.define[0].gateway = Some(ip("10.9.0.1"));

@@ -83,7 +83,7 @@ const LEFT: [Left; 6] = [
 ];
 
 #[tokio::test]
-async fn overlap_by_an_affinity_of_another_size_is_not_made() {
+async fn overlap_by_affinity_of_another_size_is_not_made() {
     for state in [AffinityState::Confirmed, AffinityState::Pending, AffinityState::PendingDeletion] {
         for Left { pool: (cidr, size), affinities } in &LEFT {
             let world = World::new().await;
@@ -105,7 +105,7 @@ async fn overlap_by_an_affinity_of_another_size_is_not_made() {
 }
 
 #[tokio::test]
-async fn overlap_with_an_address_requested_elsewhere_is_not_made() {
+async fn overlap_with_address_requested_elsewhere_is_not_made() {
     let world = World::new().await;
     replace_pool(&world, "100.64.0.0/24", 25).await;
     put_affinity(&world, "a", "100.64.0.0/26", AffinityState::Confirmed).await;
@@ -117,7 +117,7 @@ async fn overlap_with_an_address_requested_elsewhere_is_not_made() {
 
 /// The pool's document was replaced while blocks of the old size are in use.
 #[tokio::test]
-async fn overlap_with_a_block_in_use_is_refused() {
+async fn overlap_with_block_in_use_is_refused() {
     for (old, new) in [(26, 25), (26, 27), (24, 26), (28, 26)] {
         let world = World::new().await;
         replace_pool(&world, "100.64.0.0/24", old).await;
@@ -152,7 +152,7 @@ async fn overlap_with_a_block_in_use_is_refused() {
 }
 
 #[tokio::test]
-async fn overlap_by_a_quicker_writer_fails_the_commit() {
+async fn overlap_by_quicker_writer_fails_commit() {
     for quicker in ["100.64.0.0/26", "100.64.0.0/24", "100.64.0.77/32"] {
         let world = World::new().await;
         replace_pool(&world, "100.64.0.0/25", 25).await;
@@ -257,7 +257,7 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
 
 /// Affinities that outlived their blocks go when a pool of another block size is made; a block in use keeps it from being made.
 #[tokio::test]
-async fn overlap_of_affinities_with_a_new_pool_ends_when_it_is_made() {
+async fn overlap_of_affinities_with_new_pool_ends_when_made() {
     let world = World::new().await;
     for cidr in ["100.64.0.0/26", "100.64.0.128/25", "100.64.0.0/22", "100.64.8.0/26"] {
         put_affinity(&world, "a", cidr, AffinityState::Confirmed).await;

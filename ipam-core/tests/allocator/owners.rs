@@ -28,7 +28,7 @@ async fn world() -> (World, [std::net::IpAddr; 2]) {
 }
 
 #[tokio::test]
-async fn a_migration_writes_one_block_each_time_and_the_address_stays_held() {
+async fn owner_migration_holds_address_and_writes_one_block() {
     let (world, [first, second]) = world().await;
     let set = async |update: &OwnerUpdate| world.ipam.set_owner_attributes(first, "net.c1", update, soon()).await;
     let before = world.store.list(kv::Range::All).await.unwrap().revision;
@@ -51,7 +51,7 @@ async fn a_migration_writes_one_block_each_time_and_the_address_stays_held() {
 }
 
 #[tokio::test]
-async fn nobodys_and_resting_and_others_addresses_do_not_change() {
+async fn owner_change_skips_free_cooling_and_foreign_addresses() {
     let (world, [first, _]) = world().await;
     let set = async |ip, handle| {
         let refused = world.ipam.set_owner_attributes(ip, handle, &alternate("target"), soon()).await;
@@ -70,7 +70,7 @@ async fn nobodys_and_resting_and_others_addresses_do_not_change() {
 }
 
 #[tokio::test]
-async fn of_many_who_expect_nobody_one_becomes_the_other_owner() {
+async fn owner_change_succeeds_for_one_of_many() {
     let (world, [first, _]) = world().await;
     let tasks = (0..8).map(|number| {
         let world = world.clone();

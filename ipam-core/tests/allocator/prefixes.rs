@@ -45,7 +45,7 @@ async fn prefix(world: &World, node: &str, container: &str) -> Result<IpNet> {
 }
 
 #[tokio::test]
-async fn each_container_gets_a_prefix_of_its_own() {
+async fn prefix_is_given_to_each_container() {
     let world = world("2001:db8::/48").await;
     let first = prefix(&world, "a", "c1").await.unwrap();
     assert_eq!((first.prefix_len(), first), (64, first.trunc()));
@@ -64,7 +64,7 @@ async fn each_container_gets_a_prefix_of_its_own() {
 }
 
 #[tokio::test]
-async fn any_address_inside_names_the_prefix() {
+async fn prefix_is_named_by_any_address_inside() {
     let world = world("2001:db8::/48").await;
     let mut wanted = request("a", "c1");
     wanted.wanted = RequestedAddresses::these([ip("2001:db8:0:7::1")]);
@@ -87,7 +87,7 @@ async fn any_address_inside_names_the_prefix() {
 }
 
 #[tokio::test]
-async fn a_full_pool_refuses_and_a_reserved_address_keeps_its_prefix() {
+async fn prefix_is_refused_when_full_or_reserved_inside() {
     let world = world("2001:db8::/62").await;
     world.reserve(&["2001:db8:0:1:5::7/128"]).await;
     let mut all = BTreeSet::new();
@@ -106,7 +106,7 @@ async fn a_full_pool_refuses_and_a_reserved_address_keeps_its_prefix() {
 }
 
 #[tokio::test]
-async fn an_address_and_a_prefix_come_in_one_commit_and_go_in_one() {
+async fn prefix_and_address_come_and_go_in_one_commit() {
     let world = world("2001:db8::/48").await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let mut both = request("a", "c1");
@@ -122,7 +122,7 @@ async fn an_address_and_a_prefix_come_in_one_commit_and_go_in_one() {
 }
 
 #[tokio::test]
-async fn ipv4_prefixes_and_ipv4_addresses_are_apart() {
+async fn prefixes_of_ipv4_are_apart_from_addresses() {
     let world = World::new().await;
     world.add(NewPool::new("p", "10.64.0.0/16".parse().unwrap()).with_prefix_length(28)).await;
     world.add_pool("v4", "10.0.0.0/24").await;
@@ -139,7 +139,7 @@ async fn ipv4_prefixes_and_ipv4_addresses_are_apart() {
 }
 
 #[tokio::test]
-async fn calico_sees_no_block_of_prefixes() {
+async fn prefix_blocks_are_not_seen_by_calico() {
     let world = world("2001:db8::/48").await;
     prefix(&world, "a", "c1").await.unwrap();
     let keys: Vec<String> = world.dump().await.iter().map(|kv| kv.key.to_string()).collect();
@@ -161,7 +161,7 @@ async fn calico_sees_no_block_of_prefixes() {
 }
 
 #[tokio::test]
-async fn a_prefix_outlives_its_pool_and_is_found() {
+async fn prefix_outlives_its_pool_and_is_found() {
     let world = world("2001:db8::/48").await;
     let given = prefix(&world, "a", "c1").await.unwrap();
     world.store.delete(Range::Key(keys::resource(keys::ResourceKind::IpPool, "p"))).await.unwrap();
@@ -176,7 +176,7 @@ async fn a_prefix_outlives_its_pool_and_is_found() {
 }
 
 #[tokio::test]
-async fn a_workload_keeps_its_prefix() {
+async fn prefix_stays_with_workload() {
     let world = world("2001:db8::/60").await;
     let sticky = |container: &str| {
         let mut request = request("a", container);
@@ -191,7 +191,7 @@ async fn a_workload_keeps_its_prefix() {
 }
 
 #[tokio::test]
-async fn in_the_steady_state_two_requests_are_enough() {
+async fn prefix_takes_two_requests_when_steady() {
     let world = world("2001:db8::/48").await;
     let hints = Arc::new(Memory::default());
     let (ipam, store) = counted(&world, &hints);
@@ -204,7 +204,7 @@ async fn in_the_steady_state_two_requests_are_enough() {
 }
 
 #[tokio::test]
-async fn a_damaged_block_of_prefixes_is_an_error_and_nobody_gets_its_prefixes() {
+async fn prefix_is_refused_when_block_is_damaged() {
     let world = world("2001:db8::/58").await;
     prefix(&world, "a", "c1").await.unwrap();
     let key = keys::block("2001:db8::/58".parse().unwrap());
@@ -218,7 +218,7 @@ async fn a_damaged_block_of_prefixes_is_an_error_and_nobody_gets_its_prefixes() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_callers_and_faults_give_no_prefix_twice() {
+async fn prefix_is_given_once_with_many_callers_and_faults() {
     let quiet = world("2001:db8::/60").await;
     let start = quiet.store.list(Range::All).await.unwrap();
     let world = faulty(&quiet);
@@ -243,7 +243,7 @@ async fn many_callers_and_faults_give_no_prefix_twice() {
 
 /// The interface of a container has another address of the prefix than the one that stands for it.
 #[tokio::test]
-async fn a_prefix_on_an_interface_is_not_collected() {
+async fn prefix_on_interface_is_not_collected() {
     let world = world("2001:db8::/48").await;
     let given = prefix(&world, "a", "c1").await.unwrap();
     let holdings = world.ipam.holdings("a", soon()).await.unwrap();
@@ -263,7 +263,7 @@ async fn a_prefix_on_an_interface_is_not_collected() {
 }
 
 #[tokio::test]
-async fn any_address_inside_is_in_cooldown_with_the_prefix() {
+async fn prefix_cooldown_covers_any_address_inside() {
     let world = world("2001:db8::/48").await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     let given = prefix(&world, "a", "c1").await.unwrap();
@@ -274,7 +274,7 @@ async fn any_address_inside_is_in_cooldown_with_the_prefix() {
 }
 
 #[tokio::test]
-async fn a_release_by_addresses_inside_forgets_the_workload() {
+async fn prefix_release_by_address_inside_forgets_workload() {
     let world = world("2001:db8::/48").await;
     let mut request = request("a", "c1");
     request.sticky = Some(Sticky { name: "w".into(), wait: None });
@@ -288,7 +288,7 @@ async fn a_release_by_addresses_inside_forgets_the_workload() {
 
 /// `calicoctl replace` drops annotations that its file does not have.
 #[tokio::test]
-async fn a_pool_that_lost_its_annotation_assigns_nothing() {
+async fn prefix_pool_without_annotation_assigns_nothing() {
     for mode in [AssignmentMode::Manual, AssignmentMode::Automatic] {
         refuses_without_its_annotation(mode).await;
     }
@@ -318,7 +318,7 @@ async fn refuses_without_its_annotation(mode: AssignmentMode) {
 
 /// A pool that was deleted behind our back and made again, with prefixes of another length in blocks of the same size.
 #[tokio::test]
-async fn a_block_of_another_length_is_left_alone() {
+async fn prefix_block_of_other_length_is_left_alone() {
     let world = world("2001:db8::/60").await;
     prefix(&world, "a", "c1").await.unwrap();
     let other = NewPool::new("p", "2001:db8::/60".parse().unwrap()).with_prefix_length(62);
@@ -335,7 +335,7 @@ async fn a_block_of_another_length_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_nodes_own_prefix_goes_to_its_heir() {
+async fn prefix_of_node_goes_to_its_heir() {
     let world = world("2001:db8::/48").await;
     let handle = |node: &str| node_prefix_handle("p", node);
     let request = HandleRequest::new(handle("gone"), Owner::secondary("gone"), RequestedAddresses::any(0, 1))

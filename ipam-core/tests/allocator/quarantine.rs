@@ -18,7 +18,7 @@ async fn revision(world: &World) -> kv::Revision {
 }
 
 #[tokio::test]
-async fn an_address_is_released_and_reserved_at_once() {
+async fn quarantine_releases_and_reserves_at_once() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     world.add_pool("v6", "fd00::/125").await;
@@ -61,7 +61,7 @@ async fn an_address_is_released_and_reserved_at_once() {
 }
 
 #[tokio::test]
-async fn a_pool_that_the_quarantine_has_filled_serves_again_after_a_day() {
+async fn quarantine_lets_full_pool_serve_again_after_day() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let mine = attachment("a", "c1");
@@ -76,7 +76,7 @@ async fn a_pool_that_the_quarantine_has_filled_serves_again_after_a_day() {
 }
 
 #[tokio::test]
-async fn the_next_entry_drops_what_is_a_day_old() {
+async fn quarantine_drops_old_entries_with_next_one() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let mine = attachment("a", "c1");
@@ -93,7 +93,7 @@ async fn the_next_entry_drops_what_is_a_day_old() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_at_once_lose_nothing() {
+async fn quarantine_loses_nothing_with_many_at_once() {
     let quiet = World::new().await;
     quiet.add_pool("v4", "10.0.0.0/25").await;
     let start = quiet.store.list(Range::All).await.unwrap();

@@ -76,7 +76,7 @@ async fn truth(world: &World, of: (QuotaKind, &str)) -> u64 {
 }
 
 #[tokio::test]
-async fn a_full_quota_refuses_and_a_release_makes_room() {
+async fn quota_refuses_when_full_and_release_makes_room() {
     let world = with_shop(2).await;
     shop(&world, "c1").await.unwrap();
     shop(&world, "c2").await.unwrap();
@@ -98,7 +98,7 @@ async fn a_full_quota_refuses_and_a_release_makes_room() {
 }
 
 #[tokio::test]
-async fn a_limit_below_the_use_takes_nothing_away_and_a_higher_one_gives_room() {
+async fn quota_below_use_takes_nothing_away() {
     let world = with_shop(3).await;
     for container in ["c1", "c2", "c3"] {
         shop(&world, container).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_limit_below_the_use_takes_nothing_away_and_a_higher_one_gives_room() 
 }
 
 #[tokio::test]
-async fn networks_and_nodes_count_whatever_the_namespace() {
+async fn quota_of_networks_and_nodes_ignores_namespace() {
     let world = with_shop(9).await;
     set(&world, &[(QuotaKind::Node, "a", 1), (QuotaKind::Network, "net", 2)]).await;
     world.one("a", "c1").await.unwrap();
@@ -123,7 +123,7 @@ async fn networks_and_nodes_count_whatever_the_namespace() {
 }
 
 #[tokio::test]
-async fn both_families_count() {
+async fn quota_counts_both_families() {
     let world = with_shop(3).await;
     world.add_pool("v6", "fd00::/120").await;
     let both = |container: &str| {
@@ -137,7 +137,7 @@ async fn both_families_count() {
 }
 
 #[tokio::test]
-async fn of_two_at_once_for_the_last_address_one_succeeds() {
+async fn quota_gives_last_address_to_one_of_two() {
     for _ in 0..20 {
         let world = with_shop(3).await;
         shop(&world, "c1").await.unwrap();
@@ -150,7 +150,7 @@ async fn of_two_at_once_for_the_last_address_one_succeeds() {
 }
 
 #[tokio::test]
-async fn what_nobody_counted_is_counted_before_a_refusal() {
+async fn quota_counts_uncounted_before_refusing() {
     let world = with_shop(2).await;
     shop(&world, "c1").await.unwrap();
     shop(&world, "c2").await.unwrap();
@@ -172,7 +172,7 @@ async fn what_nobody_counted_is_counted_before_a_refusal() {
 }
 
 #[tokio::test]
-async fn while_there_is_no_quota_nobody_counts_and_the_next_one_counts_anew() {
+async fn quota_counts_anew_when_there_was_none() {
     let world = with_shop(3).await;
     shop(&world, "c1").await.unwrap();
     world.store.delete(Range::Key(keys::quotas())).await.unwrap();
@@ -185,7 +185,7 @@ async fn while_there_is_no_quota_nobody_counts_and_the_next_one_counts_anew() {
 }
 
 #[tokio::test]
-async fn addresses_in_cooldown_count_for_nobody() {
+async fn quota_ignores_addresses_in_cooldown() {
     let world = with_shop(1).await;
     world.configure(IpamConfig::default().with_cooldown_seconds(600)).await;
     shop(&world, "c1").await.unwrap();
@@ -195,7 +195,7 @@ async fn addresses_in_cooldown_count_for_nobody() {
 }
 
 #[tokio::test]
-async fn assignments_in_one_commit_add_up() {
+async fn quota_adds_up_assignments_in_one_commit() {
     let world = with_shop(3).await;
     let requests = ["c1", "c2", "c3", "c4"].map(|container| pod("a", container, "shop"));
     let refused = world.ipam.assign_together(&requests, soon()).await.map(drop);
@@ -206,7 +206,7 @@ async fn assignments_in_one_commit_add_up() {
 }
 
 #[tokio::test]
-async fn other_ways_to_get_and_lose_addresses_count_too() {
+async fn quota_counts_other_ways_to_get_and_lose_addresses() {
     let world = with_shop(4).await;
     let attributes: BTreeMap<String, String> = [(NAMESPACE.to_owned(), "shop".to_owned())].into();
     let owner = Owner::host("a");
@@ -228,7 +228,7 @@ async fn other_ways_to_get_and_lose_addresses_count_too() {
 }
 
 #[tokio::test]
-async fn a_check_refuses_by_the_counter_and_writes_nothing() {
+async fn quota_check_refuses_by_counter_and_writes_nothing() {
     let world = with_shop(9).await;
     set(&world, &[(QuotaKind::Network, "net", 1)]).await;
     world.one("a", "c1").await.unwrap();
@@ -249,7 +249,7 @@ async fn a_check_refuses_by_the_counter_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn damaged_quotas_stop_assignments_and_no_release() {
+async fn quota_when_damaged_stops_assignments_and_no_release() {
     let world = with_shop(9).await;
     shop(&world, "c1").await.unwrap();
     world.store.put(keys::quotas(), r#"{"namespaces":{"shop":"9"}}"#).await.unwrap();
@@ -259,7 +259,7 @@ async fn damaged_quotas_stop_assignments_and_no_release() {
 }
 
 #[tokio::test]
-async fn quotas_cost_no_request_in_the_steady_state() {
+async fn quota_costs_no_request_in_steady_state() {
     let mut counts = Vec::new();
     for with_quotas in [false, true] {
         let world = World::new().await;
@@ -288,7 +288,7 @@ async fn quotas_cost_no_request_in_the_steady_state() {
 }
 
 #[tokio::test]
-async fn leftovers_of_an_earlier_boot_give_their_room_in_a_quota() {
+async fn quota_gets_room_from_leftovers_of_earlier_boot() {
     let world = with_shop(9).await;
     set(&world, &[(QuotaKind::Node, "a", 2)]).await;
     world.one("a", "c1").await.unwrap();
@@ -303,7 +303,7 @@ async fn leftovers_of_an_earlier_boot_give_their_room_in_a_quota() {
 }
 
 #[tokio::test]
-async fn leftovers_in_blocks_without_room_count_too() {
+async fn quota_counts_leftovers_in_blocks_without_room() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/26").await;
     set(&world, &[(QuotaKind::Node, "a", 5)]).await;
@@ -325,7 +325,7 @@ async fn leftovers_in_blocks_without_room_count_too() {
 }
 
 #[tokio::test]
-async fn addresses_that_wait_count_for_nobody() {
+async fn quota_ignores_sticky_addresses_that_wait() {
     let world = with_shop(9).await;
     set(&world, &[(QuotaKind::Network, "net", 2)]).await;
     for name in ["w0", "w1", "w2", "w3"] {
@@ -341,7 +341,7 @@ async fn addresses_that_wait_count_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_machine_that_starts_again_needs_room_in_its_quota() {
+async fn quota_needs_room_when_machine_starts_again() {
     let world = with_shop(1).await;
     let start = async |name: &str| {
         let request = AssignRequest::new(attachment("a", name), RequestedAddresses::any(1, 0));
@@ -361,7 +361,7 @@ async fn a_machine_that_starts_again_needs_room_in_its_quota() {
 
 /// Callers on three nodes assign and release in one namespace; every tenth transaction goes wrong in some way.
 #[tokio::test(flavor = "multi_thread")]
-async fn under_churn_with_faults_no_revision_is_over_the_quota() {
+async fn quota_is_never_exceeded_under_churn_with_faults() {
     const LIMIT: u64 = 5;
     let quiet = with_shop(LIMIT).await;
     let start = quiet.store.list(Range::All).await.unwrap().revision;

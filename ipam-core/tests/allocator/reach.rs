@@ -98,7 +98,7 @@ fn is_steady(counts: &CallCounts) -> bool {
 }
 
 #[tokio::test]
-async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
+async fn node_scan_costs_same_in_cluster_of_any_size() {
     let mut costs = Vec::new();
     for nodes in [1_000, 5_000] {
         let (world, borrowed) = cluster(nodes).await;
@@ -149,7 +149,7 @@ async fn a_look_at_a_node_costs_the_same_in_a_cluster_of_any_size() {
 
 /// A block of which only the affinity was lost, or that was never the node's.
 #[tokio::test]
-async fn what_is_not_remembered_is_not_seen_and_what_is_remembered_may_be_gone() {
+async fn node_scan_sees_only_remembered_blocks() {
     let (world, borrowed) = cluster(3).await;
     assert_eq!(look(&world, &ReadScope::default()).await.blocks.len(), 2);
     let absent: IpNet = "10.15.255.192/26".parse().unwrap();

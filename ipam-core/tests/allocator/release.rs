@@ -19,7 +19,7 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn what_was_assigned_is_released_in_one_commit_and_again_is_nothing() {
+async fn release_is_one_commit_and_nothing_when_repeated() {
     let world = world().await;
     let request = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 1));
     let assigned = world.assign(&request).await.unwrap();
@@ -35,7 +35,7 @@ async fn what_was_assigned_is_released_in_one_commit_and_again_is_nothing() {
 }
 
 #[tokio::test]
-async fn one_interface_keeps_what_the_other_gives_back() {
+async fn release_of_interface_keeps_other_interface() {
     let world = world().await;
     let first = world.one("a", "c1").await.unwrap();
     let mut other = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
@@ -64,7 +64,7 @@ async fn as_calicos(world: &World) {
 }
 
 #[tokio::test]
-async fn what_calico_made_is_released_by_its_handle_and_node() {
+async fn release_by_handle_and_node_takes_what_calico_made() {
     let world = world().await;
     let address = world.one("a", "c1").await.unwrap();
     as_calicos(&world).await;
@@ -77,7 +77,7 @@ async fn what_calico_made_is_released_by_its_handle_and_node() {
 const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
 
 #[tokio::test]
-async fn a_renamed_node_gives_back_what_a_runtimes_container_had_under_the_old_name() {
+async fn release_on_renamed_node_takes_container_of_old_name() {
     let world = world().await;
     for is_calicos in [false, true] {
         let address = world.one("a", UNIQUE).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_renamed_node_gives_back_what_a_runtimes_container_had_under_the_old_n
 }
 
 #[tokio::test]
-async fn under_both_names_of_a_node_is_one_commit() {
+async fn release_under_both_names_of_node_is_one_commit() {
     let world = world().await;
     let mut all = vec![world.one("a", UNIQUE).await.unwrap(), world.one("b", UNIQUE).await.unwrap()];
     all.sort_unstable();
@@ -112,7 +112,7 @@ async fn under_both_names_of_a_node_is_one_commit() {
 }
 
 #[tokio::test]
-async fn a_chosen_container_id_counts_on_another_node_only_if_that_node_is_gone() {
+async fn release_of_chosen_id_needs_other_node_to_be_gone() {
     let world = world().await;
     let almost = format!("{}g", &UNIQUE[1..]);
     for container in ["c1", almost.as_str(), &UNIQUE[1..]] {
@@ -126,7 +126,7 @@ async fn a_chosen_container_id_counts_on_another_node_only_if_that_node_is_gone(
 }
 
 #[tokio::test]
-async fn a_handle_that_names_no_container_counts_on_its_own_node_alone() {
+async fn release_by_handle_without_container_is_of_own_node() {
     let world = world().await;
     // The handle of a pod, of which the name comes again with every container.
     let mut old = AssignRequest::new(attachment("a", "x"), RequestedAddresses::any(1, 0));
@@ -142,7 +142,7 @@ async fn a_handle_that_names_no_container_counts_on_its_own_node_alone() {
 }
 
 #[tokio::test]
-async fn old_handles_are_released_too() {
+async fn release_takes_old_handles_too() {
     let world = world().await;
     let mut old = AssignRequest::new(attachment("a", "x"), RequestedAddresses::any(1, 0));
     old.attachment.network = "shop".into();
@@ -154,7 +154,7 @@ async fn old_handles_are_released_too() {
 }
 
 #[tokio::test]
-async fn a_handle_that_counts_too_much_is_mended() {
+async fn release_repairs_handle_that_counts_too_much() {
     let world = world().await;
     world.one("a", "c1").await.unwrap();
     let key = keys::handle("net.c1");
@@ -169,7 +169,7 @@ async fn a_handle_that_counts_too_much_is_mended() {
 }
 
 #[tokio::test]
-async fn a_handle_that_counts_ahead_of_a_block_is_not_taken_from_whoever_is_about_to_write_the_block() {
+async fn release_leaves_handle_count_ahead_of_block_to_writer() {
     let world = world().await;
     world.one("a", "other").await.unwrap();
     let cidr = world.dump().await.iter().find_map(|kv| keys::parse_block(&kv.key)).unwrap();
@@ -200,7 +200,7 @@ async fn a_handle_that_counts_ahead_of_a_block_is_not_taken_from_whoever_is_abou
 }
 
 #[tokio::test]
-async fn by_handle_on_any_node() {
+async fn release_by_handle_on_any_node() {
     let world = world().await;
     world.one("a", "c1").await.unwrap();
     world.one("b", "c1").await.unwrap();
@@ -210,7 +210,7 @@ async fn by_handle_on_any_node() {
 }
 
 #[tokio::test]
-async fn by_container_in_every_network() {
+async fn release_by_container_in_every_network() {
     let world = world().await;
     world.one("a", "c1").await.unwrap();
     world.one("a", "c2").await.unwrap();
@@ -224,7 +224,7 @@ async fn by_container_in_every_network() {
 }
 
 #[tokio::test]
-async fn single_addresses_are_checked_before_any_is_released() {
+async fn release_checks_all_addresses_before_any() {
     let world = world().await;
     let (first, second) = (world.one("a", "c1").await.unwrap(), world.one("a", "c2").await.unwrap());
     let wrong = [ReleaseRequest::new(first), ReleaseRequest::new(second).with_handle("net.c1")];
@@ -245,7 +245,7 @@ async fn single_addresses_are_checked_before_any_is_released() {
 }
 
 #[tokio::test]
-async fn the_text_of_a_conflict_is_calicos() {
+async fn release_conflict_text_matches_calico() {
     let world = world().await;
     let given = world.one("a", "c1").await.unwrap();
     let wrong = [ReleaseRequest::new(given).with_handle("net.c2")];
@@ -255,7 +255,7 @@ async fn the_text_of_a_conflict_is_calicos() {
 
 /// Each address has a handle of its own, and one commit checks 120 keys at most.
 #[tokio::test]
-async fn more_addresses_than_a_commit_holds_are_released_in_several() {
+async fn release_of_many_addresses_takes_several_commits() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap()).with_block_size(25)).await;
     let mut requests = Vec::new();
@@ -273,7 +273,7 @@ async fn more_addresses_than_a_commit_holds_are_released_in_several() {
 }
 
 #[tokio::test]
-async fn a_handle_in_many_blocks_is_released_in_several_commits_and_whole() {
+async fn release_of_handle_in_many_blocks_is_whole() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/25").await;
     // Half of the pool: a node has at most twenty blocks.
@@ -315,7 +315,7 @@ async fn of_another_size(also: &str) -> (World, IpAddr) {
 }
 
 #[tokio::test]
-async fn an_address_is_found_in_a_block_of_another_size_than_its_pools() {
+async fn release_finds_address_in_block_of_other_size() {
     for also in ["", "10.0.0.12/30"] {
         let (world, given) = of_another_size(also).await;
         let entry = world.ipam.attributes_of(given, soon()).await.unwrap();
@@ -334,7 +334,7 @@ async fn an_address_is_found_in_a_block_of_another_size_than_its_pools() {
 }
 
 #[tokio::test]
-async fn a_handle_with_nothing_but_odd_entries_goes_with_its_last_address() {
+async fn release_removes_odd_handle_with_last_address() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
     world.one("a", "c1").await.unwrap();
@@ -347,7 +347,7 @@ async fn a_handle_with_nothing_but_odd_entries_goes_with_its_last_address() {
 
 /// As in Calico: a node keeps its empty blocks only in pools that select it.
 #[tokio::test]
-async fn the_last_address_takes_a_block_of_a_pool_that_does_not_select_the_node_any_more() {
+async fn release_removes_block_when_pool_deselects_node() {
     let world = World::new().await;
     world.add_node("a", &[("zone", "b")]).await;
     world.add(NewPool::new("zone-b", "10.1.0.0/24".parse().unwrap()).with_node_selector("zone == 'b'")).await;

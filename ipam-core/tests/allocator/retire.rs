@@ -31,7 +31,7 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn a_pools_blocks_go_whoever_has_them_and_no_other_ones() {
+async fn retired_pool_loses_blocks_of_all_owners() {
     let world = world().await;
     let done = world.ipam.release_pool_affinities(net("10.0.0.0/28"), ReleaseIf::Empty, soon()).await.unwrap();
     assert_eq!((done.released.len(), done.in_use), (2, vec![net("10.0.0.0/30")]));
@@ -47,7 +47,7 @@ async fn a_pools_blocks_go_whoever_has_them_and_no_other_ones() {
 }
 
 #[tokio::test]
-async fn a_stale_affinity_goes_and_the_block_is_given_back_by_who_has_it() {
+async fn retired_pool_loses_stale_affinity_and_block_of_owner() {
     let world = world().await;
     // `c` once had the block of `b`.
     let stale = keys::affinity(&Owner::host("c"), net("10.0.0.4/30")).unwrap();
@@ -58,7 +58,7 @@ async fn a_stale_affinity_goes_and_the_block_is_given_back_by_who_has_it() {
 }
 
 #[tokio::test]
-async fn a_damaged_block_is_told_after_all_others_are_done() {
+async fn retired_pool_tells_damaged_block_after_all_others() {
     let world = world().await;
     world.store.put(keys::block(net("10.0.0.4/30")), "nonsense").await.unwrap();
     let error = world.ipam.release_pool_affinities(net("10.0.0.0/28"), ReleaseIf::Any, soon()).await.unwrap_err();
@@ -68,7 +68,7 @@ async fn a_damaged_block_is_told_after_all_others_are_done() {
 }
 
 #[tokio::test]
-async fn a_removed_node_has_no_blocks_and_its_containers_keep_their_addresses() {
+async fn removed_node_keeps_container_addresses_but_no_blocks() {
     let world = world().await;
     let legacy = keys::legacy_host("a");
     world.store.put(legacy.clone(), "").await.unwrap();

@@ -51,7 +51,7 @@ async fn first_add_with(world: &World, hints: Option<Arc<dyn Hints>>) -> (ipam_c
 }
 
 #[tokio::test]
-async fn a_claim_costs_the_same_until_the_pool_is_nearly_claimed() {
+async fn claim_costs_same_until_pool_is_nearly_claimed() {
     let (assigned, empty) = first_add(&world(0, 0).await).await;
     assigned.unwrap();
     for claimed in [200, 1_024, 1_843] {
@@ -64,7 +64,7 @@ async fn a_claim_costs_the_same_until_the_pool_is_nearly_claimed() {
 }
 
 #[tokio::test]
-async fn who_has_to_borrow_does_not_read_the_whole_pool() {
+async fn borrowing_does_not_read_whole_pool() {
     let world = world(2_048, 8).await;
     let block = world.block("10.0.0.0/28").await.unwrap();
     let (assigned, counts) = first_add(&world).await;
@@ -74,7 +74,7 @@ async fn who_has_to_borrow_does_not_read_the_whole_pool() {
 }
 
 #[tokio::test]
-async fn an_empty_block_is_found_wherever_it_is_if_nothing_can_be_borrowed() {
+async fn empty_block_is_found_when_nothing_can_be_borrowed() {
     let world = world(2_048, 16).await;
     let free: IpNet = "10.0.99.96/28".parse().unwrap();
     let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
@@ -106,7 +106,7 @@ impl Hints for Memory {
 }
 
 #[tokio::test]
-async fn a_full_pool_says_so_without_reading_its_blocks_again() {
+async fn full_pool_is_told_without_reading_blocks_again() {
     let world = world(2_048, 16).await;
     let block = kv_bytes(&world.block("10.0.0.0/28").await.unwrap());
     let memory = Arc::new(Memory::default());

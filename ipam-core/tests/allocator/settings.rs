@@ -9,7 +9,7 @@ use kv::StoreExt;
 use crate::world::{World, soon};
 
 #[tokio::test]
-async fn reading_stores_nothing_and_defaults_need_not_be_stored() {
+async fn settings_are_read_without_storing_defaults() {
     let world = World::new().await;
     let before = world.dump().await;
     assert_eq!(world.ipam.config(soon()).await.unwrap(), IpamConfig::default());
@@ -19,7 +19,7 @@ async fn reading_stores_nothing_and_defaults_need_not_be_stored() {
 }
 
 #[tokio::test]
-async fn a_change_keeps_what_it_does_not_name() {
+async fn settings_change_keeps_what_it_does_not_name() {
     let world = World::new().await;
     let stored = r#"{"strict_affinity":true,"auto_allocate_blocks":true,"maxBlocksPerHost":3,"later":{"x":1}}"#;
     world.store.put(keys::config(), stored).await.unwrap();
@@ -31,7 +31,7 @@ async fn a_change_keeps_what_it_does_not_name() {
 }
 
 #[tokio::test]
-async fn settings_that_contradict_each_other_are_refused_and_stored_ones_are_left_alone() {
+async fn settings_are_refused_only_when_change_contradicts() {
     let world = World::new().await;
     let refuse = async |change: fn(IpamConfig) -> IpamConfig| match world
         .ipam
@@ -51,7 +51,7 @@ async fn settings_that_contradict_each_other_are_refused_and_stored_ones_are_lef
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_at_the_same_time_do_not_undo_each_other() {
+async fn settings_changes_at_once_do_not_undo_each_other() {
     let world = Arc::new(World::new().await);
     let strict: fn(IpamConfig) -> IpamConfig = |config| config.with_strict_affinity(true);
     let changes: [fn(IpamConfig) -> IpamConfig; 3] = [

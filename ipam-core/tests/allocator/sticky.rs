@@ -43,7 +43,7 @@ async fn record(world: &World, name: &str) -> Vec<IpAddr> {
 }
 
 #[tokio::test]
-async fn a_workload_gets_its_address_again_and_nobody_else_does() {
+async fn sticky_address_returns_to_workload_alone() {
     let world = four().await;
     let own = sticky(&world, "a", "c1", "shop/web-0").await.unwrap();
     assert_eq!(sticky(&world, "a", "c1", "shop/web-0").await.unwrap(), own, "repeated");
@@ -66,7 +66,7 @@ async fn a_workload_gets_its_address_again_and_nobody_else_does() {
 }
 
 #[tokio::test]
-async fn the_longest_overdue_goes_first_in_whichever_block_it_is() {
+async fn sticky_overdue_longest_goes_first_in_any_block() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let mut own = Vec::new();
@@ -89,7 +89,7 @@ async fn the_longest_overdue_goes_first_in_whichever_block_it_is() {
 }
 
 #[tokio::test]
-async fn what_is_overdue_counts_as_free() {
+async fn sticky_overdue_counts_as_free() {
     let world = four().await;
     sticky(&world, "a", "c0", "w0").await.unwrap();
     world.release("a", "c0").await;
@@ -104,7 +104,7 @@ async fn what_is_overdue_counts_as_free() {
 }
 
 #[tokio::test]
-async fn a_container_has_lost_an_address_that_waits() {
+async fn sticky_address_that_waits_is_lost_to_container() {
     let world = four().await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
     let standing = async || {
@@ -123,7 +123,7 @@ async fn a_container_has_lost_an_address_that_waits() {
 
 /// An address that waits for ever, but is not pinned, is given up where it cannot be used any more.
 #[tokio::test]
-async fn a_workload_finds_a_new_address_after_its_network_has_changed() {
+async fn sticky_address_is_given_up_when_network_changed() {
     for wait in [None, Some(Duration::from_secs(WAIT))] {
         let world = four().await;
         world.add_pool("other", "10.1.0.0/30").await;
@@ -146,7 +146,7 @@ async fn a_workload_finds_a_new_address_after_its_network_has_changed() {
 
 /// Its owner is gone, and strict affinity lets nobody borrow.
 #[tokio::test]
-async fn a_block_of_nobody_in_which_all_is_overdue_serves_again() {
+async fn sticky_overdue_block_without_owner_serves_again() {
     let world = four().await;
     world.configure(IpamConfig::default().with_strict_affinity(true)).await;
     for number in 0..4 {
@@ -168,7 +168,7 @@ async fn a_block_of_nobody_in_which_all_is_overdue_serves_again() {
 }
 
 #[tokio::test]
-async fn a_wait_that_a_wrong_clock_recorded_ends_all_the_same() {
+async fn sticky_wait_ends_when_wrong_clock_recorded_it() {
     let world = four().await;
     world.pass(10 * 365 * 24 * 3600);
     let own = sticky(&world, "a", "c0", "w0").await.unwrap();
@@ -184,7 +184,7 @@ async fn a_wait_that_a_wrong_clock_recorded_ends_all_the_same() {
 }
 
 #[tokio::test]
-async fn when_nothing_else_is_free_the_longest_overdue_goes_to_others() {
+async fn sticky_overdue_longest_goes_to_others_when_pool_is_full() {
     let world = four().await;
     let mut own = Vec::new();
     for name in ["w0", "w1"] {
@@ -208,7 +208,7 @@ async fn when_nothing_else_is_free_the_longest_overdue_goes_to_others() {
 }
 
 #[tokio::test]
-async fn pinned_addresses_are_nobody_elses_for_ever() {
+async fn sticky_pins_are_never_given_to_others() {
     let world = four().await;
     let mut pinned = request("a", "c1", "w");
     pinned.sticky.as_mut().unwrap().wait = None;
@@ -223,7 +223,7 @@ async fn pinned_addresses_are_nobody_elses_for_ever() {
 }
 
 #[tokio::test]
-async fn two_containers_of_one_name_get_two_addresses_of_which_one_stays() {
+async fn sticky_name_of_two_containers_keeps_one_of_two_addresses() {
     let world = four().await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
     let other = sticky(&world, "a", "c2", "w").await.unwrap();
@@ -238,7 +238,7 @@ async fn two_containers_of_one_name_get_two_addresses_of_which_one_stays() {
 }
 
 #[tokio::test]
-async fn networks_interfaces_and_families_have_addresses_of_their_own() {
+async fn sticky_addresses_differ_by_network_interface_and_family() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.add_pool("v6", "fd00::/124").await;
@@ -267,7 +267,7 @@ async fn networks_interfaces_and_families_have_addresses_of_their_own() {
 }
 
 #[tokio::test]
-async fn another_node_borrows_it_unless_affinity_is_strict() {
+async fn sticky_address_is_borrowed_unless_affinity_is_strict() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
@@ -283,7 +283,7 @@ async fn another_node_borrows_it_unless_affinity_is_strict() {
 }
 
 #[tokio::test]
-async fn a_reserved_or_released_address_is_the_workloads_no_more() {
+async fn sticky_address_is_lost_when_reserved_or_released() {
     let world = four().await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
     world.release("a", "c1").await;
@@ -300,7 +300,7 @@ async fn a_reserved_or_released_address_is_the_workloads_no_more() {
 }
 
 #[tokio::test]
-async fn after_a_reboot_it_takes_the_address_of_the_dead_container() {
+async fn sticky_address_of_dead_container_is_taken_after_reboot() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/29").await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
@@ -313,7 +313,7 @@ async fn after_a_reboot_it_takes_the_address_of_the_dead_container() {
 }
 
 #[tokio::test]
-async fn a_requested_address_is_taken_if_it_waits_for_the_workload_alone() {
+async fn sticky_requested_address_is_taken_when_it_waits() {
     let world = four().await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
     world.release("a", "c1").await;
@@ -331,7 +331,7 @@ async fn a_requested_address_is_taken_if_it_waits_for_the_workload_alone() {
 }
 
 #[tokio::test]
-async fn a_cooldown_is_waited_for_too() {
+async fn sticky_cooldown_is_waited_for_too() {
     let world = four().await;
     world.configure(IpamConfig::default().with_cooldown_seconds(7200)).await;
     let own = sticky(&world, "a", "c1", "w").await.unwrap();
@@ -343,7 +343,7 @@ async fn a_cooldown_is_waited_for_too() {
 }
 
 #[tokio::test]
-async fn a_kept_address_takes_no_further_round_trip() {
+async fn sticky_address_costs_no_round_trip() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/16".parse().unwrap())).await;
     let hints = Arc::<Memory>::default();
@@ -372,7 +372,7 @@ async fn a_kept_address_takes_no_further_round_trip() {
 /// Workloads come and go on three nodes, two containers of one name now and then, on a pool that is too small; every tenth
 /// transaction goes wrong in some way.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_address_twice_and_none_lost_while_workloads_come_and_go() {
+async fn sticky_workloads_come_and_go_and_lose_no_address() {
     let quiet = World::new().await;
     quiet.add_pool("v4", "10.0.0.0/28").await;
     let start = quiet.store.list(Range::All).await.unwrap();

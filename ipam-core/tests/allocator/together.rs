@@ -74,7 +74,7 @@ async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) 
 }
 
 #[tokio::test]
-async fn what_is_given_together_is_what_each_gets_alone() {
+async fn together_gives_what_each_gets_alone() {
     // Far more than a block of four has; of one and of both families.
     let wanted = [
         RequestedAddresses::any(1, 0),
@@ -99,7 +99,7 @@ async fn what_is_given_together_is_what_each_gets_alone() {
 }
 
 #[tokio::test]
-async fn interfaces_of_a_container_share_a_handle() {
+async fn together_interfaces_of_container_share_handle() {
     let mut requests = requests(&["c1", "c1", "c2"]);
     requests[1].attachment.interface = "eth1".to_owned();
     let answers = the_same(&requests, async |_| ()).await;
@@ -107,7 +107,7 @@ async fn interfaces_of_a_container_share_a_handle() {
 }
 
 #[tokio::test]
-async fn a_bridged_network_is_prepared_once() {
+async fn together_prepares_bridged_network_once() {
     let mut requests = requests(&["c1", "c2", "c3", "c4", "c5"]);
     for request in &mut requests {
         request.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::Recorded });
@@ -139,7 +139,7 @@ fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
 }
 
 #[tokio::test]
-async fn several_of_a_network_make_its_pools_in_an_empty_store() {
+async fn together_makes_pools_of_network_in_empty_store() {
     let subnets = ["10.9.0.0/24", "fd09::/120"];
     let answers = the_same_in(empty(), &["c1", "c2"].map(|container| defining("one", container, &subnets))).await;
     for answer in &answers {
@@ -150,7 +150,7 @@ async fn several_of_a_network_make_its_pools_in_an_empty_store() {
 }
 
 #[tokio::test]
-async fn several_networks_of_a_node_are_served_together() {
+async fn together_serves_several_networks_of_node() {
     let (one, two) = (["10.9.0.0/24"], ["10.8.0.0/24"]);
     let mut given = defining("one", "c3", &one);
     given.wanted = RequestedAddresses::these([ip("10.9.0.77")]);
@@ -163,7 +163,7 @@ async fn several_networks_of_a_node_are_served_together() {
 }
 
 #[tokio::test]
-async fn what_all_need_is_read_at_once() {
+async fn together_reads_what_all_need_at_once() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
     // One of them has its address already.
@@ -180,7 +180,7 @@ async fn what_all_need_is_read_at_once() {
 }
 
 #[tokio::test]
-async fn where_intents_are_noted_only_one_is_assigned_to() {
+async fn together_is_refused_for_several_when_intents_are_noted() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
     let ipam = allocator(&world.store, &notes);
@@ -195,7 +195,7 @@ async fn where_intents_are_noted_only_one_is_assigned_to() {
 }
 
 #[tokio::test]
-async fn who_has_an_address_gets_that_again() {
+async fn together_repeats_address_of_holder() {
     let before = async |world: &World| {
         world.one("a", "c2").await.unwrap();
     };
@@ -211,7 +211,7 @@ async fn who_has_an_address_gets_that_again() {
 }
 
 #[tokio::test]
-async fn a_block_is_written_once_and_its_number_counts_one() {
+async fn together_writes_block_once() {
     let world = world().await;
     let first = world.assign(&requests(&["c1"])[0]).await.unwrap()[0].block.to_string();
     let before = world.block(&first).await.unwrap();
@@ -222,7 +222,7 @@ async fn a_block_is_written_once_and_its_number_counts_one() {
 }
 
 #[tokio::test]
-async fn nobody_gets_anything_if_one_cannot() {
+async fn together_gives_nothing_when_one_cannot() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     world.one("a", "before").await.unwrap();
@@ -243,7 +243,7 @@ async fn nobody_gets_anything_if_one_cannot() {
 }
 
 #[tokio::test]
-async fn one_node_and_each_once() {
+async fn together_is_for_one_node_and_each_attachment_once() {
     let world = world().await;
     let before = world.dump().await;
     let mut others = requests(&["c1", "c2"]);
@@ -307,21 +307,21 @@ async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<
 }
 
 #[tokio::test]
-async fn who_was_first_is_not_served_again() {
+async fn together_serves_none_again_when_served_meanwhile() {
     // One of them by itself, as one that has waited too long.
     let (world, answers) = meddled("a", "c2").await;
     each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }
 
 #[tokio::test]
-async fn another_writer_in_between_costs_an_attempt() {
+async fn together_costs_one_attempt_when_another_writes() {
     let (world, answers) = meddled("a", "other").await;
     let other = crate::world::held(&world.ipam, &attachment("a", "other")).await;
     assert!(answers.iter().all(|answer| answer[0].ip != other[0]), "{answers:?}");
 }
 
 #[tokio::test]
-async fn many_blocks_fit_in_a_commit_or_nothing_happens() {
+async fn together_fits_many_blocks_in_commit_or_does_nothing() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap()).with_block_size(32)).await;
     world.configure(IpamConfig::default().with_max_blocks_per_host(200)).await;

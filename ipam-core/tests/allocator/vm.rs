@@ -67,7 +67,7 @@ async fn revision(world: &World) -> u64 {
 }
 
 #[tokio::test]
-async fn each_call_is_one_commit_for_both_families() {
+async fn vm_calls_are_one_commit_for_both_families() {
     let world = world().await;
     let before = revision(&world).await;
     let first = add(&world.ipam, "a", "source", PodRole::Source).await.unwrap();
@@ -93,7 +93,7 @@ async fn each_call_is_one_commit_for_both_families() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_start_at_once_have_the_same_addresses() {
+async fn vm_pods_that_start_at_once_have_same_addresses() {
     for _ in 0..8 {
         let world = world().await;
         let tasks = (0..8).map(|number| {
@@ -112,7 +112,7 @@ async fn pods_that_start_at_once_have_the_same_addresses() {
 
 /// The first address of a machine takes as many questions as any container's, and a restart no more.
 #[tokio::test]
-async fn a_machine_costs_no_more_than_a_container() {
+async fn vm_costs_no_more_than_container() {
     let quiet = world().await;
     let counting = Arc::new(CountingStore::new(Arc::clone(&quiet.store)));
     let world = World::on(Arc::clone(&counting) as Arc<dyn Store>, Nodes::Registered);
@@ -138,7 +138,7 @@ async fn a_machine_costs_no_more_than_a_container() {
 
 /// Everything that takes addresses back without being asked for them.
 #[tokio::test]
-async fn nobody_takes_the_address_of_a_stopped_machine() {
+async fn vm_address_is_kept_when_stopped() {
     let world = world().await;
     let held = addresses(&add(&world.ipam, "a", "source", PodRole::Source).await.unwrap());
     let untouched = async |what: &str| {
@@ -160,7 +160,7 @@ async fn nobody_takes_the_address_of_a_stopped_machine() {
 
 /// A commit that is on its way when its process dies must not make a pod an owner that has ended since.
 #[tokio::test(start_paused = true)]
-async fn an_add_that_was_killed_does_not_land_after_the_del() {
+async fn vm_add_when_killed_does_not_land_after_del() {
     for fault in [Fault::Held, Fault::ReplyLost] {
         let world = world().await;
         let held = addresses(&add(&world.ipam, "a", "first", PodRole::Source).await.unwrap());
@@ -188,7 +188,7 @@ async fn an_add_that_was_killed_does_not_land_after_the_del() {
 
 /// Calico's switch: a document that cannot be read, or has another word, is as good as none.
 #[tokio::test]
-async fn only_the_word_disabled_turns_the_addresses_of_machines_off() {
+async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     let world = world().await;
     let switch = |text: &str| {
         let document = format!(r#"{{"spec":{{"kubeVirtVMAddressPersistence":{text}}}}}"#);
@@ -205,7 +205,7 @@ async fn only_the_word_disabled_turns_the_addresses_of_machines_off() {
 
 /// In Calico, a count that a writer left behind when it broke off stays for ever.
 #[tokio::test]
-async fn a_handle_that_counts_what_no_block_holds_is_mended() {
+async fn vm_handle_is_repaired_when_it_counts_too_much() {
     let world = world().await;
     let held = addresses(&add(&world.ipam, "a", "source", PodRole::Source).await.unwrap());
     for blocks in [&["10.0.0.12/30"][..], &["10.0.0.12/30", "fd00::c/126"]] {
@@ -219,7 +219,7 @@ async fn a_handle_that_counts_what_no_block_holds_is_mended() {
 }
 
 #[tokio::test]
-async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_besides() {
+async fn vm_requested_address_of_missing_family_is_assigned() {
     let world = world().await;
     let vm = pod("source", PodRole::Source, VmFate::Stays);
     let request = |wanted: RequestedAddresses| AssignRequest::new(attachment("a", "source"), wanted);
@@ -234,7 +234,7 @@ async fn a_requested_address_of_a_family_that_a_machine_lacks_is_assigned_beside
 }
 
 #[tokio::test]
-async fn a_release_dated_far_ahead_is_dated_anew_when_a_machine_finds_no_room() {
+async fn vm_release_far_ahead_is_dated_anew_without_room() {
     let world = World::full_but_for_a_release_dated_ahead().await;
     let request = AssignRequest::new(attachment("a", "pod"), RequestedAddresses::any(1, 0));
     let vm = pod("pod", PodRole::Source, VmFate::Stays);

@@ -6,7 +6,7 @@ use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use crate::world::{World, attachment, soon};
 
 #[tokio::test]
-async fn it_says_what_an_assignment_would_do_and_does_nothing() {
+async fn would_assign_says_what_assign_does_and_writes_nothing() {
     let world = World::new().await;
     // Two blocks of four addresses.
     world.add_pool("v4", "10.0.0.0/29").await;

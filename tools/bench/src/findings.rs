@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_goal_is_reached_on_its_bound_and_missed_beyond_it() {
+    fn goal_is_reached_on_bound_and_missed_beyond() {
         let row = |measured, bound| Goal { what: "x".into(), measured, bound }.row().join(" ");
         assert_eq!(row(1.4, Bound::AtMost(1.4)), "x 1.40 at most 1.40 yes");
         assert_eq!(row(1.41, Bound::AtMost(1.4)), "x 1.41 at most 1.40 no");
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_becomes_markdown_with_numbers_to_the_right() {
+    fn table_becomes_markdown_with_numbers_to_right() {
         let table = Table {
             title: "Times".into(),
             header: vec!["".into(), "ms".into()],

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn marked_sections_are_replaced_and_all_else_stays() {
+    fn section_is_replaced_and_all_else_stays() {
         let page =
             "# A\n<!-- measured: times -->\nold\n<!-- end -->\nb\n<!-- measured: other -->\nkept\n<!-- end -->\nc";
         let (new, filled) = fill(page, &findings()).unwrap();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_that_does_not_end_is_an_error() {
+    fn section_is_error_when_it_does_not_end() {
         assert!(fill("<!-- measured: times -->\nold", &findings()).is_err());
     }
 }

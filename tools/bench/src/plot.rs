@@ -77,7 +77,7 @@ mod tests {
     use crate::findings::Line;
 
     #[test]
-    fn a_plot_becomes_a_drawing_with_all_its_names() {
+    fn plot_becomes_drawing_with_all_names() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plot.svg");
         let lines = vec![

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_found_through_uses_paths_macros_and_re_exports() {
+    fn circle_is_found_through_uses_paths_macros_and_re_exports() {
         let files = [
             ("lib.rs", "mod a; mod b; mod c; mod d;"),
             ("a.rs", "use crate::b::{self, B};"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_re_exports_alone_are_no_circle() {
+    fn circle_is_none_through_tests_and_re_exports_alone() {
         let files = [
             ("lib.rs", "mod a; pub use a::A; pub use b::B; mod b;"),
             ("a.rs", "pub struct A; #[cfg(test)] mod tests { use crate::b::B; use super::*; }"),

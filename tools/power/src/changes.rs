@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_cut_into_sectors() {
+    fn write_is_cut_into_sectors() {
         let ends = |at, length| pieces(at, length).map(|piece| (piece.start, piece.end)).collect::<Vec<_>>();
         assert_eq!(ends(0, 0), []);
         assert_eq!(ends(100, 412), [(100, 512)]);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_stays() {
+    fn synced_changes_stay() {
         let mut file = File::default();
         file.write(0, &sectors(b"abc"));
         file.set_length(700);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn any_subset_of_sectors_survives() {
+    fn sectors_survive_in_any_subset() {
         let mut file = File::durable(sectors(b"abc"));
         file.write(0, &sectors(b"ABC"));
         let expected = ["abc", "Abc", "aBc", "abC", "ABc", "AbC", "aBC", "ABC"];
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sector_is_as_it_was_at_some_moment() {
+    fn sector_is_as_it_was_at_some_moment() {
         let mut file = File::durable(sectors(b"a"));
         file.write(0, b"1");
         file.write(1, b"2");
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn in_the_strict_mode_only_what_was_synced_survives() {
+    fn strict_mode_keeps_only_synced_changes() {
         let mut folder = changed();
         assert_eq!(name_outcomes(&folder, Folders::Strict), ["id=1".to_owned()].into());
         folder.sync();

@@ -18,12 +18,12 @@ fn main() -> ExitCode {
         ("programs_find_what_they_wrote", programs_find_what_they_wrote),
         ("names_change_as_elsewhere", names_change_as_elsewhere),
         ("locks_hold_between_openings", locks_hold_between_openings),
-        ("what_was_synced_survives", what_was_synced_survives),
-        ("a_name_needs_a_sync_of_its_folder", a_name_needs_a_sync_of_its_folder),
-        ("a_disk_that_lies_keeps_nothing", a_disk_that_lies_keeps_nothing),
-        ("the_power_fails_after_so_many_operations", the_power_fails_after_so_many_operations),
+        ("synced_data_survives", synced_data_survives),
+        ("names_survive_only_when_folder_is_synced", names_survive_only_when_folder_is_synced),
+        ("lying_disk_keeps_nothing", lying_disk_keeps_nothing),
+        ("power_fails_after_given_operations", power_fails_after_given_operations),
         ("nothing_stays_mounted", nothing_stays_mounted),
-        ("without_a_device_tests_are_ignored_or_fail_in_ci", without_a_device_tests_are_ignored_or_fail_in_ci),
+        ("tests_are_ignored_without_device_and_fail_in_ci", tests_are_ignored_without_device_and_fail_in_ci),
     ];
     power::main(tests.into_iter().map(|(name, test)| (name.to_owned(), Box::new(test) as _)).collect())
 }
@@ -136,7 +136,7 @@ fn locks_hold_between_openings() {
     other.try_lock().unwrap();
 }
 
-fn what_was_synced_survives() {
+fn synced_data_survives() {
     for seed in 0..20 {
         let ground = Ground::new(Image::default(), Syncs::Kept);
         let file = synced(&ground.path().join("file"), &[1; 4096]);
@@ -157,7 +157,7 @@ fn what_was_synced_survives() {
     }
 }
 
-fn a_name_needs_a_sync_of_its_folder() {
+fn names_survive_only_when_folder_is_synced() {
     let ground = Ground::new(Image::default(), Syncs::Kept);
     synced(&ground.path().join("file"), b"x");
     let left = ground.after_cut(1, Folders::Strict);
@@ -170,7 +170,7 @@ fn a_name_needs_a_sync_of_its_folder() {
     assert!((1..50).contains(&kept.count()), "by chance");
 }
 
-fn a_disk_that_lies_keeps_nothing() {
+fn lying_disk_keeps_nothing() {
     for (syncs, files) in [(Syncs::Ignored, 0), (Syncs::IgnoredForFolders, 0), (Syncs::Kept, 1)] {
         let ground = Ground::new(Image::default(), syncs);
         synced(&ground.path().join("file"), b"x");
@@ -180,7 +180,7 @@ fn a_disk_that_lies_keeps_nothing() {
     }
 }
 
-fn the_power_fails_after_so_many_operations() {
+fn power_fails_after_given_operations() {
     let ground = Ground::new(Image::default(), Syncs::Kept);
     ground.disk.cut_after(3);
     let file = synced(&ground.path().join("file"), b"x");
@@ -210,7 +210,7 @@ fn nothing_stays_mounted() {
     drop(file);
 }
 
-fn without_a_device_tests_are_ignored_or_fail_in_ci() {
+fn tests_are_ignored_without_device_and_fail_in_ci() {
     // Each test has mounts of its own: nobody else sees this.
     mount(Some("/dev/null"), "/dev/fuse", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let run = |ci: &str| {

@@ -23,7 +23,7 @@ pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Optio
     power::main(vec![
         ("power_cuts_lose_nothing".to_owned(), Box::new(judged)),
         (
-            "a_disk_that_lies_is_found_out".to_owned(),
+            "lying_disk_is_found_out".to_owned(),
             Box::new(move || assert!(judge(engine, Syncs::Ignored).is_err(), "nothing was lost")),
         ),
     ])

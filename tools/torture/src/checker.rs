@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_may_go_together() {
+    fn checker_allows_all_to_go_together() {
         let mut replay = held();
         let changes = replay.advance(3, &[event(BLOCK, None), event(HANDLE, None), event(AFFINITY, None)]).unwrap();
         assert_eq!(changes, [Change::Taken("10.0.0.2".parse().unwrap(), "c".into())]);
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_the_others_is_seen() {
+    fn checker_sees_one_without_others() {
         assert!(said(&[(HANDLE, None)]).contains("blocks hold"));
         assert!(said(&[(HANDLE, Some(&COUNTED.replace('1', "2")))]).contains("blocks hold"));
         assert!(said(&[(AFFINITY, None)]).contains("host:n has no affinity to"));
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_contradicts_itself_is_seen() {
+    fn checker_sees_block_that_contradicts_itself() {
         let block = |from: &str, to: &str| said(&[(BLOCK, Some(&HELD.replace(":8", ":9").replace(from, to)))]);
         assert!(block("[3,4", "[3,3,4").contains("free twice"));
         assert!(block("[3,4", "[2,3,4").contains("free and allocated"));
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_that_is_left_out_is_seen() {
+    fn checker_sees_revision_left_out() {
         assert!(held().advance(4, &[]).unwrap_err().contains("it came after revision 2"));
     }
 }

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_without_trouble() {
+    fn ledger_accepts_life_without_trouble() {
         let ledger = held();
         ledger.deleting(C, 6);
         ledger.deleted(C, 7);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_later_than_it_is_seen_is_no_trouble() {
+    fn ledger_accepts_what_is_told_later_than_seen() {
         let ledger = held();
         ledger.follow(7, vec![Change::Taken(ip(), C.into())], nothing);
         ledger.deleting(C, 6);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_is_seen_before_it_is_heard_of() {
+    fn ledger_accepts_container_seen_before_told() {
         let ledger = Ledger::default();
         ledger.follow(5, vec![Change::Given(ip(), C.into())], nothing);
         ledger.follow(6, vec![Change::Taken(ip(), C.into())], nothing);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_goes_before_its_del_is_lost() {
+    fn ledger_finds_address_lost_before_its_del() {
         let ledger = held();
         ledger.follow(6, vec![Change::Taken(ip(), C.into())], nothing);
         ledger.deleting(C, 6);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_two_were_told() {
+    fn ledger_finds_address_told_to_two() {
         let ledger = held();
         ledger.adding("d", "n");
         ledger.added("d", &[ip()], 9);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_no_revision_shows() {
+    fn ledger_finds_address_that_no_revision_shows() {
         let ledger = Ledger::default();
         ledger.adding(C, "n");
         ledger.added(C, &[ip()], 5);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_or_comes_after_the_del() {
+    fn ledger_finds_what_is_left_or_comes_after_del() {
         let ledger = held();
         ledger.deleting(C, 6);
         ledger.deleted(C, 7);

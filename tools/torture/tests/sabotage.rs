@@ -26,14 +26,14 @@ async fn said(sabotage: Sabotage) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guards_that_are_not_looked_at() {
+async fn sabotage_is_found_when_guards_are_ignored() {
     let said = said(Sabotage::Guards).await;
     // A commit without its guards assigns an address twice, or writes over another writer's change.
     assert!(FOUND.iter().any(|what| said.contains(what)), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commits_that_are_acknowledged_and_not_carried_out() {
+async fn sabotage_is_found_when_commits_are_not_carried_out() {
     let said = said(Sabotage::Commits).await;
     assert!(
         said.contains("which no revision shows") || said.contains("after its DEL") || said.contains("was told"),
@@ -42,13 +42,13 @@ async fn commits_that_are_acknowledged_and_not_carried_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commits_of_which_a_part_is_missing() {
+async fn sabotage_is_found_when_commits_lack_part() {
     let said = said(Sabotage::Atomicity).await;
     assert!(said.contains("changed: "), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn late_commits_that_nobody_has_noted() {
+async fn sabotage_is_found_when_late_commits_are_not_noted() {
     let said = said(Sabotage::Intents).await;
     assert!(said.contains("which is gone") || said.contains("after its DEL"), "{said}");
 }

@@ -65,39 +65,39 @@ const VERBS: [&str; 9] = [
 const FAULTS: [&str; 4] = ["fault: lands late", "fault: reply lost", "fault: request lost", "death"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_memory() {
+async fn run_in_memory() {
     let report = torture("memory", Mode::InProcess, 6_000).await;
     expect(&report, &VERBS);
     expect(&report, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_sled() {
+async fn run_on_sled() {
     expect(&torture("sled", Mode::InProcess, 3_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_redb() {
+async fn run_on_redb() {
     expect(&torture("redb", Mode::InProcess, 3_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_etcd() {
+async fn run_on_etcd() {
     expect(&torture("etcd", Mode::InProcess, 1_000).await, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_sled_with_killed_processes() {
+async fn run_on_sled_with_killed_processes() {
     expect(&torture("sled", Mode::Processes, 150).await, &["worker killed (SIGKILL)"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_redb_with_killed_processes() {
+async fn run_on_redb_with_killed_processes() {
     expect(&torture("redb", Mode::Processes, 300).await, &["worker killed (SIGKILL)"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_etcd_with_killed_processes() {
+async fn run_on_etcd_with_killed_processes() {
     expect(&torture("etcd", Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
 }
 
@@ -109,22 +109,22 @@ fn expect_trouble(report: &Report) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_sled_with_killed_processes_and_a_daemon() {
+async fn run_on_sled_with_killed_processes_and_daemon() {
     expect_trouble(&served("sled", 600).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_redb_with_killed_processes_and_a_daemon() {
+async fn run_on_redb_with_killed_processes_and_daemon() {
     expect_trouble(&served("redb", 600).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_sled_with_killed_processes_over_the_api() {
+async fn run_on_sled_with_killed_processes_over_api() {
     expect_trouble(&over_the_api("sled", 600).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_redb_with_killed_processes_over_the_api() {
+async fn run_on_redb_with_killed_processes_over_api() {
     expect_trouble(&over_the_api("redb", 600).await);
 }
 
@@ -143,11 +143,11 @@ async fn press(engine: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_press_on_redb() {
+async fn press_on_redb() {
     press("redb").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_press_on_sled() {
+async fn press_on_sled() {
     press("sled").await;
 }

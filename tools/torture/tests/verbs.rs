@@ -214,7 +214,7 @@ fn compare(answered: &Answered, expected: &Answered) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_sled() {
+async fn verbs_on_sled() {
     let folder = tempfile::tempdir().unwrap();
     let options = OpenOptions::default().with_create(Create::IfMissing);
     let store = backend_sled::open(&folder.path().join("store"), &options).await.unwrap();
@@ -223,7 +223,7 @@ async fn on_sled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_redb() {
+async fn verbs_on_redb() {
     let folder = tempfile::tempdir().unwrap();
     let options = OpenOptions::default().with_create(Create::IfMissing);
     let store = backend_redb::open(&folder.path().join("store"), &options).await.unwrap();
@@ -232,7 +232,7 @@ async fn on_redb() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_etcd() {
+async fn verbs_on_etcd() {
     let server = testkit::server::Etcd::start().unwrap();
     let store = EtcdStore::open(&Options::new([server.url()])).unwrap();
     compare(&Teller::new(Arc::new(store)).tell().await, &expected().await);

@@ -201,7 +201,7 @@ fn ids(pending: io::Result<Vec<PendingCommit>>) -> Vec<PendingCommitId> {
 
 /// These bytes are on other people's disks: if this test fails, the form has changed and needs another version.
 #[test]
-fn the_bytes_are_these() {
+fn note_bytes_never_change() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     assert_eq!(hex(&note().encode().unwrap()), GOLDEN);
     let first = in_first_form(&note());
@@ -225,7 +225,7 @@ const GOLDEN_FOR_TWO: &str = "\
     0161016200020203016601010200016b000001036e657401640465746830016e";
 
 #[test]
-fn a_note_comes_back_as_it_was() {
+fn note_is_read_as_written() {
     assert_eq!(CommitRecord::decode(&note().encode().unwrap()), Ok((note(), None)));
     assert_eq!(CommitRecord::decode(&in_first_form(&note())), Ok((note(), None)));
     for steps in ["", "c"] {
@@ -238,7 +238,7 @@ fn a_note_comes_back_as_it_was() {
 }
 
 #[test]
-fn what_is_cut_changed_or_foreign_is_no_note() {
+fn note_is_refused_when_cut_changed_or_foreign() {
     let whole = note().encode().unwrap();
     let first = in_first_form(&note());
     for bytes in [whole.clone(), for_two(&first, ""), first] {
@@ -262,7 +262,7 @@ fn what_is_cut_changed_or_foreign_is_no_note() {
 }
 
 #[test]
-fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
+fn notes_are_found_by_attachment_until_forgotten() {
     let folder = tempfile::tempdir().unwrap();
     let intents = PendingCommitFolder::new(folder.path().join("run/intents"), "etcd://h:1");
     assert_eq!(pending(&intents, &attachment("c")).unwrap(), []);
@@ -279,7 +279,7 @@ fn notes_are_found_by_whom_they_concern_until_they_are_forgotten() {
 }
 
 #[test]
-fn the_cluster_counts_and_not_the_address() {
+fn notes_are_found_by_cluster_when_address_changes() {
     assert_eq!(address_and_cluster("etcd://a:1,b:2 cluster 1f"), ("etcd://a:1,b:2", Some(0x1f)));
     for old in ["etcd://a:1", "etcd members in the SRV records of cluster x", "etcd://a:1 cluster ", ""] {
         assert_eq!(address_and_cluster(old), (old, None));
@@ -297,7 +297,7 @@ fn the_cluster_counts_and_not_the_address() {
 }
 
 #[test]
-fn notes_are_their_owners_alone() {
+fn notes_are_private_to_owner() {
     let folder = tempfile::tempdir().unwrap();
     let intents = PendingCommitFolder::new(folder.path().join("intents"), "s");
     let id = record(&intents, "c", &txn());
@@ -308,7 +308,7 @@ fn notes_are_their_owners_alone() {
 }
 
 #[test]
-fn what_cannot_be_read_is_nobodys_and_stays() {
+fn notes_are_kept_and_ignored_when_unreadable() {
     let folder = tempfile::tempdir().unwrap();
     let intents = PendingCommitFolder::new(folder.path(), "etcd://h:1");
     let id = record(&intents, "c", &txn());
@@ -327,7 +327,7 @@ fn what_cannot_be_read_is_nobodys_and_stays() {
 }
 
 #[test]
-fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_done() {
+fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
     // Closed and found, closed and done, and the same beside steps that come too late.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
@@ -354,7 +354,7 @@ fn a_note_for_several_of_an_earlier_version_counts_from_its_closing_until_it_is_
 /// A writer that lives on does not send a transaction that a finder has made void, and does not remove one that a
 /// finder settles.
 #[test]
-fn a_finder_of_an_earlier_versions_note_takes_the_steps_that_its_writer_looks_at() {
+fn earlier_version_note_gets_steps_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
     let intents = PendingCommitFolder::new(folder.path(), "etcd://h:1");
     let note = in_first_form(&note());
@@ -368,7 +368,7 @@ fn a_finder_of_an_earlier_versions_note_takes_the_steps_that_its_writer_looks_at
 }
 
 #[tokio::test]
-async fn what_an_earlier_version_sent_for_several_is_settled_by_each() {
+async fn earlier_version_note_is_settled_by_each_attachment() {
     let folder = tempfile::tempdir().unwrap();
     let store = kv_mvcc::memory();
     let ipam = |store: Arc<dyn Store>| {

@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn only_blocks_and_affinities_keep_a_quiet_watch_where_it_is() {
+    fn quiet_watch_follows_only_blocks_and_affinities() {
         let folder = tempfile::tempdir().unwrap();
         let location = stores::of_engine("redb", folder.path().join("store")).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_is_told_by_what_it_is() {
+    fn attachment_list_form_is_recognized_by_content() {
         let all = |text: &str| parse_attachments(text).unwrap();
         assert_eq!(all(&format!("\n{ID}\r\n  web-1 \n")).listed, [one(ID, None, None), one("web-1", None, None)]);
         let array = r#" [{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"e1","network":"n"}]"#;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn no_list_of_attachments_says_where() {
+    fn attachment_list_error_says_where_when_malformed() {
         for (text, words) in [
             ("CONTAINER ID   IMAGE\nabc  x", "line 1: \"CONTAINER ID   IMAGE\" is no container's id"),
             ("abc\n\n-x\n", "line 3: \"-x\" is no container's id"),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn libcnis_own_form() {
+    fn attachment_list_takes_libcni_form() {
         let text = format!(
             r#"{{"kind":"cniCacheV1","containerId":"{ID}","config":"e30=","ifName":"eth0","networkName":"lab","result":{{}}}}"#
         );
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_every_form() {
+    fn node_list_takes_names_in_every_form() {
         let list = r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Node","metadata":{"name":"a"}},
             {"kind":"Node","metadata":{"name":"b.example.org"}}]}"#;
         let names = |text: &str| parse_nodes(text).unwrap().into_iter().collect::<Vec<_>>();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_no_text_is_refused() {
+    fn node_list_is_refused_when_not_text() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (content, words) in [
             (&b"\xef\xbb\xbfnode1\nnode2\n"[..], "it begins with a byte order mark"),
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn no_list_of_nodes_says_where() {
+    fn node_list_error_says_where_when_malformed() {
         for (text, words) in [
             ("NAME  STATUS\na  Ready", "line 1: \"NAME  STATUS\" is no node's name"),
             ("a\npod/b", "line 2: \"pod/b\" is no node's name"),

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_of_the_plugin_is_found_in_whatever_order_the_members_are_named() {
+    fn plugin_note_is_found_with_members_in_any_order() {
         let folder = tempfile::tempdir().unwrap();
         let [one, other] = ["etcd://a:1,b:1", "etcd://b:1,a:1"].map(|url| stores::at(url).unwrap());
         HeldBlocks::new(folder.path(), &one.in_order(), "n").note("10.0.0.0/26").unwrap();

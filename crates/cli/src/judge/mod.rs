@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_store_is_exit_1_and_what_failed_comes_last() {
+    fn exit_code_is_1_and_failures_last_when_store_is_broken() {
         let (code, text) = of_a_broken_store(ReportFormat::Table);
         assert_eq!(code, 1);
         let (lines, rest) = text.split_once("\n\n").unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_expected_and_got() {
+    fn json_report_says_expected_and_got() {
         let (code, text) = of_a_broken_store(ReportFormat::Json);
         assert_eq!(code, 1);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn junit_has_a_failure_with_the_rule() {
+    fn junit_report_has_failure_with_rule() {
         let (code, text) = of_a_broken_store(ReportFormat::Junit);
         assert_eq!(code, 1);
         assert!(text.starts_with("<?xml ") && text.contains("<testsuite name=\"conformance\""), "{text}");
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_typed_out_in_full() {
+    fn erase_confirmation_needs_full_host() {
         let host = |url: &str| host(&stores::at(url).unwrap());
         assert_eq!(host("etcd://10.0.0.1:2379").as_deref(), Some("10.0.0.1:2379"));
         assert_eq!(host("etcd+https://a:1,[fd00::1]:2").as_deref(), Some("a:1,[fd00::1]:2"));

@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_as_people_say_them() {
+    fn durations_are_printed_for_people() {
         let said = |millis| format_duration(Duration::from_millis(millis));
         assert_eq!(
             [0, 400, 9_940, 12_300, 119_000, 125_000].map(said),

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_gets_new_files_is_removed_again() {
+    fn new_files_are_removed_again() {
         let mut left = 2;
         let remove = || {
             left -= 1;

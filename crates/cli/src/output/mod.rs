@@ -290,12 +290,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_do_not_reach_the_terminal() {
+    fn terminal_gets_no_control_characters() {
         assert_eq!(printable("a\u{1b}[2Jb\n'\u{e9}"), "a\\u{1b}[2Jb\\n'\u{e9}");
     }
 
     #[test]
-    fn cells_are_three_blanks_apart_and_a_column_is_five_wide() {
+    fn table_cells_are_three_blanks_apart_and_five_wide() {
         let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
         let text =
             aligned(&[row(["NAME", "N", "SELECTOR"]), row(["a", "", "all()"]), row(["sch\u{f6}n", "x", "!has(a)"])]);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn five_digits_as_in_c() {
+    fn numbers_are_printed_with_five_digits_as_in_c() {
         let cases = [
             (0.0, "0"),
             (1.0, "1"),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn parts() {
+    fn shares_are_printed_as_count_and_percent() {
         assert_eq!(format_share(10.0, 65536.0), "10 (0%)");
         assert_eq!(format_share(65526.0, 65536.0), "65526 (100%)");
         assert_eq!(format_share(3.0, 8.0), "3 (38%)");
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_stand_where_calicoctl_has_them() {
+    fn table_fields_stand_where_calicoctl_has_them() {
         let value = json!({"spec": {"allowedUses": ["a"], "cidr": "c", "zzz": 1, "aaa": 1}, "metadata": {"uid": "u",
             "name": "n"}, "kind": "K", "apiVersion": "v"});
         let text = serde_json::to_string(&SortedJson(&value)).unwrap();

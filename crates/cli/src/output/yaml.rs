@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_looks_as_calicoctl_prints_it() {
+    fn yaml_looks_as_calicoctl_prints_it() {
         let pool = json!({
             "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
             "metadata": {"name": "main", "creationTimestamp": "2026-11-22T03:00:00Z", "resourceVersion": "7", "labels": {}},
@@ -196,7 +196,7 @@ nested:
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn yaml_is_read_back_as_written() {
         let texts = [
             "",
             " a",

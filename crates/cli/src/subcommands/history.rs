@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_and_json_of_an_assignment_and_a_claim() {
+    fn history_shows_assignment_and_claim_as_line_and_json() {
         let found = happenings("web");
         let at = datetime!(2026-11-21 10:00:00.7 UTC);
         let rows: Vec<EventRow> = found.iter().map(|one| EventRow::happened(Revision::new(7), Some(at), one)).collect();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_does_not_reach_the_terminal_as_it_is() {
+    fn history_escapes_stored_text_for_terminal() {
         let row = EventRow::listed(Revision::new(7), &happenings("\u{1b}[2J")[1]);
         assert_eq!(
             row.line(),

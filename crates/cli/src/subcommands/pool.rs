@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_size_fits_the_pool() {
+    fn pool_block_size_fits_pool() {
         let usual = |bits| BlockSize { bits, note: None };
         assert_eq!(size("10.0.0.0/16", None).unwrap(), usual(26));
         assert_eq!(size("10.0.0.0/26", None).unwrap(), usual(26));
@@ -521,14 +521,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_size_that_cannot_be_is_refused() {
+    fn pool_block_size_is_refused_when_impossible() {
         for (cidr, wanted) in [("10.0.0.0/16", 19), ("10.0.0.0/16", 33), ("fd00::/64", 26), ("10.0.0.0/28", 26)] {
             assert!(size(cidr, Some(wanted)).is_err(), "{cidr} {wanted}");
         }
     }
 
     #[test]
-    fn a_listing() {
+    fn pool_list_prints_table() {
         let pool = PoolRow {
             name: "lab".into(),
             cidr: "10.70.0.0/24".parse().unwrap(),
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_have_no_host_bits() {
+    fn pool_ranges_have_no_host_bits() {
         assert_eq!(cidr("10.65.0.0/16").unwrap().to_string(), "10.65.0.0/16");
         assert!(cidr("10.65.0.1/16").unwrap_err().contains("10.65.0.0/16"));
         assert!(cidr("10.65.0.1").is_err());

@@ -158,7 +158,7 @@ mod tests {
     use crate::command::Format;
 
     #[test]
-    fn a_listing() {
+    fn reservation_list_prints_table() {
         let row = ReservationRow { name: "infra".into(), cidrs: vec!["10.0.0.0/30".into(), "10.0.0.255".into()] };
         let (mut out, mut err) = (Vec::new(), Vec::new());
         CommandAnswer::rows("reservations", &[row]).unwrap().print(Format::Table, &mut out, &mut err).unwrap();

@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_pools() {
+    fn show_table_lists_pools() {
         let expected = "\
 +----------+--------------+------------+------------+--------------+-------------------+
 | GROUPING | CIDR         | IPS TOTAL  | IPS IN USE | IPS RESERVED | IPS FREE          |
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_follow_their_pool_and_orphans_come_last() {
+    fn show_blocks_follow_their_pool_and_orphans_come_last() {
         let (table, _) = printed(&utilization(), UsageDetail::Blocks, Format::Table);
         let first: Vec<&str> =
             table.lines().filter_map(|line| line.strip_prefix("| ")?.split('|').next().map(str::trim)).collect();
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_exact_and_has_the_blocks() {
+    fn show_json_is_exact_and_has_blocks() {
         let (text, _) = printed(&utilization(), UsageDetail::Pools, Format::Json);
         let found: Value = serde_json::from_str(&text).unwrap();
         let expected = json!({
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_store_says_what_to_do() {
+    fn show_says_what_to_do_when_store_is_empty() {
         let (table, notes) = printed(&Utilization::default(), UsageDetail::Pools, Format::Table);
         assert!(table.contains("GROUPING"));
         assert_eq!(notes, "note: there is no pool yet; make one with: margay pool create NAME CIDR\n");
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_calicoctls() {
+    fn show_texts_match_calicoctl() {
         assert_eq!(report(AddressStatus::Free).text(), "10.65.0.5 is not assigned");
         let attributes: BTreeMap<_, _> =
             [("pod", "web"), ("node", "node1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_holder_beside_the_address() {
+    fn show_json_has_holder_beside_address() {
         let base = json!({"ip": "10.65.0.5", "in_use": false, "pool": "main", "reserved_by": []});
         assert_eq!(to_value(report(AddressStatus::Free).json()).unwrap(), base);
         let held = report(AddressStatus::Held(Holder { handle: Some("h".into()), ..Holder::default() }));
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_calicoctls() {
+    fn show_table_matches_calicoctl() {
         let address = BorrowedAddress {
             ip: "10.0.0.2".parse().unwrap(),
             node: "b".into(),
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_span_has_its_largest_fitting_unit() {
+    fn forecast_span_has_largest_fitting_unit() {
         let spans =
             [(0, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (86_400, "24 hours"), (604_800, "7 days")];
         for (seconds, expected) in spans {
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn each_future_has_its_words() {
+    fn forecast_has_words_for_each_future() {
         let words = |ahead| {
             let (per_day, full_in) = forecast_words(ahead);
             format!("{per_day}|{full_in}")

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_and_value_can_be_spelled() {
+    fn line_can_spell_every_key_and_value() {
         let all: Vec<u8> = (0..=255).collect();
         for bytes in [&b""[..], b"k", "\u{0}\"\\\n\u{e9}\u{1f600}".as_bytes(), &all, b"\xff"] {
             for lease in [None, LeaseId::new(i64::MIN)] {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_line_has_room() {
+    fn line_limit_has_room_for_longest_key_and_value() {
         let (key, value) = (vec![1; kv::MAX_KEY_BYTES], vec![1; kv::MAX_VALUE_BYTES]);
         assert!(
             serde_json::to_string(&BackupLine::new(&key, &value, LeaseId::new(i64::MIN))).unwrap().len()
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_one_key_and_one_value() {
+    fn line_has_one_key_and_one_value() {
         for line in [
             r#"{"key":"k"}"#,
             r#"{"value":"v"}"#,

@@ -376,7 +376,7 @@ mod tests {
     );
 
     #[test]
-    fn every_flipped_bit_is_noticed() {
+    fn reader_notices_every_flipped_bit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("backup");
         let mut sum = Sha256::default();

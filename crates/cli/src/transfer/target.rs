@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_too_has_a_guard_for_each_key() {
+    fn guards_are_per_key_when_others_may_write() {
         let handles = || vec![new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
         assert_eq!(guards(&handles(), FormerContents::Nothing).len(), 1);
         assert_eq!(guards(&handles(), FormerContents::Something).len(), 3);
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_in_between_is_seen() {
+    async fn guards_notice_writes_in_between() {
         let store = kv_mvcc::memory();
         store.put(keys::handle("other"), "{}").await.unwrap();
         let batch = [new(keys::handle("a")), new(keys::handle("b")), new(keys::handle("c"))];
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_read_back_is_all_that_was_written_and_nothing_else() {
+    async fn target_reads_back_exactly_what_was_written() {
         let folder = tempfile::tempdir().unwrap();
         for engine in ["redb", "sled"] {
             let location = stores::of_engine(engine, folder.path().join(engine)).unwrap();

@@ -34,7 +34,7 @@ fn judge(location: &Location, args: &str) -> crate::common::Done {
 }
 
 #[test]
-fn the_table_has_a_line_for_each_case_and_ends_with_a_summary() {
+fn conformance_table_has_line_for_each_case_and_summary() {
     let run = margay(["conformance", "memory:", "--case", "R"]);
     assert_eq!((run.code, run.err.as_str()), (0, "store: memory:\nnote: each case gets a new store\n"), "{}", run.out);
     let lines: Vec<&str> = run.out.lines().collect();
@@ -49,7 +49,7 @@ fn the_table_has_a_line_for_each_case_and_ends_with_a_summary() {
 }
 
 #[test]
-fn json_has_a_name_a_rule_a_result_and_a_reason() {
+fn conformance_json_has_name_rule_result_and_reason() {
     for format in [["--report", "json"], ["-o", "json"]] {
         let run = margay(["conformance", "memory:", "--case", "R"].into_iter().chain(format)).json();
         let cases = run["cases"].as_array().unwrap();
@@ -64,7 +64,7 @@ fn json_has_a_name_a_rule_a_result_and_a_reason() {
 }
 
 #[test]
-fn junit_wins_over_the_general_output() {
+fn conformance_junit_wins_over_general_output() {
     let run = margay(["conformance", "memory:", "--case", "R0", "--report", "junit", "-o", "json"]);
     assert_eq!(run.code, 0);
     assert!(run.out.starts_with("<?xml "), "{}", run.out);
@@ -73,7 +73,7 @@ fn junit_wins_over_the_general_output() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_made_and_removed() {
+fn conformance_store_is_made_and_removed_when_missing() {
     for lab in Lab::each() {
         fs::create_dir(lab.folder().join("some")).unwrap();
         let run = judge(&lab.location, "--case B");
@@ -85,7 +85,7 @@ fn a_store_that_is_not_there_is_made_and_removed() {
 }
 
 #[test]
-fn an_empty_folder_stays() {
+fn conformance_keeps_empty_folder() {
     for lab in Lab::each() {
         let path = lab.location.path().unwrap();
         fs::create_dir_all(path).unwrap();
@@ -95,7 +95,7 @@ fn an_empty_folder_stays() {
 }
 
 #[test]
-fn beside_keys_of_others_only_what_can_share_runs_and_nothing_is_left() {
+fn conformance_runs_only_shared_cases_beside_foreign_keys() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         lab.assign("net1", "c1");
@@ -114,7 +114,7 @@ fn beside_keys_of_others_only_what_can_share_runs_and_nothing_is_left() {
 }
 
 #[test]
-fn in_a_store_without_keys_all_cases_run() {
+fn conformance_runs_all_cases_when_store_has_no_keys() {
     for lab in Lab::each() {
         assert_eq!(keys(&lab.location), []);
         let run = judge(&lab.location, "--case 0");
@@ -126,7 +126,7 @@ fn in_a_store_without_keys_all_cases_run() {
 }
 
 #[test]
-fn everything_is_erased_only_where_the_place_was_typed_out() {
+fn conformance_erases_only_when_place_was_typed_out() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         let before = keys(&lab.location);
@@ -160,7 +160,7 @@ fn refused(location: &str, args: &[&str]) -> String {
 }
 
 #[test]
-fn bad_urls_and_filters_are_refused() {
+fn conformance_refuses_bad_urls_and_filters() {
     let cases: [(&str, &[&str], &str); 9] = [
         ("postgres://x/y", &[], "postgres:// is not a kind of store\nhint: store URLs are"),
         ("/var/lib/x", &[], "did you mean sled:///var/lib/x or redb:///var/lib/x?"),
@@ -179,7 +179,7 @@ fn bad_urls_and_filters_are_refused() {
 }
 
 #[test]
-fn a_missing_url_is_wrong_usage() {
+fn conformance_refuses_missing_url_as_wrong_usage() {
     let run = margay(["conformance"]);
     assert_eq!(run.code, 1);
     assert!(run.err.contains("<URL>"), "{}", run.err);
@@ -192,7 +192,7 @@ fn a_missing_url_is_wrong_usage() {
 }
 
 #[test]
-fn what_is_no_store_is_left_alone() {
+fn conformance_leaves_folder_alone_when_it_is_no_store() {
     for lab in Lab::each() {
         let url = lab.location.to_string();
         let path = lab.location.path().unwrap();
@@ -209,7 +209,7 @@ fn what_is_no_store_is_left_alone() {
 }
 
 #[test]
-fn a_store_of_a_newer_format_is_left_alone() {
+fn conformance_leaves_store_alone_when_format_is_newer() {
     for lab in Lab::each() {
         assert_eq!(keys(&lab.location), []);
         let identity = lab.location.path().unwrap().join("store.id");
@@ -223,7 +223,7 @@ fn a_store_of_a_newer_format_is_left_alone() {
 }
 
 #[test]
-fn a_store_in_use_is_waited_for_and_then_refused() {
+fn conformance_waits_then_refuses_when_store_is_in_use() {
     for lab in Lab::each() {
         let url = lab.location.to_string();
         let said = with_store(&lab.location, async |_| {
@@ -276,7 +276,7 @@ fn assert_interrupted(done: &(Option<i32>, String, String)) {
 }
 
 #[test]
-fn an_interrupted_run_removes_the_stores_that_it_made() {
+fn conformance_removes_its_stores_when_interrupted() {
     for lab in Lab::each() {
         fs::create_dir(lab.folder().join("some")).unwrap();
         assert_interrupted(&interrupted(&lab.location, Signal::SIGINT));
@@ -285,7 +285,7 @@ fn an_interrupted_run_removes_the_stores_that_it_made() {
 }
 
 #[test]
-fn an_interrupted_run_leaves_nothing_beside_others() {
+fn conformance_leaves_nothing_beside_others_when_interrupted() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         let before = keys(&lab.location);

@@ -18,7 +18,7 @@ use crate::store::content::with_store;
 use crate::support::send_signal;
 
 #[test]
-fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
+fn cursor_repeats_no_state_when_program_is_slow() {
     let places = Places::with_etcd();
     let location = places.etcd();
     let url = places.etcd.as_ref().unwrap().url();
@@ -57,7 +57,7 @@ fn a_slow_program_gets_the_state_once_though_history_goes_on_to_be_removed() {
 }
 
 #[test]
-fn a_count_ends_behind_a_whole_revision_or_list() {
+fn cursor_count_ends_behind_whole_revision_or_list() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
@@ -78,7 +78,7 @@ fn a_count_ends_behind_a_whole_revision_or_list() {
 }
 
 #[test]
-fn a_watch_of_a_cluster_is_read_while_its_receiver_works() {
+fn cursor_watch_is_read_while_receiver_works() {
     let places = Places::with_etcd();
     let location = places.etcd();
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
@@ -113,7 +113,7 @@ fn a_watch_of_a_cluster_is_read_while_its_receiver_works() {
 }
 
 #[test]
-fn a_kill_after_a_list_repeats_nothing() {
+fn cursor_repeats_nothing_when_killed_after_list() {
     let places = Places::with_etcd();
     for location in stores(&places) {
         assign(&location, "c1").unwrap();
@@ -152,7 +152,7 @@ fn send(process: &Child, which: Signal) {
 }
 
 #[test]
-fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
+fn cursor_moves_with_other_keys_when_watch_is_quiet() {
     let places = Places::with_etcd();
     let (location, hook) = (places.etcd(), Hook::new(""));
     let mut watcher = quiet(&location, &hook);
@@ -164,7 +164,7 @@ fn other_keys_of_a_cluster_move_the_cursor_of_a_quiet_watch() {
 }
 
 #[test]
-fn a_broken_connection_of_a_quiet_watch_is_no_gap() {
+fn cursor_has_no_gap_when_quiet_connection_breaks() {
     let mut places = Places::with_etcd();
     let (location, hook) = (places.etcd(), Hook::new(""));
     let mut watcher = quiet(&location, &hook);
@@ -179,7 +179,7 @@ fn a_broken_connection_of_a_quiet_watch_is_no_gap() {
 }
 
 #[test]
-fn a_cursor_of_another_store_is_refused() {
+fn cursor_is_refused_when_of_another_store() {
     let places = Places::with_etcd();
     let stores = stores(&places);
     let hook = Hook::new("");
@@ -211,7 +211,7 @@ fn a_cursor_of_another_store_is_refused() {
 }
 
 #[test]
-fn a_cluster_that_went_back_under_a_watch_is_refused_for_good() {
+fn cursor_is_refused_for_good_when_cluster_went_back() {
     let mut places = Places::with_etcd();
     let location = places.etcd();
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
@@ -246,7 +246,7 @@ fn ended(mut process: Child) -> Option<i32> {
 }
 
 #[test]
-fn an_older_state_in_the_folder_of_a_store_is_refused_under_a_watch() {
+fn cursor_is_refused_when_store_folder_went_back() {
     let places = Places::new();
     for location in [places.sled("a"), places.redb("b")] {
         at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();

@@ -29,7 +29,7 @@ fn guard(etcd: &Etcd) {
 }
 
 #[test]
-fn pools_on_etcd_with_a_login() {
+fn etcd_pools_work_with_login() {
     let etcd = Etcd::start().unwrap();
     guard(&etcd);
     let url = etcd.url().replace("http:", "etcd:");
@@ -51,7 +51,7 @@ fn pools_on_etcd_with_a_login() {
 }
 
 #[test]
-fn a_file_says_where_it_is_and_who_logs_in() {
+fn etcd_configuration_file_names_place_and_login() {
     let etcd = Etcd::start().unwrap();
     guard(&etcd);
     let folder = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn a_file_says_where_it_is_and_who_logs_in() {
 }
 
 #[test]
-fn bad_input_is_told_in_one_line_and_what_to_do() {
+fn etcd_bad_input_is_told_in_one_line_with_remedy() {
     let dead = format!("etcd://{}", crate::support::dead_address().unwrap());
     let key = [("ETCD_KEY_FILE", "/nowhere/key.pem")];
     let authority = [("ETCD_CA_CERT_FILE", "/nowhere/ca.pem")];
@@ -104,7 +104,7 @@ fn bad_input_is_told_in_one_line_and_what_to_do() {
 }
 
 #[test]
-fn the_store_verbs_on_etcd() {
+fn etcd_store_verbs_work() {
     let etcd = Etcd::start().unwrap();
     let url = etcd.url().replace("http:", "etcd:");
     let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use crate::common::Lab;
 use kv::{Range, StoreExt};
 
 #[test]
-fn what_is_told_is_what_then_happens() {
+fn explain_matches_what_then_happens() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.88.0.0/30 --block-size 31").answer();
         lab.margay("pool create spare 10.89.0.0/30 --block-size 30 --manual").answer();
@@ -41,7 +41,7 @@ fn what_is_told_is_what_then_happens() {
 }
 
 #[test]
-fn what_would_help_is_said() {
+fn explain_says_what_would_help() {
     for lab in Lab::each() {
         lab.margay("pool create shops 10.88.0.0/30 --block-size 30 --namespace-selector tier=='web'").answer();
         let unknown = lab.margay("ipam explain --node node1").answer();

@@ -89,7 +89,7 @@ fn judge(location: &Location) {
 }
 
 #[test]
-fn pools_fill_as_they_did_on_disk() {
+fn forecast_follows_past_use_on_disk() {
     for lab in Lab::each() {
         let ago = Arc::new(AtomicI64::new(2 * DAY));
         let clock = {
@@ -110,7 +110,7 @@ fn pools_fill_as_they_did_on_disk() {
 }
 
 #[test]
-fn pools_fill_as_they_did_on_etcd() {
+fn forecast_follows_past_use_on_etcd() {
     let etcd = Etcd::start().unwrap();
     let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -130,7 +130,7 @@ fn names(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn alerts_and_dashboard_use_numbers_that_there_are() {
+fn alerts_and_dashboard_use_existing_metrics() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     let known = names(&(read("docs/command-line.md") + &read("docs/one-node-served.md")));
@@ -157,7 +157,7 @@ fn commands(rules: &str) -> Vec<String> {
 }
 
 #[test]
-fn alerts_name_commands_that_there_are_and_compare_numbers_of_one_store() {
+fn alerts_name_existing_commands_and_compare_one_store() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
     let (rules, dashboard) = (read("prometheus/margay.rules.yaml"), read("grafana/margay.json"));

@@ -85,7 +85,7 @@ fn list<'v>(report: &'v Value, name: &str) -> Vec<&'v str> {
 }
 
 #[test]
-fn leftovers_of_an_earlier_boot_go_and_what_is_live_stays() {
+fn gc_frees_leftovers_of_earlier_boot_and_keeps_live() {
     for (number, lab_) in Lab::each().iter().enumerate() {
         lab(lab_, &format!("198.18.{number}.0/24"));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
@@ -117,7 +117,7 @@ fn leftovers_of_an_earlier_boot_go_and_what_is_live_stays() {
 }
 
 #[test]
-fn it_takes_two_looks_that_are_apart_to_free_what_has_no_namespace() {
+fn gc_needs_two_scans_apart_when_namespace_is_missing() {
     for (number, lab_) in Lab::each().iter().enumerate() {
         lab(lab_, &format!("198.18.{}.0/24", 10 + number));
         let (idle, live) = (assign_now(lab_, "idle"), assign_now(lab_, "live"));
@@ -147,7 +147,7 @@ fn it_takes_two_looks_that_are_apart_to_free_what_has_no_namespace() {
 
 /// KubeVirt's bridge binding, macvtap, SR-IOV, DPDK and memif take the address from the interface, or have none.
 #[test]
-fn a_container_that_flushed_its_address_keeps_it_until_its_namespace_is_gone() {
+fn gc_keeps_flushed_address_until_namespace_is_gone() {
     for (number, lab_) in Lab::each().iter().enumerate() {
         lab(lab_, &format!("198.18.{}.0/24", 60 + number));
         let container = Container::empty();
@@ -185,7 +185,7 @@ fn a_container_that_flushed_its_address_keeps_it_until_its_namespace_is_gone() {
 
 /// Given before namespaces were recorded.
 #[test]
-fn an_address_without_a_namespace_is_judged_by_its_boot_alone() {
+fn gc_judges_by_boot_when_namespace_is_not_recorded() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.62.0/24");
@@ -201,7 +201,7 @@ fn an_address_without_a_namespace_is_judged_by_its_boot_alone() {
 }
 
 #[test]
-fn an_address_that_is_live_at_any_look_begins_anew() {
+fn gc_begins_anew_when_address_is_live_at_any_scan() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.20.0/24");
@@ -232,7 +232,7 @@ fn an_address_that_is_live_at_any_look_begins_anew() {
 }
 
 #[test]
-fn looks_that_are_not_surely_ours_do_not_count() {
+fn gc_ignores_scans_that_are_not_surely_its_own() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.30.0/24");
@@ -273,7 +273,7 @@ fn looks_that_are_not_surely_ours_do_not_count() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_nothing_to_free_and_is_not_made() {
+fn gc_has_nothing_to_free_when_store_is_missing() {
     for lab_ in Lab::each() {
         let done = gc(&lab_, "--boot --netns --apply").answer();
         assert!(done.contains("there is no store at"), "{done}");
@@ -282,7 +282,7 @@ fn a_store_that_is_not_there_is_nothing_to_free_and_is_not_made() {
 }
 
 #[test]
-fn all_stores_of_the_configuration_are_gone_through() {
+fn gc_goes_through_all_stores_of_configuration() {
     let labs = Lab::each();
     let conf = labs[0].folder().join("net.d");
     std::fs::create_dir(&conf).unwrap();
@@ -326,7 +326,7 @@ fn all_stores_of_the_configuration_are_gone_through() {
 
 /// The systemd units on a machine that has nothing of Margay's.
 #[test]
-fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
+fn gc_prints_one_line_when_machine_has_no_network() {
     // The machine that runs the tests may have a store at the default path.
     let _machine = Machine::new();
     let folder = tempfile::tempdir().unwrap();
@@ -353,7 +353,7 @@ fn a_machine_without_a_network_of_margays_is_done_with_one_line() {
 
 /// At boot there is no network yet, and nobody must wait for it.
 #[test]
-fn the_stores_of_clusters_are_left_to_the_timer() {
+fn gc_at_boot_leaves_cluster_stores_to_timer() {
     let labs = Lab::each();
     lab(&labs[1], "198.18.46.0/24");
     let left = labs[1].assign("net", "left");
@@ -377,7 +377,7 @@ fn the_stores_of_clusters_are_left_to_the_timer() {
 }
 
 #[test]
-fn who_cannot_see_everything_frees_nothing() {
+fn gc_frees_nothing_when_scan_is_incomplete() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.50.0/24");
@@ -406,7 +406,7 @@ fn wrapped(lab: &Lab, wrapper: &[&str], args: &str) -> Output {
 }
 
 #[test]
-fn evidence_has_to_be_named() {
+fn gc_evidence_has_to_be_named() {
     assert!(margay(["gc"]).failure().contains("--boot"));
     assert!(margay(["gc", "--boot", "--wait"]).failure().contains("--netns"));
     assert!(margay(["gc", "--boot", "--all-stores", "--store", "sled:///a"]).failure().contains("--all-stores"));

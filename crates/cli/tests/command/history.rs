@@ -18,7 +18,7 @@ fn reported(report: &Value, members: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn an_address_goes_from_one_to_another() {
+fn history_follows_address_between_holders() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/31 --block-size 31").answer();
         let address = lab.assign("net", "c1");
@@ -57,7 +57,7 @@ fn an_address_goes_from_one_to_another() {
 }
 
 #[test]
-fn what_was_given_up_is_said_and_what_was_so_then_is_told() {
+fn history_says_oldest_revision_when_compacted() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let (address, other) = (lab.assign("net", "c1"), lab.assign("net", "c2"));
@@ -74,7 +74,7 @@ fn what_was_given_up_is_said_and_what_was_so_then_is_told() {
 }
 
 #[test]
-fn since_keeps_what_was_still_so() {
+fn history_since_keeps_what_was_still_so() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/31 --block-size 31").answer();
         let (address, other) = (lab.assign("net", "c1"), lab.assign("net", "c2"));
@@ -95,7 +95,7 @@ fn since_keeps_what_was_still_so() {
 }
 
 #[test]
-fn times_are_those_of_the_machine_too() {
+fn history_shows_times_of_machine_too() {
     let [lab, _] = Lab::each();
     lab.margay("pool create tiny 10.88.0.0/31 --block-size 31").answer();
     let address = lab.assign("net", "c1");
@@ -117,7 +117,7 @@ fn times_are_those_of_the_machine_too() {
 }
 
 #[test]
-fn a_missing_store_is_named() {
+fn history_names_missing_store() {
     for lab in Lab::each() {
         for args in ["ipam history node1", "watch --for 1s", "watch --pool a"] {
             let failure = lab.margay(args).failure();
@@ -167,7 +167,7 @@ impl Watching {
 }
 
 #[test]
-fn a_watch_tells_what_happens_and_ends_after_enough() {
+fn watch_tells_events_and_ends_after_count() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let before = lab.assign("net", "before");
@@ -187,7 +187,7 @@ fn a_watch_tells_what_happens_and_ends_after_enough() {
 }
 
 #[test]
-fn a_watch_can_list_first_and_be_of_one_node_or_pool() {
+fn watch_can_list_first_and_filter_by_node_or_pool() {
     for lab in Lab::each() {
         lab.margay("pool create a 10.88.0.0/30 --block-size 30").answer();
         let held = lab.assign("net", "c1");
@@ -238,7 +238,7 @@ fn a_watch_can_list_first_and_be_of_one_node_or_pool() {
 }
 
 #[test]
-fn history_that_is_given_up_under_a_watch_is_told_and_listed_anew() {
+fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
@@ -274,7 +274,7 @@ fn history_that_is_given_up_under_a_watch_is_told_and_listed_anew() {
 }
 
 #[test]
-fn a_watch_holds_nobody_up() {
+fn watch_delays_no_writer() {
     const ROUNDS: usize = 40;
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/29 --block-size 29").answer();
@@ -310,7 +310,7 @@ fn a_watch_holds_nobody_up() {
 }
 
 #[test]
-fn help_fits_a_screen_and_has_examples() {
+fn history_help_fits_screen_and_has_examples() {
     for args in ["ipam history --help", "ipam explain --help", "watch --help"] {
         let help = Run::new(args.split(' ')).run().answer();
         assert!(help.contains("Examples:") && help.lines().count() <= 50, "{args}: {help}");

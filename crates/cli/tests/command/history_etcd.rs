@@ -74,7 +74,7 @@ fn events(report: &Value) -> Vec<String> {
 }
 
 #[test]
-fn history_on_etcd_and_after_compaction() {
+fn history_on_etcd_works_after_compaction() {
     let (_etcd, url) = cluster();
     let address = with(&url, async |ipam| {
         let address = assign(ipam, "net.a").await;
@@ -115,7 +115,7 @@ fn history_on_etcd_and_after_compaction() {
 }
 
 #[test]
-fn a_watch_on_etcd_goes_on_over_a_restart() {
+fn watch_on_etcd_goes_on_after_restart() {
     let (mut etcd, url) = cluster();
     let mut child = Command::new(env!("CARGO_BIN_EXE_margay"))
         .args(["--store", &url, "watch", "-o", "json", "--node", "node1", "--count", "4"])
@@ -141,7 +141,7 @@ fn a_watch_on_etcd_goes_on_over_a_restart() {
 }
 
 #[test]
-fn explain_on_etcd_knows_who_is_registered() {
+fn explain_on_etcd_knows_registered_nodes() {
     let (_etcd, url) = cluster();
     let report = json(&url, &["ipam", "explain", "--node", "node1"]);
     assert_eq!(report["outcome"]["source"], "new", "{report}");

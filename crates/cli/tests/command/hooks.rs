@@ -96,7 +96,7 @@ pub(crate) fn stores(places: &Places) -> Vec<Location> {
 }
 
 #[test]
-fn the_program_goes_on_where_it_stopped() {
+fn hook_program_goes_on_where_it_stopped() {
     let places = Places::with_etcd();
     for location in stores(&places) {
         let hook = Hook::new("");
@@ -121,7 +121,7 @@ fn the_program_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn history_that_is_gone_is_a_gap_and_the_state() {
+fn hook_gets_gap_and_state_when_history_is_gone() {
     let places = Places::with_etcd();
     for location in stores(&places) {
         let hook = Hook::new("");
@@ -174,7 +174,7 @@ pub(crate) fn wait_for(path: &Path, lines: usize) {
 }
 
 #[test]
-fn kills_lose_no_event() {
+fn hook_loses_no_event_when_killed() {
     const ROUNDS: usize = 6;
     let places = Places::with_etcd();
     for location in stores(&places) {
@@ -213,7 +213,7 @@ fn kills_lose_no_event() {
 }
 
 #[test]
-fn the_example_keeps_a_hosts_file() {
+fn hook_example_keeps_hosts_file() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
@@ -297,7 +297,7 @@ fn server(statuses: &'static [u16]) -> (String, Requests) {
 }
 
 #[test]
-fn a_webhook_gets_signed_events_until_it_takes_them() {
+fn hook_webhook_gets_signed_events_until_accepted() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
@@ -343,7 +343,7 @@ fn a_webhook_gets_signed_events_until_it_takes_them() {
 }
 
 #[test]
-fn a_run_that_has_become_another_users_is_waited_for() {
+fn hook_run_is_waited_for_when_it_changed_user() {
     const STRANGER: u32 = 65_534;
     let places = Places::new();
     let location = places.redb("a");

@@ -5,7 +5,7 @@ use std::fs;
 use crate::common::margay;
 
 #[test]
-fn completions_are_an_answer_for_each_shell() {
+fn completions_exist_for_each_shell() {
     for (shell, sign) in [("bash", "complete -F"), ("zsh", "#compdef margay"), ("fish", "complete -c margay")] {
         let script = margay(["completions", shell]).answer();
         assert!(script.contains(sign) && script.contains("show-blocks"), "{shell}: {script}");
@@ -15,7 +15,7 @@ fn completions_are_an_answer_for_each_shell() {
 }
 
 #[test]
-fn every_command_has_a_man_page_that_leads_to_the_plugin() {
+fn man_pages_exist_for_every_command_and_lead_to_plugin() {
     let folder = tempfile::tempdir().unwrap();
     // A folder that is not there yet.
     let pages = folder.path().join("man1");
@@ -32,7 +32,7 @@ fn every_command_has_a_man_page_that_leads_to_the_plugin() {
 }
 
 #[test]
-fn man_pages_that_cannot_be_written_say_where() {
+fn man_pages_error_names_place_when_not_writable() {
     let failure = margay(["man-pages", "/proc/no/such/folder"]).failure();
     assert!(failure.contains("/proc/no/such/folder") && failure.contains("hint: name a folder"), "{failure}");
 }

@@ -16,7 +16,7 @@ fn filled(lab: &Lab) -> Vec<String> {
 }
 
 #[test]
-fn blocks_are_drawn_as_they_are() {
+fn map_draws_blocks_as_they_are() {
     for lab in Lab::each() {
         let given = filled(&lab);
         let drawn = lab.margay("ipam map --pool main").answer();
@@ -45,7 +45,7 @@ fn blocks_are_drawn_as_they_are() {
 }
 
 #[test]
-fn an_empty_store_says_what_to_do() {
+fn map_says_what_to_do_when_store_is_empty() {
     let [lab, _] = Lab::each();
     assert_eq!(lab.margay("pool create main 10.65.0.0/29").code, 0);
     assert_eq!(lab.margay("pool delete main").code, 0);
@@ -54,7 +54,7 @@ fn an_empty_store_says_what_to_do() {
 }
 
 #[test]
-fn pictures_are_whole_files() {
+fn map_pictures_are_whole_files() {
     let [lab, _] = Lab::each();
     filled(&lab);
     let (svg, html) = (lab.folder().join("a.svg"), lab.folder().join("a.html"));
@@ -79,7 +79,7 @@ fn pictures_are_whole_files() {
 }
 
 #[test]
-fn numbers_are_those_of_the_store() {
+fn map_numbers_match_store() {
     for lab in Lab::each() {
         filled(&lab);
         let text = lab.margay("metrics --node node1").answer();

@@ -69,7 +69,7 @@ fn quotas_come_and_go() {
 }
 
 #[test]
-fn a_quota_is_of_one_kind() {
+fn quotas_are_of_one_kind_each() {
     let [lab, _] = Lab::each();
     lab.margay("pool create main 10.65.0.0/24").answer();
     for wrong in ["quota set 5", "quota set --node a --network b 5", "quota set --node a -1", "quota set --node a x"] {
@@ -78,7 +78,7 @@ fn a_quota_is_of_one_kind() {
 }
 
 #[test]
-fn quotas_move_with_a_store() {
+fn quotas_move_with_store() {
     let [one, other] = Lab::each();
     one.margay("pool create main 10.65.0.0/24").answer();
     one.margay("quota set --namespace shop 2").answer();

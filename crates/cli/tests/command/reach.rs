@@ -102,7 +102,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_look_reads_the_nodes_own_blocks_and_those_that_are_known_and_a_pass_finds_the_rest() {
+fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     let cluster = Cluster::start();
     let lent = cluster.assign("other0", "o0", RequestedAddresses::any(1, 0));
     for number in 1..BLOCKS * 2 {

@@ -13,7 +13,7 @@ fn help_and_version_are_answers() {
 }
 
 #[test]
-fn help_and_pages_name_the_same_engine_for_the_same_reasons() {
+fn help_and_pages_give_same_reasons_for_same_engine() {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let help = margay(["store", "--help"]).out;
     let (_, advice) = help.split_once("Which engine: ").unwrap();
@@ -26,7 +26,7 @@ fn help_and_pages_name_the_same_engine_for_the_same_reasons() {
 }
 
 #[test]
-fn every_verb_has_help_with_examples() {
+fn help_of_every_verb_has_examples() {
     for verb in ["pool create", "reservation create", "ipam show", "ipam check", "ipam release", "install"] {
         let help = margay(verb.split(' ').chain(["--help"]));
         assert_eq!(help.code, 0);
@@ -35,7 +35,7 @@ fn every_verb_has_help_with_examples() {
 }
 
 #[test]
-fn wrong_usage_is_exit_1_with_a_suggestion_on_stderr() {
+fn wrong_usage_is_exit_1_with_suggestion_on_stderr() {
     let cases: [(&[&str], &str); 10] = [
         (&["pool", "creat", "a", "10.0.0.0/8"], "a similar subcommand exists: 'create'"),
         (&["pool", "create", "a", "10.0.0.0/8", "--block-sise", "26"], "a similar argument exists: '--block-size'"),
@@ -56,7 +56,7 @@ fn wrong_usage_is_exit_1_with_a_suggestion_on_stderr() {
 }
 
 #[test]
-fn the_store_is_named_unless_it_was_given() {
+fn store_is_named_unless_given() {
     let dir = tempfile::tempdir().unwrap();
     let conf_dir = dir.path().to_str().unwrap();
     // Nobody listens there.
@@ -71,7 +71,7 @@ fn the_store_is_named_unless_it_was_given() {
 }
 
 #[test]
-fn several_stores_are_listed_and_none_is_touched() {
+fn stores_are_listed_and_untouched_when_several() {
     let dir = tempfile::tempdir().unwrap();
     for engine in ["sled", "redb"] {
         let path = dir.path().join(engine);
@@ -90,7 +90,7 @@ fn several_stores_are_listed_and_none_is_touched() {
 }
 
 #[test]
-fn a_password_in_a_url_is_never_repeated() {
+fn password_in_url_is_never_repeated() {
     for url in ["etcd://root:hunter2@a:2379", "sled://root:hunter2@a/b", "root:hunter2@a"] {
         let run = margay(["ipam", "show", "--store", url]);
         assert_eq!(run.code, 1);

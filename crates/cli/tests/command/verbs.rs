@@ -7,7 +7,7 @@ use crate::common::{Lab, Run, margay};
 use serde_json::{Value, json};
 
 #[test]
-fn a_pool_from_its_making_to_its_end() {
+fn pool_from_create_to_delete() {
     for lab in Lab::each() {
         let made = lab.margay("pool create lab 10.70.0.0/28 --gateway 10.70.0.1");
         assert_eq!(
@@ -46,7 +46,7 @@ fn a_pool_from_its_making_to_its_end() {
 }
 
 #[test]
-fn who_has_an_address() {
+fn address_holder_is_shown() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         lab.margay("reservation create infra 10.65.0.200/31").answer();
@@ -74,7 +74,7 @@ fn who_has_an_address() {
 }
 
 #[test]
-fn releasing_by_address_handle_and_container() {
+fn release_by_address_handle_and_container() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         let free = lab.margay("ipam release --ip 10.65.0.9").failure();
@@ -120,7 +120,7 @@ fn reservations_come_and_go() {
 }
 
 #[test]
-fn only_a_good_pool_makes_a_store() {
+fn store_is_made_only_by_good_pool() {
     for lab in Lab::each() {
         for verb in [
             "pool list",
@@ -164,7 +164,7 @@ fn only_a_good_pool_makes_a_store() {
 }
 
 #[test]
-fn a_pool_that_chooses_its_range_collides_with_nothing() {
+fn pool_collides_with_nothing_when_choosing_its_range() {
     for lab in Lab::each() {
         let conf = lab.folder().join("net.d");
         fs::create_dir(&conf).unwrap();
@@ -193,7 +193,7 @@ fn a_pool_that_chooses_its_range_collides_with_nothing() {
 }
 
 #[test]
-fn what_a_pool_is_created_with_is_listed() {
+fn pool_list_shows_what_create_was_given() {
     for lab in Lab::each() {
         let args = ["pool", "create", "racks", "fd00:10:65::/48", "--block-size", "120", "--manual"];
         let selectors = ["--node-selector", "rack == 'b'", "--namespace-selector", "has(team)", "--store"];
@@ -217,7 +217,7 @@ fn what_a_pool_is_created_with_is_listed() {
 
 /// A datastore that Calico wrote, and what Calico itself says of it.
 #[test]
-fn calicos_own_data_is_counted_as_calico_counts_it() {
+fn usage_counts_calico_data_as_calico_does() {
     let fixture = |name: &str| -> Value {
         let path = format!("{}/../../fixtures/calico/{name}", env!("CARGO_MANIFEST_DIR"));
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -258,7 +258,7 @@ fn calicos_own_data_is_counted_as_calico_counts_it() {
 }
 
 #[test]
-fn the_conflist_leads_to_the_store() {
+fn conflist_leads_to_store() {
     for lab in Lab::each() {
         let (engine, path) = (lab.location.facts().name, lab.location.path().unwrap());
         let conf_dir = lab.folder().join("net.d");
@@ -281,7 +281,7 @@ fn the_conflist_leads_to_the_store() {
 }
 
 #[test]
-fn a_command_waits_for_its_turn() {
+fn command_waits_for_its_turn() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         let waiting = lab.with_ipam(async |_| {
@@ -307,7 +307,7 @@ impl Write for Broken {
 }
 
 #[test]
-fn an_answer_that_cannot_be_written() {
+fn answer_that_cannot_be_written_is_error() {
     let [lab, _] = Lab::each();
     lab.margay("pool create main 10.65.0.0/24").answer();
     let url = lab.location.to_string();

@@ -36,7 +36,7 @@ fn wait_for(reported: &UnixDatagram, state: &str) {
 }
 
 #[test]
-fn a_socket_of_systemds_is_used_and_stays() {
+fn systemd_socket_is_used_and_stays() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
@@ -65,7 +65,7 @@ fn a_socket_of_systemds_is_used_and_stays() {
 }
 
 #[test]
-fn a_caller_that_starts_the_daemon_is_served_by_it() {
+fn caller_is_served_by_daemon_that_it_starts() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
@@ -86,7 +86,7 @@ fn a_caller_that_starts_the_daemon_is_served_by_it() {
 }
 
 #[test]
-fn a_daemon_is_ready_without_a_store_too() {
+fn daemon_is_ready_without_store() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         std::fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();

@@ -35,7 +35,7 @@ fn after(conf: &Value, addresses: &[&str]) -> Value {
 }
 
 #[test]
-fn checks_and_states_and_refusals() {
+fn answers_match_for_check_status_and_refusals() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         lab.add("c1").ok();
@@ -78,7 +78,7 @@ fn checks_and_states_and_refusals() {
 }
 
 #[test]
-fn gc_frees_the_same() {
+fn answers_match_for_gc() {
     for engine in ENGINES {
         let labs = [Lab::with_pool(engine, POOL), Lab::with_pool(engine, POOL)];
         let mut daemon = Daemon::start(&labs[1]);
@@ -102,7 +102,7 @@ fn gc_frees_the_same() {
 }
 
 #[test]
-fn the_same_container_again_and_again() {
+fn answers_match_for_same_container_repeated() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -121,7 +121,7 @@ fn the_same_container_again_and_again() {
 }
 
 #[test]
-fn the_same_address_for_many() {
+fn answers_match_for_same_address_requested_by_many() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -158,7 +158,7 @@ fn the_same_address_for_many() {
 }
 
 #[test]
-fn the_same_container_is_added_and_deleted_at_once() {
+fn answers_match_for_container_added_and_deleted_at_once() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);

@@ -51,7 +51,7 @@ fn is_well(lab: &Lab, daemon: &mut Daemon) {
 }
 
 #[test]
-fn garbage_closes_its_connection_and_no_other() {
+fn client_garbage_closes_only_its_connection() {
     let lab = Lab::with_pool("redb", POOL);
     let mut daemon = Daemon::start(&lab);
     let mut other = raw(&lab);
@@ -107,7 +107,7 @@ fn garbage_closes_its_connection_and_no_other() {
 }
 
 #[test]
-fn a_body_of_random_bytes_never_harms() {
+fn client_random_bytes_never_harm() {
     let lab = Lab::with_pool("redb", POOL);
     let mut daemon = Daemon::start(&lab);
     for round in 0..400 {
@@ -126,7 +126,7 @@ fn a_body_of_random_bytes_never_harms() {
 }
 
 #[test]
-fn clients_that_never_read_hold_up_nobody() {
+fn clients_that_never_read_delay_no_other() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         // Each answer is larger than what a socket holds.
@@ -165,7 +165,7 @@ fn clients_that_never_read_hold_up_nobody() {
 }
 
 #[test]
-fn a_plugin_beside_a_thousand_idle_clients() {
+fn plugin_is_served_beside_thousand_idle_clients() {
     let lab = Lab::with_pool("redb", POOL);
     let mut daemon = Daemon::start(&lab);
     let clients: Vec<_> = (0..1000).map(|_| raw(&lab)).collect();
@@ -181,7 +181,7 @@ fn a_plugin_beside_a_thousand_idle_clients() {
 
 /// Open files are scarce: as many as systemd gives by default are fewer than the clients that the daemon lets in.
 #[test]
-fn a_plugin_beside_more_clients_than_the_daemon_can_have() {
+fn plugin_is_served_beside_more_clients_than_open_files() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut command = std::process::Command::new("sh");
@@ -209,7 +209,7 @@ fn a_plugin_beside_more_clients_than_the_daemon_can_have() {
 }
 
 #[test]
-fn a_second_daemon_is_refused() {
+fn second_daemon_is_refused() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -227,7 +227,7 @@ fn a_second_daemon_is_refused() {
 }
 
 #[test]
-fn keys_of_a_client_are_a_stores() {
+fn client_keys_are_limited_as_in_store() {
     let lab = Lab::with_pool("redb", POOL);
     let mut daemon = Daemon::start(&lab);
     let location = lab.location();

@@ -128,7 +128,7 @@ impl Drop for Cluster {
 }
 
 #[test]
-fn a_plugin_and_a_crowd_through_the_daemon() {
+fn cluster_plugin_and_crowd_go_through_daemon() {
     let cluster = Cluster::start();
     let mut daemon = cluster.serve();
     let address = cluster.add("c1").ok().by_daemon().address();
@@ -147,7 +147,7 @@ fn a_plugin_and_a_crowd_through_the_daemon() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_in_between_leaks_nothing() {
+fn cluster_daemon_leaks_nothing_when_killed() {
     let cluster = Cluster::start();
     for round in 0..12_u32 {
         let daemon = cluster.serve();
@@ -174,7 +174,7 @@ fn a_daemon_that_is_killed_in_between_leaks_nothing() {
 }
 
 #[test]
-fn an_etcd_that_stops_for_a_while_leaks_nothing() {
+fn cluster_daemon_leaks_nothing_when_etcd_stops() {
     let cluster = Cluster::start();
     let _daemon = cluster.serve();
     cluster.add("before").ok().by_daemon();
@@ -196,7 +196,7 @@ fn an_etcd_that_stops_for_a_while_leaks_nothing() {
 }
 
 #[test]
-fn without_the_daemon_a_plugin_goes_by_itself() {
+fn cluster_plugin_opens_store_without_daemon() {
     let cluster = Cluster::start();
     let daemon = cluster.serve();
     crate::programs::signal(daemon.pid(), Signal::SIGSTOP);

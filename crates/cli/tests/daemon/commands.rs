@@ -35,7 +35,7 @@ fn furnished(engine: &'static str) -> Lab {
 }
 
 #[test]
-fn what_only_reads_says_the_same() {
+fn commands_that_read_say_same_with_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let address = lab.held().keys().next().unwrap().to_string();
@@ -78,7 +78,7 @@ fn what_only_reads_says_the_same() {
 }
 
 #[test]
-fn what_writes_does_the_same() {
+fn commands_that_write_do_same_with_daemon() {
     for engine in ENGINES {
         let labs = [furnished(engine), furnished(engine)];
         let mut daemon = Daemon::start(&labs[1]);
@@ -120,7 +120,7 @@ fn what_writes_does_the_same() {
 }
 
 #[test]
-fn the_state_of_a_store_names_the_daemon() {
+fn command_status_names_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let daemon = Daemon::start(&lab);
@@ -133,7 +133,7 @@ fn the_state_of_a_store_names_the_daemon() {
 }
 
 #[test]
-fn a_backup_a_replacement_and_a_move() {
+fn commands_back_up_replace_and_move_store_of_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let mut daemon = Daemon::start(&lab);
@@ -161,7 +161,7 @@ fn a_backup_a_replacement_and_a_move() {
 }
 
 #[test]
-fn a_move_into_the_store_of_a_daemon() {
+fn command_moves_store_into_one_of_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let target = Lab::new(engine);
@@ -179,7 +179,7 @@ fn a_move_into_the_store_of_a_daemon() {
 }
 
 #[test]
-fn a_watch_sees_what_goes_through_the_daemon() {
+fn watch_sees_what_goes_through_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let daemon = Daemon::start(&lab);
@@ -209,7 +209,7 @@ fn a_watch_sees_what_goes_through_the_daemon() {
 }
 
 #[test]
-fn a_watch_goes_on_without_its_daemon_and_beside_one_of_another_version() {
+fn watch_goes_on_without_daemon_and_beside_other_version() {
     let lab = furnished("redb");
     let daemon = Daemon::start(&lab);
     let lines = lab.root().join("lines");
@@ -250,7 +250,7 @@ fn a_watch_goes_on_without_its_daemon_and_beside_one_of_another_version() {
 }
 
 #[test]
-fn a_cursor_is_of_the_store_behind_a_daemon() {
+fn cursor_is_of_store_behind_daemon() {
     let lab = furnished("redb");
     let _daemon = Daemon::start(&lab);
     let backup = lab.root().join("backup");
@@ -271,7 +271,7 @@ fn a_cursor_is_of_the_store_behind_a_daemon() {
 }
 
 #[test]
-fn an_older_state_behind_the_next_daemon_is_refused() {
+fn cursor_is_refused_when_next_daemon_has_older_state() {
     let lab = furnished("redb");
     let path = |name: &str| lab.root().join(name);
     assert!(Command::new("cp").arg("-a").args([&lab.store, &path("older")]).status().unwrap().success());

@@ -41,14 +41,14 @@ fn crowd(lab: &Lab, count: usize) {
 }
 
 #[test]
-fn sixteen_plugins_at_once() {
+fn crowd_of_16_plugins_is_served() {
     for engine in ENGINES {
         crowd(&Lab::with_pool(engine, "10.78.0.0/24"), 16);
     }
 }
 
 #[test]
-fn two_hundred_plugins_at_once() {
+fn crowd_of_200_plugins_is_served() {
     for engine in ENGINES {
         // More than one block, and a commit has its limits.
         crowd(&Lab::with_pool(engine, "10.78.0.0/22"), 200);
@@ -56,7 +56,7 @@ fn two_hundred_plugins_at_once() {
 }
 
 #[test]
-fn a_crowd_that_finds_too_few_addresses() {
+fn crowd_is_refused_when_addresses_run_short() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.78.0.0/28");
         let mut daemon = Daemon::start(&lab);
@@ -85,7 +85,7 @@ fn a_crowd_that_finds_too_few_addresses() {
 }
 
 #[test]
-fn networks_and_families_and_wishes_beside_each_other() {
+fn crowd_of_networks_families_and_wishes_is_served() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.78.0.0/24");
         lab.margay("pool create six fd78::/112").ok();
@@ -141,7 +141,7 @@ fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duratio
 #[test]
 #[ignore = "it measures for a minute; run it with --ignored --nocapture"]
 #[allow(clippy::print_stdout, reason = "the numbers are for whoever runs it by hand")]
-fn four_hundred_plugins_on_a_busy_machine() {
+fn crowd_of_400_plugins_is_served_on_busy_machine() {
     const ROUNDS: usize = 3;
     let loops = 2 * thread::available_parallelism().unwrap().get();
     for engine in ENGINES {

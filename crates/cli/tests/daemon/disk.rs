@@ -26,7 +26,7 @@ fn conf_at(lab: &Lab, store: &Path) -> Value {
 }
 
 #[test]
-fn dels_go_on_although_the_disk_is_full() {
+fn dels_go_on_when_disk_is_full() {
     with_own_mounts();
     for engine in ENGINES {
         let (lab, disk) = Lab::on_small_disk(engine);
@@ -68,7 +68,7 @@ fn dels_go_on_although_the_disk_is_full() {
 /// A program that takes all room as soon as there is some leaves a release what is kept for releases, and no less beside a
 /// daemon than without one.
 #[test]
-fn dels_go_on_beside_a_program_that_takes_all_room() {
+fn dels_go_on_when_another_program_takes_all_room() {
     const CONTAINERS: usize = 60;
     with_own_mounts();
     for engine in ENGINES {
@@ -101,7 +101,7 @@ enum Beside {
 }
 
 #[test]
-fn a_damaged_store_is_told_of_as_without_the_daemon() {
+fn damaged_store_is_reported_as_without_daemon() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         lab.add("c1").ok();
@@ -123,7 +123,7 @@ fn a_damaged_store_is_told_of_as_without_the_daemon() {
 }
 
 #[test]
-fn a_store_that_is_damaged_under_the_daemon_gives_nothing_twice() {
+fn damaged_store_gives_no_address_twice() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         let mut daemon = Daemon::start(&lab);

@@ -80,7 +80,7 @@ impl Drop for OnDrop<'_> {
 }
 
 #[test]
-fn an_end_that_is_asked_for_costs_no_call() {
+fn daemon_end_costs_no_call_when_asked_for() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         Reported::while_calling(&lab, |reported| {
@@ -100,7 +100,7 @@ fn an_end_that_is_asked_for_costs_no_call() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_at_any_moment_costs_no_call() {
+fn daemon_end_costs_no_call_when_killed_at_any_moment() {
     let rounds = std::env::var("MARGAY_SERVE_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
@@ -124,7 +124,7 @@ fn a_daemon_that_is_killed_at_any_moment_costs_no_call() {
 }
 
 #[test]
-fn plugins_and_the_daemon_are_killed_by_turns() {
+fn daemon_and_plugins_are_killed_by_turns() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Some(Daemon::start(&lab));
@@ -150,7 +150,7 @@ fn plugins_and_the_daemon_are_killed_by_turns() {
 }
 
 #[test]
-fn a_start_removes_what_killed_daemons_have_left() {
+fn daemon_start_removes_leftovers_of_killed_daemons() {
     let [killed, alive, starting] = [(); 3].map(|()| Lab::with_pool(ENGINES[0], POOL));
     let systemds = Lab::with_pool(ENGINES[0], POOL);
     let listener = UnixListener::bind(systemds.socket()).unwrap();

@@ -14,7 +14,7 @@ fn json_of(ended: &Ended) -> Value {
 
 /// The same answers with a daemon and without one, until both pools of the first set are full.
 #[test]
-fn sets_of_subnets_and_full_pools() {
+fn subnet_sets_and_full_pools_match_with_daemon() {
     let ipam = json!({"ranges": [
         [{"subnet": "10.85.0.0/29"}, {"subnet": "10.86.0.0/29", "gateway": "10.86.0.6"}],
         [{"subnet": "10.87.0.0/24"}],
@@ -47,7 +47,7 @@ fn sets_of_subnets_and_full_pools() {
 }
 
 #[test]
-fn first_calls_at_once_agree_on_a_subnet() {
+fn subnet_choice_agrees_for_first_calls_at_once() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.200.0.0/24");
         let mut daemon = Daemon::start(&lab);

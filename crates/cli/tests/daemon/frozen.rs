@@ -43,7 +43,7 @@ fn calls_that_leave(lab: &Lab) -> Vec<Running> {
 }
 
 #[test]
-fn a_hung_sync_ends_and_costs_no_call() {
+fn hung_sync_ends_and_costs_no_call() {
     for engine in ENGINES {
         let (lab, disk, _mounted) = lab_on_disk(engine);
         let mut daemon = Daemon::start(&lab);
@@ -65,7 +65,7 @@ fn a_hung_sync_ends_and_costs_no_call() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_in_a_hung_sync_costs_no_call() {
+fn hung_sync_costs_no_call_when_daemon_is_killed() {
     for engine in ENGINES {
         let (lab, disk, _mounted) = lab_on_disk(engine);
         let daemon = Daemon::start(&lab);
@@ -84,7 +84,7 @@ fn a_daemon_that_is_killed_in_a_hung_sync_costs_no_call() {
 }
 
 #[test]
-fn status_beside_a_hung_sync_is_quick() {
+fn hung_sync_leaves_status_quick() {
     for engine in ENGINES {
         let (lab, disk, _mounted) = lab_on_disk(engine);
         let _daemon = Daemon::start(&lab);
@@ -100,7 +100,7 @@ fn status_beside_a_hung_sync_is_quick() {
 }
 
 #[test]
-fn a_daemon_that_stands_still_for_less_is_waited_for() {
+fn frozen_daemon_is_waited_for_when_pause_is_short() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -115,7 +115,7 @@ fn a_daemon_that_stands_still_for_less_is_waited_for() {
 }
 
 #[test]
-fn a_frozen_daemon_is_left_by_every_call() {
+fn frozen_daemon_is_left_by_every_call() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let daemon = Daemon::start(&lab);
@@ -133,7 +133,7 @@ fn a_frozen_daemon_is_left_by_every_call() {
 }
 
 #[test]
-fn plugins_wait_while_another_process_has_the_store() {
+fn plugins_wait_while_another_process_has_store() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -149,7 +149,7 @@ fn plugins_wait_while_another_process_has_the_store() {
 }
 
 #[test]
-fn more_plugins_than_the_daemon_has_room_for_wait() {
+fn plugins_wait_when_daemon_has_no_room() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut command = Command::new("sh");

@@ -27,7 +27,7 @@ async fn open(lab: &Lab, sharing: Sharing) -> OpenStore {
 }
 
 #[test]
-fn an_open_store_goes_on_without_its_daemon() {
+fn open_store_goes_on_when_daemon_is_gone() {
     for engine in ENGINES {
         for sharing in [Sharing::Served, Sharing::InTurns, Sharing::OnRequest] {
             let lab = Lab::with_pool(engine, POOL);
@@ -65,7 +65,7 @@ fn an_open_store_goes_on_without_its_daemon() {
 }
 
 #[test]
-fn another_store_in_its_place_is_refused() {
+fn open_store_is_refused_when_replaced_by_another() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let folder = lab.location().path().unwrap().to_owned();
@@ -103,7 +103,7 @@ fn another_store_in_its_place_is_refused() {
 
 /// A daemon that is frozen in the middle keeps the store: the wait for it ends, once, and the error names the process.
 #[test]
-fn a_frozen_daemon_is_waited_for_once() {
+fn frozen_daemon_is_waited_for_once() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let daemon = Daemon::start(&lab);
@@ -136,7 +136,7 @@ fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
 }
 
 #[test]
-fn commands_and_plugins_go_on_wherever_it_breaks_off() {
+fn open_store_goes_on_wherever_connection_breaks() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let whole = Frame::new(FrameKind::Taken, &()).unwrap().to_bytes();
@@ -178,7 +178,7 @@ fn commands_and_plugins_go_on_wherever_it_breaks_off() {
 
 /// Commands that write, and plugins, while the daemon is killed for good.
 #[test]
-fn a_daemon_that_is_killed_takes_no_call_with_it() {
+fn killed_daemon_takes_no_call_with_it() {
     const CALLERS: usize = 12;
     for engine in ENGINES {
         for round in 0..4_u64 {
@@ -205,7 +205,7 @@ fn a_daemon_that_is_killed_takes_no_call_with_it() {
 
 /// The configuration names another engine than the one whose files are there.
 #[test]
-fn a_wrong_engine_is_refused_with_a_daemon_too() {
+fn wrong_engine_is_refused_with_daemon_too() {
     for (engine, other) in [(ENGINES[0], ENGINES[1]), (ENGINES[1], ENGINES[0])] {
         let lab = Lab::with_pool(engine, POOL);
         let wrong = lab.url().replacen(engine, other, 1);

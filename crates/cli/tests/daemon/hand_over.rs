@@ -19,7 +19,7 @@ use crate::programs::{PATIENCE, signal, wait_until};
 const POOL: &str = "10.77.0.0/24";
 
 #[test]
-fn an_older_program_gets_the_lock_and_calls_wait_for_it() {
+fn older_program_gets_lock_while_calls_wait() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -46,7 +46,7 @@ fn an_older_program_gets_the_lock_and_calls_wait_for_it() {
 }
 
 #[test]
-fn older_programs_in_a_row_starve_nobody() {
+fn older_programs_in_row_starve_no_call() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -82,7 +82,7 @@ fn older_programs_in_a_row_starve_nobody() {
 }
 
 #[test]
-fn a_hanging_daemon_is_named() {
+fn hanging_daemon_is_named() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let daemon = Daemon::start(&lab);
@@ -99,7 +99,7 @@ fn a_hanging_daemon_is_named() {
 }
 
 #[test]
-fn a_daemon_that_hangs_for_a_while_spoils_nothing() {
+fn hanging_daemon_spoils_nothing_when_it_resumes() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -184,7 +184,7 @@ impl Drop for Supervisor {
 }
 
 #[test]
-fn an_add_answers_within_five_seconds_although_the_daemon_hangs() {
+fn hanging_daemon_leaves_add_within_five_seconds() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let (mut supervisor, socket) = Supervisor::listen(lab.root());
@@ -214,7 +214,7 @@ fn an_add_answers_within_five_seconds_although_the_daemon_hangs() {
 }
 
 #[test]
-fn an_announcement_alone_costs_the_others_little() {
+fn yield_announcement_alone_costs_others_little() {
     let lab = Lab::with_pool("redb", POOL);
     let mut daemon = Daemon::start(&lab);
     // Clients that announce themselves again and again and never come.

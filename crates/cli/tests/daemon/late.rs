@@ -52,7 +52,7 @@ fn nothing_comes(lab: &Lab) {
 }
 
 #[test]
-fn an_add_of_a_killed_plugin_comes_to_nothing() {
+fn add_of_killed_plugin_is_dropped() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
@@ -69,7 +69,7 @@ fn an_add_of_a_killed_plugin_comes_to_nothing() {
 }
 
 #[test]
-fn a_del_through_the_daemon_comes_after_the_add_of_a_killed_plugin() {
+fn del_through_daemon_comes_after_add_of_killed_plugin() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
@@ -88,7 +88,7 @@ fn a_del_through_the_daemon_comes_after_the_add_of_a_killed_plugin() {
 }
 
 #[test]
-fn callers_beside_killed_ones_get_their_addresses() {
+fn callers_get_addresses_beside_killed_ones() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
@@ -115,7 +115,7 @@ fn callers_beside_killed_ones_get_their_addresses() {
 }
 
 #[test]
-fn a_request_whose_time_is_over_is_dropped() {
+fn request_is_dropped_when_its_time_is_over() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
@@ -142,7 +142,7 @@ fn a_request_whose_time_is_over_is_dropped() {
 }
 
 #[test]
-fn a_client_that_is_killed_at_any_moment_holds_nothing_after_its_del() {
+fn client_killed_at_any_moment_holds_nothing_after_del() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);

@@ -114,7 +114,7 @@ fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
 }
 
 #[test]
-fn of_an_add_on_a_bridged_network() {
+fn lost_daemon_costs_no_call_on_bridged_network() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         add_and_del(&lab, &lab.conf(), "");
@@ -123,7 +123,7 @@ fn of_an_add_on_a_bridged_network() {
 }
 
 #[test]
-fn of_an_add_on_a_network_of_calicos() {
+fn lost_daemon_costs_no_call_on_calico_network() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let conf = lab.conf_with("calico", json!({}));
@@ -133,7 +133,7 @@ fn of_an_add_on_a_network_of_calicos() {
 }
 
 #[test]
-fn a_real_daemon_that_dies_at_any_moment_costs_no_call() {
+fn lost_daemon_costs_no_call_when_killed_at_any_moment() {
     use crate::daemon::Daemon;
 
     for engine in ENGINES {

@@ -48,7 +48,7 @@ fn all_is_well(lab: &Lab) -> Ended {
 }
 
 #[test]
-fn without_a_socket() {
+fn fallback_without_socket() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         assert!(!lab.socket().exists());
@@ -57,7 +57,7 @@ fn without_a_socket() {
 }
 
 #[test]
-fn with_a_socket_that_nobody_listens_on() {
+fn fallback_when_socket_has_no_listener() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
@@ -72,7 +72,7 @@ fn with_a_socket_that_nobody_listens_on() {
 }
 
 #[test]
-fn with_something_else_than_a_socket() {
+fn fallback_when_path_is_no_socket() {
     let lab = Lab::with_pool("redb", POOL);
     fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
     fs::write(lab.socket(), "a file").unwrap();
@@ -105,7 +105,7 @@ fn keep(stream: UnixStream) {
 }
 
 #[test]
-fn with_a_daemon_of_another_version() {
+fn fallback_when_daemon_has_other_version() {
     with_listener(all_is_well, "is of another version", |folder, mut stream| {
         let hello = Hello { program: "9.9.9".to_owned(), ..hello(folder) };
         greet(&mut stream, &hello);
@@ -114,7 +114,7 @@ fn with_a_daemon_of_another_version() {
 }
 
 #[test]
-fn with_a_daemon_of_another_language() {
+fn fallback_when_daemon_has_other_protocol() {
     with_listener(all_is_well, "going on without it", |folder, mut stream| {
         let mut bytes = Frame::new(FrameKind::Hello, &hello(folder)).unwrap().to_bytes();
         bytes[0] = wire::FRAME_VERSION + 1;
@@ -124,7 +124,7 @@ fn with_a_daemon_of_another_language() {
 }
 
 #[test]
-fn with_a_daemon_of_another_store() {
+fn fallback_when_daemon_has_other_store() {
     with_listener(all_is_well, "has another store", |_, mut stream| {
         greet(&mut stream, &Hello::new(StoreIdentity::Nothing));
         keep(stream);
@@ -138,7 +138,7 @@ fn with_a_daemon_of_another_store() {
 }
 
 #[test]
-fn with_garbage_in_place_of_a_greeting() {
+fn fallback_when_greeting_is_garbage() {
     with_listener(all_is_well, "going on without it", |_, mut stream| {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
     });
@@ -151,12 +151,12 @@ fn with_garbage_in_place_of_a_greeting() {
 }
 
 #[test]
-fn with_a_listener_that_never_says_anything() {
+fn fallback_when_listener_is_silent() {
     with_listener(all_is_well, "going on without it", |_, stream| keep(stream));
 }
 
 #[test]
-fn with_a_listener_that_never_accepts() {
+fn fallback_when_listener_never_accepts() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
@@ -166,7 +166,7 @@ fn with_a_listener_that_never_accepts() {
 }
 
 #[test]
-fn with_a_daemon_that_takes_no_request() {
+fn fallback_when_daemon_takes_no_request() {
     with_listener(calls_are_well, "going on without it", |folder, mut stream| {
         greet(&mut stream, &hello(folder));
         keep(stream);
@@ -174,7 +174,7 @@ fn with_a_daemon_that_takes_no_request() {
 }
 
 #[test]
-fn with_a_daemon_that_answers_something_else() {
+fn fallback_when_daemon_answers_out_of_turn() {
     // A greeting in place of an answer.
     with_listener(calls_are_well, "going on without it", |folder, mut stream| {
         greet(&mut stream, &hello(folder));

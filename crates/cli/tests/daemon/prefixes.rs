@@ -7,7 +7,7 @@ use crate::lab::{ENGINES, Lab};
 use crate::programs::Call;
 
 #[test]
-fn a_prefix_is_assigned_whoever_serves_the_call() {
+fn prefix_is_assigned_with_and_without_daemon() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.86.0.0/24");
         lab.margay("pool create pods 2001:db8::/60 --prefix-length 64").ok();

@@ -8,7 +8,7 @@ use crate::programs::Call;
 use crate::wire::Wire;
 
 #[test]
-fn a_devices_address_is_quarantined_through_the_daemon() {
+fn device_address_is_quarantined_through_daemon() {
     for engine in ENGINES {
         let pool = "10.252.1.0/24";
         let plain = Lab::with_pool(engine, pool);

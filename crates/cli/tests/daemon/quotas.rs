@@ -27,7 +27,7 @@ fn is_refused(ended: Ended) -> Ended {
 }
 
 #[test]
-fn a_crowd_gets_as_many_addresses_as_the_quota_allows() {
+fn quota_gives_crowd_as_many_addresses_as_allowed() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.78.0.0/24");
         let mut daemon = Daemon::start(&lab);
@@ -55,7 +55,7 @@ fn a_crowd_gets_as_many_addresses_as_the_quota_allows() {
 }
 
 #[test]
-fn plugins_of_the_daemon_that_are_killed_take_no_room_of_a_quota() {
+fn quota_has_room_again_when_plugins_of_daemon_are_killed() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.78.0.0/24");
         let daemon = Daemon::start(&lab);

@@ -21,7 +21,7 @@ fn kept(lab: &Lab, args: &str) -> Vec<Value> {
 }
 
 #[test]
-fn an_address_is_kept_whoever_serves_the_call() {
+fn sticky_address_is_kept_with_and_without_daemon() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let own = call("ADD", "c0", "db", &lab).ok().address();
@@ -46,7 +46,7 @@ fn an_address_is_kept_whoever_serves_the_call() {
 }
 
 #[test]
-fn pins_hold_with_and_without_a_daemon() {
+fn sticky_pins_hold_with_and_without_daemon() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let printer: IpAddr = "10.86.0.77".parse().unwrap();
@@ -86,7 +86,7 @@ fn pins_hold_with_and_without_a_daemon() {
 }
 
 #[test]
-fn what_cannot_be_pinned() {
+fn sticky_pin_is_refused_when_impossible() {
     let lab = Lab::with_pool(ENGINES[0], POOL);
     lab.margay("reservation create routers 10.86.0.1/32").ok();
     for (args, says) in [

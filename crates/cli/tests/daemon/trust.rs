@@ -15,7 +15,7 @@ use crate::role;
 const POOL: &str = "10.75.0.0/24";
 
 #[test]
-fn a_stranger_is_told_nothing() {
+fn stranger_is_told_nothing_by_daemon() {
     with_own_mounts();
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
@@ -32,7 +32,7 @@ fn a_stranger_is_told_nothing() {
 }
 
 #[test]
-fn a_stranger_is_not_believed() {
+fn stranger_is_not_believed_as_daemon() {
     with_own_mounts();
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
@@ -51,7 +51,7 @@ fn a_stranger_is_not_believed() {
 }
 
 #[test]
-fn the_owner_of_a_store_and_root_may_share_a_daemon() {
+fn owner_of_store_and_root_may_share_daemon() {
     with_own_mounts();
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
@@ -72,7 +72,7 @@ fn the_owner_of_a_store_and_root_may_share_a_daemon() {
 }
 
 #[test]
-fn a_greeting_says_which_store_it_is() {
+fn greeting_says_which_store_daemon_has() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
@@ -94,7 +94,7 @@ fn another(lab: &Lab, cidr: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_store_that_takes_the_place_of_the_daemons_is_the_one_that_is_used() {
+fn replaced_store_is_used_instead_of_store_of_daemon() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -120,7 +120,7 @@ fn a_store_that_takes_the_place_of_the_daemons_is_the_one_that_is_used() {
 }
 
 #[test]
-fn a_store_that_is_moved_away_for_a_while_is_served_again() {
+fn moved_store_is_served_again_when_back() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);
@@ -148,7 +148,7 @@ fn a_store_that_is_moved_away_for_a_while_is_served_again() {
 }
 
 #[test]
-fn without_a_store_the_daemon_waits_for_one() {
+fn missing_store_is_waited_for_by_daemon() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let mut daemon = Daemon::start(&lab);
@@ -171,7 +171,7 @@ fn without_a_store_the_daemon_waits_for_one() {
 }
 
 #[test]
-fn a_restored_store_ends_watches_and_is_served_anew() {
+fn restored_store_ends_watches_and_is_served_anew() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let mut daemon = Daemon::start(&lab);

@@ -49,7 +49,7 @@ fn alone(ended: Ended) -> Ended {
 }
 
 #[test]
-fn a_plugin_goes_by_itself_beside_the_daemon_of_another_version() {
+fn plugin_opens_store_when_daemon_has_other_version() {
     for engine in ENGINES {
         for (of_daemon, of_plugin) in [(Version::Earlier, Version::This), (Version::This, Version::Earlier)] {
             let lab = Lab::with_pool(engine, "10.71.0.0/24");
@@ -78,7 +78,7 @@ fn a_plugin_goes_by_itself_beside_the_daemon_of_another_version() {
 }
 
 #[test]
-fn a_command_goes_by_itself_beside_the_daemon_of_another_version() {
+fn command_opens_store_when_daemon_has_other_version() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.72.0.0/24");
         lab.add("c1").ok();
@@ -97,7 +97,7 @@ fn a_command_goes_by_itself_beside_the_daemon_of_another_version() {
 }
 
 #[test]
-fn on_a_cluster_too() {
+fn cluster_is_opened_when_daemon_has_other_version() {
     for (of_daemon, of_plugin) in [(Version::Earlier, Version::This), (Version::This, Version::Earlier)] {
         let cluster = Cluster::start();
         let serve = margay(["--store", &cluster.url(), "serve"]);
@@ -118,7 +118,7 @@ fn on_a_cluster_too() {
 
 /// A downgrade leaves the pending commits of this version as they are: it cannot read them, and says so.
 #[test]
-fn an_earlier_version_leaves_newer_notes_alone() {
+fn newer_notes_are_left_alone_by_earlier_version() {
     let cluster = Cluster::start();
     let attachment = Attachment {
         network: "net1".into(),

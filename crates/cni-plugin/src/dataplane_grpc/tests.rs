@@ -133,7 +133,7 @@ async fn refused(target: &str, left: Duration) -> String {
 }
 
 #[test]
-fn which_data_plane_it_is() {
+fn data_plane_is_chosen_by_configuration() {
     assert_eq!(Dataplane::choose(None).unwrap(), Dataplane::Linux);
     for options in ["{}", "null", r#"{"socket":"x","Type":"grpc"}"#] {
         assert_eq!(choose(options).unwrap(), Dataplane::Linux, "{options}");
@@ -151,7 +151,7 @@ fn which_data_plane_it_is() {
 }
 
 #[tokio::test]
-async fn interfaces_are_made_and_removed() {
+async fn grpc_makes_and_removes_interfaces() {
     let server = Server::replying(&made());
     let dataplane = dataplane(&server.target());
     let answer = dataplane.add(request(), LONG).await.unwrap();
@@ -170,7 +170,7 @@ async fn interfaces_are_made_and_removed() {
 }
 
 #[tokio::test]
-async fn a_server_may_be_anywhere() {
+async fn grpc_server_may_be_anywhere() {
     let server = Server::replying(&made());
     let path = server.folder.path().join("cni.sock");
     dataplane(&format!("unix:{}", path.display())).del("eth0", "", LONG).await.unwrap();
@@ -191,7 +191,7 @@ async fn a_server_may_be_anywhere() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_passed_on() {
+async fn grpc_refusal_is_passed_on() {
     let no = DelReply { successful: false, error_message: "no more taps".into() };
     let server = Server::replying(&no);
     assert_eq!(refused(&server.target(), LONG).await, "grpc dataplane error: no more taps");
@@ -201,7 +201,7 @@ async fn a_refusal_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_as_go_tells_it() {
+async fn grpc_error_matches_go_when_server_is_missing() {
     let beginning =
         "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error while dialing: dial ";
     for (target, reason) in [
@@ -216,7 +216,7 @@ async fn a_server_that_is_not_there_is_told_as_go_tells_it() {
 }
 
 #[tokio::test]
-async fn calls_that_end_otherwise_are_told_as_go_tells_them() {
+async fn grpc_error_matches_go_when_call_ends_otherwise() {
     for (reply, text) in [
         (Reply::Status("12", "unknown service"), "rpc error: code = Unimplemented desc = unknown service"),
         (Reply::Status("1", "stopped"), "rpc error: code = Canceled desc = stopped"),
@@ -237,7 +237,7 @@ async fn calls_that_end_otherwise_are_told_as_go_tells_them() {
 }
 
 #[tokio::test]
-async fn what_is_no_grpc_is_an_error() {
+async fn grpc_error_when_answer_is_not_grpc() {
     for bytes in [&b""[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", &[0xff; 100]] {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("cni.sock")).unwrap();
@@ -274,7 +274,7 @@ fn map(name: &str, value: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn every_field_has_its_number() {
+fn grpc_messages_have_go_field_numbers() {
     let port =
         GrpcPort { name: "dns".into(), protocol: "UDP".into(), port: 53, host_port: 54, host_ip: "10.1.2.3".into() };
     let workload = WorkloadIds {

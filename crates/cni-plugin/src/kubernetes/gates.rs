@@ -127,7 +127,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn no_password_is_shown() {
+    fn gates_show_no_password() {
         let error = ReadinessGate::new("ftp://user:secret@a:1/b?c=@").map(drop).unwrap_err();
         assert_eq!(
             error.message(),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn open_gates_cost_nothing() {
+    async fn gates_cost_nothing_when_open() {
         let (first, second) = (replying(&["200 OK"]), replying(&["399 Odd"]));
         let begun = Instant::now();
         let urls = [format!("{}/version?x=y", first.url()), second.url().replace("//", "//me:x%20y@")];
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gate_that_opens_later_is_waited_for() {
+    async fn gate_is_waited_for_when_it_opens_later() {
         let gate = replying(&["503 Service Unavailable", "404 Not Found", "400 Bad Request", "302 Found"]);
         let begun = Instant::now();
         wait_at(&[gate.url()], LONG, FAST).await.unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_starts_later_is_found() {
+    async fn gate_server_is_found_when_it_starts_later() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gate_that_stays_closed_is_an_error_in_time() {
+    async fn gate_is_error_in_time_when_it_stays_closed() {
         let (closed, silent) = (replying(&["404 Not Found"]), Server::saying(Reply::Nothing));
         let stranger = Certificates::make().start();
         for (url, last) in [
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_url_is_found_before_anything_is_waited_for() {
+    async fn gate_url_is_checked_before_any_wait() {
         let gate = replying(&["404 Not Found"]);
         for (url, reason) in [
             ("no url", "parse \"no url\": invalid URI for request"),

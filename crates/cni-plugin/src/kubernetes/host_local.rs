@@ -246,7 +246,7 @@ mod tests {
     const BOTH: [&str; 2] = ["10.70.0.0/24", "fd00:70::/64"];
 
     #[test]
-    fn the_ranges_of_the_node_are_put_in() {
+    fn node_ranges_are_put_in() {
         let (add, del) = given(r#"{"type":"host-local","subnet":"usePodCidr"}"#, &BOTH);
         assert_eq!(add.unwrap(), r#"{"subnet":"10.70.0.0/24","type":"host-local"}"#);
         assert_eq!(del, r#"{"subnet":"0.0.0.0/0","type":"host-local"}"#);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_must_have_the_ranges() {
+    fn node_ranges_must_exist() {
         let ranges = r#"{"ranges":[[{"subnet":"usePodCidr"}],[{"subnet":"usePodCidrIPv6"}]]}"#;
         let refused = |cidrs: &[&str]| {
             let error = given(ranges, cidrs).0.unwrap_err();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn for_del_nothing_overlaps() {
+    fn node_ranges_never_overlap_on_del() {
         for (ipam, expected) in [
             (
                 r#"{"ranges":[[{"subnet":"usePodCidr"}],[{"subnet":"10.100.0.0/24"}]]}"#,
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_stays() {
+    fn node_ranges_leave_everything_else() {
         let ipam =
             r#"{"dataDir":"/x","ranges":[[{"rangeEnd":"10.70.0.30","subnet":"10.70.0.0/24"}]],"type":"host-local"}"#;
         let conf = host_local(ipam).unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_are_wrong() {
+    fn node_ranges_are_refused_when_malformed() {
         for (ipam, error) in [
             (r#""x""#, "failed to parse host-local IPAM data; was expecting a dict, not: x"),
             ("null", "failed to parse host-local IPAM data; was expecting a dict, not: <nil>"),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_of_the_container() {
+    fn node_routes_of_container_are_put_in() {
         let routes = |ipam: &str, default| {
             let routes = host_local(ipam).unwrap().routes(default);
             routes.map(|routes| routes.iter().map(ToString::to_string).collect::<Vec<_>>())

@@ -42,7 +42,7 @@ const POD: &str = r#"{"kind":"Pod","metadata":{"name":"pod1","labels":{"app":"we
     "initContainers":[{"name":"e","ports":[{"name":"init","containerPort":1,"protocol":"TCP"}]},{"name":"f"}]}}"#;
 
 #[test]
-fn what_an_endpoint_is_made_of() {
+fn pod_endpoint_is_made_of_its_parts() {
     let facts = PodFacts::new(&shop(&[]), KubePod::from_json(POD.as_bytes()).unwrap(), &CALICO).unwrap();
     let labels: Vec<_> = facts.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let expected = [
@@ -75,7 +75,7 @@ fn what_an_endpoint_is_made_of() {
 }
 
 #[test]
-fn an_account_need_not_be_there_and_may_have_a_long_name() {
+fn pod_account_is_optional_and_may_have_long_name() {
     let with = |account: String| {
         let pod = KubePod { service_account: account, ..pod1(&[]) };
         let facts = PodFacts::new(&shop(&[]), pod, &CALICO).unwrap();
@@ -87,7 +87,7 @@ fn an_account_need_not_be_there_and_may_have_a_long_name() {
 }
 
 #[test]
-fn objects_of_the_api_need_metadata_and_the_right_types() {
+fn pod_objects_need_metadata_and_right_types() {
     for text in [
         "",
         "{}",
@@ -113,7 +113,7 @@ fn objects_of_the_api_need_metadata_and_the_right_types() {
 }
 
 #[test]
-fn a_pod_must_be_on_a_node_and_on_no_particular_one() {
+fn pod_must_be_on_node_but_not_particular_one() {
     let pod = KubePod { node: "node9".into(), ..pod1(&[]) };
     PodFacts::new(&shop(&[]), pod, &CALICO).unwrap();
     let error = PodFacts::new(&shop(&[]), KubePod::default(), &CALICO).unwrap_err();
@@ -121,7 +121,7 @@ fn a_pod_must_be_on_a_node_and_on_no_particular_one() {
 }
 
 #[test]
-fn pools_of_the_pod_beat_those_of_the_namespace() {
+fn pod_pools_beat_those_of_namespace() {
     let namespace = shop(&[("ipv4pools", r#"["b-other"]"#), ("ipv6pools", r#"["six"]"#)]);
     let pools = |annotations: &[(&str, &str)], allowed: &AllowedAnnotations<'_>| {
         let facts = PodFacts::new(&namespace, pod1(annotations), allowed).unwrap();
@@ -136,7 +136,7 @@ fn pools_of_the_pod_beat_those_of_the_namespace() {
 }
 
 #[test]
-fn families_are_chosen_by_name() {
+fn pod_families_are_chosen_by_name() {
     let families = |text| facts(&[("ipFamilies", text)]).families;
     assert_eq!(families(r#"["IPv6"]"#), Some((false, true)));
     assert_eq!(families(r#"["IPv6","IPv4"]"#), Some((true, true)));
@@ -149,7 +149,7 @@ fn families_are_chosen_by_name() {
 }
 
 #[test]
-fn the_choice_goes_to_the_ipam_plugin() {
+fn pod_choice_goes_to_ipam_plugin() {
     let conf =
         r#"{"name":"k8s-net","ipam":{"type":"calico-ipam","assign_ipv4":"true","ipv4_pools":["a-main"]},"mtu":1440}"#;
     let conf = GoJson::parse(conf.as_bytes()).unwrap();
@@ -161,7 +161,7 @@ fn the_choice_goes_to_the_ipam_plugin() {
 }
 
 #[test]
-fn wanted_addresses_are_one_of_a_family() {
+fn pod_wanted_addresses_are_one_per_family() {
     let both = r#"["10.65.1.5","fd80:24e2:f998:72d6::5"]"#;
     let addresses: [IpAddr; 2] = ["10.65.1.5".parse().unwrap(), "fd80:24e2:f998:72d6::5".parse().unwrap()];
     assert_eq!(facts(&[("ipAddrs", both)]).ip_addrs.unwrap(), addresses);
@@ -220,7 +220,7 @@ fn wanted_addresses_are_one_of_a_family() {
 }
 
 #[test]
-fn a_hardware_address_is_read_with_every_ipam() {
+fn pod_hardware_address_is_read_with_every_ipam() {
     let facts = PodFacts::new(&shop(&[]), pod1(&[("hwAddr", "CA-FE-CA-FE-CA-FE")]), &HOST_LOCAL).unwrap();
     let mac = facts.mac.unwrap();
     assert_eq!((mac.text.as_str(), mac.bytes.len()), ("ca:fe:ca:fe:ca:fe", 6));
@@ -240,7 +240,7 @@ fn a_hardware_address_is_read_with_every_ipam() {
 }
 
 #[test]
-fn floating_addresses_lead_to_those_of_the_pod() {
+fn pod_floating_addresses_lead_to_pod_addresses() {
     let addresses: Vec<IpAddr> =
         ["10.66.0.128", "fd80::a680", "10.66.0.129"].map(|text| text.parse().unwrap()).to_vec();
     let facts = facts(&[("floatingIPs", r#"["10.99.0.5","FD80::99"]"#)]);
@@ -267,7 +267,7 @@ fn floating_addresses_lead_to_those_of_the_pod() {
 }
 
 #[test]
-fn source_prefixes_are_networks() {
+fn pod_source_prefixes_are_networks() {
     let prefixes = |text| facts(&[("allowedSourcePrefixes", text)]).allowed_source_prefixes;
     assert_eq!(prefixes(r#"["8.8.8.8/32","1.1.1.1/24"]"#), ["8.8.8.8/32", "1.1.1.0/24"]);
     assert!(prefixes("").is_empty() && prefixes("[]").is_empty());
@@ -284,7 +284,7 @@ fn source_prefixes_are_networks() {
 }
 
 #[test]
-fn errors_come_in_the_order_of_calicos() {
+fn pod_errors_come_in_calico_order() {
     let mut annotations = vec![
         ("allowedSourcePrefixes", "x"),
         ("ipv4pools", "x"),
@@ -309,7 +309,7 @@ fn errors_come_in_the_order_of_calicos() {
 }
 
 #[test]
-fn a_pod_that_is_not_read_has_the_profile_of_its_network() {
+fn pod_has_profile_of_network_when_not_read() {
     let facts = PodFacts::of_network("net1");
     assert_eq!(facts.profiles, ["net1"]);
     assert!(facts.labels.is_empty() && facts.ports.is_empty());

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn as_go_reads_it() {
+    fn conf_is_read_as_go_does() {
         let conf = decode(
             r#"{"MTU":1410,"num_queues":0,"device_type":"netkit","readiness_gates":["http://a"],"policy_setup_timeout_seconds":2,
             "feature_control":{"floating_ips":true},"container_settings":{"allow_ip_forwarding":true},"ipam":{"TYPE":"host-local"},
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_refused_in_gos_words() {
+    fn conf_wrong_types_are_refused_in_go_words() {
         let cases = [
             (r#"{"mtu":"x"}"#, "string into Go struct field NetConf.mtu of type int"),
             (r#"{"readiness_gates":"x"}"#, "string into Go struct field NetConf.readiness_gates of type []string"),

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_are_found_by_path() {
+    fn ipam_plugins_are_found_by_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display().to_string();
         fs::create_dir(folder.path().join("folder")).unwrap();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_passed_on() {
+    fn ipam_errors_are_passed_on() {
         use std::os::unix::process::ExitStatusExt;
         let judge = |stdout: &str, stderr: &str| {
             let status = ExitStatus::from_raw(3 << 8);

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_of_the_host() {
+    fn workload_host_interface_is_named() {
         let pod = workload(Orchestrator::K8s, "shop", "pod1");
         assert_eq!(pod.host_interface(""), "cali8085686fbb3");
         assert_eq!(pod.host_interface("tap,cali"), "tap8085686fbb3");
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints() {
+    fn workload_endpoint_is_named() {
         let container = workload(Orchestrator::Cni, "default", "ab-cdefghijklm");
         assert_eq!(container.endpoint("eth0").unwrap(), "node--1-cni-ab--cdefghijklm-eth0");
         assert_eq!(container.prefix().unwrap(), "node--1-cni-ab--cdefghijklm-");
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn as_recorded() {
+    fn workload_labels_are_cleaned() {
         let cases =
             [("/a/b/c", "a.b.c"), ("we!rd kéy", "we-rd-k-y"), ("--x..y//z--", "x.y.z"), ("c d", "c-d"), ("v", "v")];
         for (text, expected) in cases {
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn one_label_is_the_namespace() {
+    fn workload_namespace_comes_from_one_mesos_label() {
         let stated = [(NAMESPACE_LABEL.to_owned(), "team/blue".to_owned()), ("k".to_owned(), "v".to_owned())];
         let (labels, namespace) = labels_from_mesos(&stated);
         assert_eq!(namespace.as_deref(), Some("team.blue"));

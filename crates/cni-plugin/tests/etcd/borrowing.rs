@@ -8,7 +8,7 @@ use crate::lab::Lab;
 use crate::process::Call;
 
 #[test]
-fn what_is_borrowed_is_noted_and_what_is_the_nodes_own_is_not() {
+fn borrowed_addresses_are_noted_and_own_ones_are_not() {
     let lab = Lab::start();
     let other = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-2"},"spec":{}}"#;
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", other);

@@ -33,7 +33,7 @@ fn with_texts(value: &Value) -> Value {
 }
 
 #[test]
-fn a_cluster_of_calicos_is_counted_as_calico_counts_it_and_can_be_given_back_whole() {
+fn calico_cluster_is_counted_alike_and_given_back_whole() {
     let lab = Lab::on_empty(vec![Etcd::start().unwrap()]);
     lab.with_ipam(Create::Never, async |ipam, deadline| {
         let rows: Vec<Stored> = fixture("cluster.json");

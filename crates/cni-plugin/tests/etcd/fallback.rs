@@ -22,7 +22,7 @@ fn conf(lab: &Lab, ipam: Value) -> Value {
 }
 
 #[test]
-fn a_full_pool_costs_no_further_query() {
+fn fallback_costs_no_query_when_pool_is_full() {
     let lab = Lab::start();
     lab.pool("small", "10.81.0.0/29");
     lab.pool("large", "10.82.0.0/24");
@@ -55,7 +55,7 @@ fn a_full_pool_costs_no_further_query() {
 }
 
 #[test]
-fn weights_cost_no_further_query() {
+fn fallback_weights_cost_no_query() {
     let lab = Lab::start();
     lab.pool("one", "10.81.0.0/26");
     lab.pool("two", "10.82.0.0/26");
@@ -71,7 +71,7 @@ fn weights_cost_no_further_query() {
 }
 
 #[test]
-fn callers_that_are_killed_leave_both_pools_whole() {
+fn fallback_leaves_both_pools_whole_when_callers_are_killed() {
     let lab = Lab::start();
     lab.pool("one", "10.81.0.0/29");
     lab.pool("two", "10.82.0.0/29");
@@ -87,7 +87,7 @@ fn callers_that_are_killed_leave_both_pools_whole() {
 }
 
 #[test]
-fn first_calls_at_once_agree_on_a_subnet() {
+fn fallback_agrees_on_subnet_for_first_calls_at_once() {
     let lab = Lab::start();
     let conf = conf(&lab, json!({"subnet": "auto"}));
     let gateways: BTreeSet<String> = thread::scope(|scope| {

@@ -36,7 +36,7 @@ fn in_time(call: &Call) -> Outcome {
 }
 
 #[test]
-fn a_dead_etcd() {
+fn etcd_fault_when_dead() {
     let mut lab = Lab::start();
     lab.add("c0").ok();
     lab.etcd().stop();
@@ -52,7 +52,7 @@ fn a_dead_etcd() {
 }
 
 #[test]
-fn a_frozen_etcd() {
+fn etcd_fault_when_frozen() {
     let lab = Lab::start();
     lab.add("c0").ok();
     lab.etcds[0].signal(Signal::SIGSTOP).unwrap();
@@ -66,7 +66,7 @@ fn a_frozen_etcd() {
 }
 
 #[test]
-fn the_configuration_says_how_long_a_call_may_take() {
+fn etcd_fault_ends_within_configured_timeout() {
     let lab = Lab::start();
     lab.etcds[0].signal(Signal::SIGSTOP).unwrap();
     let mut conf = lab.conf();
@@ -80,7 +80,7 @@ fn the_configuration_says_how_long_a_call_may_take() {
 }
 
 #[test]
-fn a_cluster_without_a_leader() {
+fn etcd_fault_without_leader() {
     let mut lab = Lab::on(Etcd::start_three().unwrap().into());
     lab.add("c0").ok();
     for stopped in [1, 2] {
@@ -98,7 +98,7 @@ fn a_cluster_without_a_leader() {
 }
 
 #[test]
-fn a_cluster_that_loses_a_member_goes_on() {
+fn etcd_fault_of_one_member_is_survived() {
     for frozen in [0, 1, 2] {
         let lab = Lab::on(Etcd::start_three().unwrap().into());
         lab.add("c0").ok();
@@ -154,7 +154,7 @@ pub(crate) fn free(lab: &Lab) {
 }
 
 #[test]
-fn a_full_quota() {
+fn etcd_fault_when_quota_is_full() {
     let lab = full();
     for call in [lab.add("c1"), lab.del("c0")] {
         let (code, text) = refused(&in_time(&call), &lab);

@@ -6,7 +6,7 @@ const MARK: &str =
     r#"{"way":"migrate","from":"sled:///a","to":"etcd://b:1","source":"x","state":"copying","revision":0}"#;
 
 #[test]
-fn it_refuses_until_it_is_finished() {
+fn unfinished_import_refuses_calls() {
     let lab = Lab::start();
     lab.add("c1").ok();
     lab.put("/margay/v1/migration", MARK);

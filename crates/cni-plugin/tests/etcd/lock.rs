@@ -11,7 +11,7 @@ use crate::process::{Call, Outcome};
 const GOES_ON: &str = "somebody holds the lock of this host; going on without it";
 
 #[test]
-fn a_call_waits_for_who_has_the_lock_of_the_host() {
+fn host_lock_is_waited_for() {
     let lab = Lab::start();
     lab.add("c0").ok();
     let held = File::open(lab.lock_file()).unwrap();
@@ -28,7 +28,7 @@ fn a_call_waits_for_who_has_the_lock_of_the_host() {
 }
 
 #[test]
-fn a_lock_that_is_never_given_up_is_gone_without_after_two_seconds() {
+fn host_lock_is_skipped_after_two_seconds_when_kept() {
     let lab = Lab::start();
     lab.add("c0").ok();
     let held = File::open(lab.lock_file()).unwrap();
@@ -44,7 +44,7 @@ fn a_lock_that_is_never_given_up_is_gone_without_after_two_seconds() {
 }
 
 #[test]
-fn a_host_that_cannot_be_locked_is_served_all_the_same() {
+fn host_lock_is_skipped_when_host_cannot_lock() {
     let lab = Lab::start();
     let mut conf = lab.conf();
     conf["ipam_lock_file"] = "/proc/no-such-folder/lock".into();
@@ -55,7 +55,7 @@ fn a_host_that_cannot_be_locked_is_served_all_the_same() {
 }
 
 #[test]
-fn many_at_once_get_an_address_each() {
+fn host_lock_gives_many_at_once_one_address_each() {
     const CALLERS: usize = 16;
     let lab = Lab::start();
     // A lock of its own stands for a lock that a caller has waited for in vain.

@@ -17,7 +17,7 @@ pub(crate) fn beside() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn a_connection_that_breaks_at_any_byte_costs_nothing() {
+fn lost_reply_costs_nothing_when_connection_breaks_anywhere() {
     let lab = Lab::start();
     let runtime = beside();
     let _in = runtime.enter();
@@ -47,7 +47,7 @@ fn a_connection_that_breaks_at_any_byte_costs_nothing() {
 }
 
 #[test]
-fn a_commit_that_is_never_answered_is_told_and_found_again() {
+fn lost_reply_is_told_and_found_again() {
     let lab = Lab::start();
     let runtime = beside();
     let _in = runtime.enter();

@@ -138,7 +138,7 @@ fn no_secret(outcome: &Outcome) {
 }
 
 #[test]
-fn a_pool_is_chosen_by_the_labels_of_the_namespace() {
+fn namespace_labels_choose_pool() {
     let (lab, api) = (lab_with_teams(), Api::answering("200 OK", TEAM));
     lab.put("/calico/resources/v3/projectcalico.org/ippools/lab", &disabled(&lab));
     let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
@@ -171,7 +171,7 @@ fn disabled(lab: &Lab) -> String {
 }
 
 #[test]
-fn nobody_is_asked_where_no_pool_wants_it() {
+fn namespace_is_not_read_when_no_pool_needs_it() {
     let api = Api::answering("200 OK", TEAM);
     let lab = Lab::start();
     let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
@@ -184,7 +184,7 @@ fn nobody_is_asked_where_no_pool_wants_it() {
 }
 
 #[test]
-fn an_api_that_refuses_is_told_with_what_to_do() {
+fn namespace_error_when_api_refuses_says_what_to_do() {
     let lab = lab_with_teams();
     for (status, body, code, texts) in [
         ("403 Forbidden", "{}", 999, ["does not allow it", "a role with the verb get on namespaces"]),
@@ -204,7 +204,7 @@ fn an_api_that_refuses_is_told_with_what_to_do() {
 }
 
 #[test]
-fn an_api_that_says_nothing_costs_no_more_than_a_call_may_take() {
+fn namespace_wait_stays_within_call_when_api_is_silent() {
     let (lab, api) = (lab_with_teams(), Api::answering("", ""));
     let mut conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     let begun = Instant::now();
@@ -217,7 +217,7 @@ fn an_api_that_says_nothing_costs_no_more_than_a_call_may_take() {
 }
 
 #[test]
-fn a_kubeconfig_that_cannot_be_used_is_told_with_what_to_do() {
+fn namespace_error_when_kubeconfig_is_bad_says_what_to_do() {
     let (lab, api) = (lab_with_teams(), Api::answering("200 OK", TEAM));
     let missing = lab.root.path().join("none");
     pod("ADD", &conf(&lab, &missing)).run().refusal().says(&["cannot read ", "none: ", "kubernetes.kubeconfig"]);
@@ -269,7 +269,7 @@ fn a_kubeconfig_that_cannot_be_used_is_told_with_what_to_do() {
 }
 
 #[test]
-fn from_within_the_cluster_the_service_account_is_used() {
+fn namespace_is_read_by_service_account_within_cluster() {
     let (lab, api) = (lab_with_teams(), Api::answering("200 OK", TEAM));
     let mut conf = lab.conf();
     conf["policy"] = json!({"type": "k8s"});

@@ -40,7 +40,7 @@ fn passes_over(outcome: &Outcome) -> bool {
 }
 
 #[test]
-fn a_del_with_other_endpoints_settles_what_an_add_has_begun() {
+fn notes_of_add_are_settled_by_del_with_other_endpoints() {
     let runtime = beside();
     let _in = runtime.enter();
     let lab = Lab::start();
@@ -60,7 +60,7 @@ fn a_del_with_other_endpoints_settles_what_an_add_has_begun() {
 }
 
 #[test]
-fn while_no_endpoint_answers_a_noted_del_fails_and_may_be_repeated() {
+fn notes_let_del_repeat_while_no_endpoint_answers() {
     let runtime = beside();
     let _in = runtime.enter();
     let lab = Lab::start();

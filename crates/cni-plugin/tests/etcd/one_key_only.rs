@@ -33,7 +33,7 @@ async fn serve(listener: tokio::net::TcpListener, code: u32, text: &'static str,
 }
 
 #[test]
-fn a_server_that_refuses_transactions_on_several_keys_is_recognised_at_once() {
+fn one_key_server_is_recognized_at_once() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     for (code, text) in REFUSALS {
         let asked = Arc::new(AtomicUsize::new(0));

@@ -18,7 +18,7 @@ fn conf(lab: &Lab) -> Value {
 }
 
 #[test]
-fn a_prefix_costs_as_many_requests_as_an_address() {
+fn prefix_costs_as_many_requests_as_address() {
     let lab = Lab::start();
     pool(&lab, "pods", "2001:db8::/48", 64);
     let conf = conf(&lab);
@@ -29,7 +29,7 @@ fn a_prefix_costs_as_many_requests_as_an_address() {
 }
 
 #[test]
-fn no_prefix_twice_while_plugins_are_killed() {
+fn prefix_is_given_once_while_plugins_are_killed() {
     let lab = Lab::start();
     pool(&lab, "pods", "2001:db8::/60", 64);
     nobody_shares(&conf(&lab), prefix);

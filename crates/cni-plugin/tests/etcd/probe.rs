@@ -25,7 +25,7 @@ fn macvlan(lab: &Lab) -> Value {
 }
 
 #[test]
-fn a_devices_address_is_reserved_for_calico_too() {
+fn device_address_is_reserved_for_calico_too() {
     let other = Lab::start();
     let first = Call::new("ADD", "c1", &macvlan(&other)).ok().address();
     let lab = Lab::start();

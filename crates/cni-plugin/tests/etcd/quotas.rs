@@ -8,7 +8,7 @@ use crate::round_trips::asks;
 use crate::under_quota::{is_refused, kills_leave_the_quota_exact, limit, of_shop, shop};
 
 #[test]
-fn a_quota_costs_no_question_in_the_steady_state() {
+fn quota_costs_no_request_in_steady_state() {
     let lab = Lab::start();
     let conf = lab.conf();
     of_shop("ADD", "c0", &conf).ok();
@@ -30,7 +30,7 @@ fn a_quota_costs_no_question_in_the_steady_state() {
 }
 
 #[test]
-fn networks_and_nodes_have_quotas_too() {
+fn quota_of_networks_and_nodes() {
     let lab = Lab::start();
     limit(&lab, &QuotaSubject::new(QuotaKind::Node, "node-1"), 2);
     lab.add("c1").ok();
@@ -46,7 +46,7 @@ fn networks_and_nodes_have_quotas_too() {
 }
 
 #[test]
-fn kills_at_random_moments_never_lead_over_a_quota() {
+fn quota_is_never_exceeded_by_kills() {
     let lab = Lab::start();
     kills_leave_the_quota_exact(&lab, &lab.conf());
     lab.no_notes_are_left();

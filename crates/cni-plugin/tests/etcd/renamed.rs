@@ -20,7 +20,7 @@ fn renamed(lab: &Lab) -> Value {
 }
 
 #[test]
-fn what_a_container_had_under_the_old_name_is_released_and_told() {
+fn renamed_node_releases_addresses_of_old_name() {
     let lab = Lab::start();
     let renamed = renamed(&lab);
     let del = |container: &str| Call::new("DEL", container, &renamed).ok().stderr;

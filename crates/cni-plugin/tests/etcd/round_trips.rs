@@ -61,7 +61,7 @@ fn hint_of(lab: &Lab) -> PathBuf {
 }
 
 #[test]
-fn a_steady_call_asks_twice() {
+fn steady_call_takes_two_requests() {
     let (lab, conf) = lab();
     assert_eq!(asks(&lab, &Call::new("ADD", "c1", &conf)), (3, 0), "the first of a host");
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (2, 0), "ADD");
@@ -76,7 +76,7 @@ fn a_steady_call_asks_twice() {
 }
 
 #[test]
-fn a_hint_about_an_earlier_cluster_costs_one_question() {
+fn stale_hint_of_earlier_cluster_costs_one_request() {
     let (lab, conf) = lab();
     Call::new("ADD", "c1", &conf).ok();
     for kind in ["assignment", "handle", "host"] {
@@ -86,7 +86,7 @@ fn a_hint_about_an_earlier_cluster_costs_one_question() {
 }
 
 #[test]
-fn a_hint_that_is_no_good_costs_one_question() {
+fn stale_hint_costs_one_request() {
     let (lab, conf) = lab();
     let first = Call::new("ADD", "c1", &conf).ok().address();
     let hint = hint_of(&lab);
@@ -120,7 +120,7 @@ fn a_hint_that_is_no_good_costs_one_question() {
 
 /// The hint is from before somebody put the cluster back to an older state.
 #[test]
-fn a_hint_from_before_a_restore_costs_two_questions() {
+fn stale_hint_from_before_restore_costs_two_requests() {
     let (lab, conf) = lab();
     Call::new("ADD", "c1", &conf).ok();
     let hint = hint_of(&lab);

@@ -10,7 +10,7 @@ use crate::process::Call;
 use testkit::programs::plugin;
 
 #[test]
-fn the_sample_network_of_a_cluster_can_serve_an_add() {
+fn sample_network_serves_add_on_cluster() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/conflists/routed-etcd.conflist");
     let list: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     let mut conf = list["plugins"][0].clone();

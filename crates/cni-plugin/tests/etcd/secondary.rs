@@ -36,7 +36,7 @@ fn keys_of(lab: &Lab, prefix: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_call_on_a_secondary_network_asks_no_more_than_one_on_calicos() {
+fn secondary_network_call_costs_no_more_than_calico() {
     let lab = Lab::start();
     let conf = macvlan(&lab);
     lab.put(CLUSTER, "{}");
@@ -52,7 +52,7 @@ fn a_call_on_a_secondary_network_asks_no_more_than_one_on_calicos() {
 }
 
 #[test]
-fn a_block_from_before_moves_without_a_further_question() {
+fn secondary_network_moves_older_block_without_request() {
     let lab = Lab::start();
     let conf = macvlan(&lab);
     Call::new("ADD", "c1", &conf).ok();
@@ -67,7 +67,7 @@ fn a_block_from_before_moves_without_a_further_question() {
 }
 
 #[test]
-fn a_pool_that_is_calicos_too_is_refused_with_what_to_do() {
+fn secondary_network_pool_is_refused_when_calico_uses_it() {
     let lab = Lab::start();
     let mut conf = macvlan(&lab);
     lab.put(CLUSTER, "{}");

@@ -36,7 +36,7 @@ fn with_secrets(lab: &Lab, mut conf: Value) -> Value {
 }
 
 #[test]
-fn wrong_credentials_are_told_without_them() {
+fn secrets_are_hidden_when_credentials_are_wrong() {
     let lab = Lab::start();
     guard(&lab);
     let conf = with_secrets(&lab, lab.conf());
@@ -59,7 +59,7 @@ fn wrong_credentials_are_told_without_them() {
 }
 
 #[test]
-fn certificates_that_have_run_out_are_told_without_them() {
+fn secrets_are_hidden_when_certificates_expired() {
     for (expired, text) in [
         ("server", "its certificate has expired, or a clock is wrong"),
         ("client", "client.pem, has expired on 2001-01-01: renew it"),
@@ -87,7 +87,7 @@ fn certificates_that_have_run_out_are_told_without_them() {
 }
 
 #[test]
-fn files_that_are_mixed_up_are_told_without_what_is_in_them() {
+fn secrets_are_hidden_when_files_are_mixed_up() {
     let certificates = Certificates::make().unwrap();
     let lab = Lab::on_empty(vec![certificates.etcd_for_known().unwrap()]);
     let mut conf = with_secrets(&lab, lab.conf());
@@ -102,7 +102,7 @@ fn files_that_are_mixed_up_are_told_without_what_is_in_them() {
 }
 
 #[test]
-fn a_configuration_with_secrets_that_works_shows_none() {
+fn secrets_are_hidden_when_configuration_works() {
     let lab = Lab::start();
     guard(&lab);
     let conf = with_secrets(&lab, lab.conf());

@@ -60,7 +60,7 @@ fn alarms(lab: &Lab) -> usize {
 }
 
 #[test]
-fn an_alarm_is_told_until_it_is_taken_back() {
+fn status_tells_alarm_until_disarmed() {
     let lab = full();
     let url = lab.etcds[0].url();
     let commands = [url.as_str(), "no space left", "etcdctl compact", "etcdctl defrag", "etcdctl alarm disarm"];
@@ -85,7 +85,7 @@ fn an_alarm_is_told_until_it_is_taken_back() {
 }
 
 #[test]
-fn it_raises_no_alarm_however_little_room_there_is() {
+fn status_raises_no_alarm_when_space_is_short() {
     let lab = full();
     runtime().block_on(async { disarm(&mut client(&lab, None).await).await });
     // The quota is still used up: the next put raises the alarm again.
@@ -97,7 +97,7 @@ fn it_raises_no_alarm_however_little_room_there_is() {
 }
 
 #[test]
-fn all_members_are_asked_once_a_minute_and_after_an_add_failed() {
+fn status_asks_all_members_each_minute_and_after_failure() {
     let lab = Lab::start();
     let rounds = || {
         let before = progress(&lab);
@@ -139,7 +139,7 @@ async fn grant(client: &mut Client, role: &str, prefix: &str, right: PermissionT
 }
 
 #[test]
-fn the_key_that_was_refused_is_named_until_the_right_is_granted() {
+fn status_names_refused_key_until_right_is_granted() {
     use PermissionType::{Read, Readwrite};
     let lab = Lab::start();
     let reader: &[_] = &[("/calico/", Read), ("/margay/", Read)];
@@ -182,7 +182,7 @@ fn the_key_that_was_refused_is_named_until_the_right_is_granted() {
 }
 
 #[test]
-fn the_main_plugin_tries_the_rights_to_endpoints_too() {
+fn status_of_main_plugin_tries_rights_to_endpoints() {
     use PermissionType::{Read, Readwrite};
     let lab = Lab::start();
     lab.put(

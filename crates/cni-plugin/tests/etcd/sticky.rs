@@ -14,7 +14,7 @@ fn conf(lab: &Lab) -> Value {
 }
 
 #[test]
-fn a_kept_address_costs_no_further_request() {
+fn sticky_address_costs_no_request() {
     let lab = Lab::start();
     let conf = conf(&lab);
     let own = call("ADD", "c0", "web-0", &conf).ok().address();
@@ -35,7 +35,7 @@ fn a_kept_address_costs_no_further_request() {
 }
 
 #[test]
-fn every_workload_keeps_its_address_while_plugins_are_killed() {
+fn sticky_address_stays_while_plugins_are_killed() {
     let lab = Lab::start();
     let kept = workloads_keep_their_addresses(&conf(&lab));
     let books = lab.books();

@@ -57,7 +57,7 @@ fn lab_of(etcd: Etcd) -> Lab {
 }
 
 #[test]
-fn certificates_come_from_files_that_netconf_or_environment_name() {
+fn certificates_come_from_netconf_or_environment() {
     let certificates = Certificates::make().unwrap();
     let lab = lab_of(certificates.etcd_for_known().unwrap());
     let mut conf = lab.conf();
@@ -140,7 +140,7 @@ fn members_are_found_through_srv_records() {
 }
 
 #[test]
-fn a_login_comes_from_the_environment() {
+fn login_comes_from_environment() {
     let lab = lab_of(Etcd::start_with("http", &[]).unwrap());
     guard(&lab);
     let login = |user: &str, password: &str| lab.add("c1").with("ETCD_USERNAME", user).with("ETCD_PASSWORD", password);

@@ -22,7 +22,7 @@ fn conf(lab: &Lab, node: &str, network: &str, ipam: &Value) -> Value {
 }
 
 #[test]
-fn nodes_that_begin_at_once_make_one_pool_and_share_its_range() {
+fn ranges_make_one_pool_when_nodes_begin_at_once() {
     let lab = Lab::start();
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", r#"{"metadata":{"name":"node-2"}}"#);
     lab.put("/calico/resources/v3/projectcalico.org/clusterinformations/default", "{}");
@@ -55,7 +55,7 @@ fn nodes_that_begin_at_once_make_one_pool_and_share_its_range() {
 }
 
 #[test]
-fn networks_of_one_name_have_ranges_of_their_own() {
+fn ranges_are_apart_for_networks_of_one_name() {
     let lab = Lab::start();
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", r#"{"metadata":{"name":"node-2"}}"#);
     let of = |node: usize, third: usize| {
@@ -87,7 +87,7 @@ fn networks_of_one_name_have_ranges_of_their_own() {
 }
 
 #[test]
-fn a_range_costs_no_further_query() {
+fn ranges_cost_no_query() {
     let lab = Lab::start();
     let conf = conf(&lab, "node-1", "lan", &json!({"range": "10.79.0.0/24", "range_start": "10.79.0.9"}));
     Call::new("ADD", "c1", &conf).ok();
@@ -97,7 +97,7 @@ fn a_range_costs_no_further_query() {
 }
 
 #[test]
-fn host_locals_ranges_stay_those_of_one_node() {
+fn ranges_of_host_local_stay_with_one_node() {
     let lab = Lab::start();
     let conf = conf(&lab, "node-1", "lan", &json!({"subnet": "10.79.0.0/24"}));
     let refusal = Call::new("ADD", "c1", &conf).run().refusal();

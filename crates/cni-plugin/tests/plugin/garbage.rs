@@ -143,12 +143,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes(verb in verb(), stdin in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn garbage_bytes_never_panic(verb in verb(), stdin in prop::collection::vec(any::<u8>(), 0..200)) {
         is_sane(&call(PluginName::Margay, &environment(verb), &stdin, &allocator()));
     }
 
     #[test]
-    fn any_variables(variables in prop::collection::btree_map(
+    fn garbage_variables_never_panic(variables in prop::collection::btree_map(
         prop::sample::select(vec!["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH", "CNI_NETNS_OVERRIDE"]).prop_map(str::to_owned),
         ".{0,20}", 0..6,
     ), verb in verb()) {
@@ -158,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn any_configuration(
+    fn garbage_configuration_never_panics(
         verb in verb(),
         version in prop::sample::select(vec!["0.1.0", "0.2.0", "0.4.0", "1.0.0", "1.1.0"]),
         plugin in prop::sample::select(vec!["calico", "bridge", "ptp"]),

@@ -9,7 +9,7 @@ use crate::common::{call_binary, environment, error_of, finish};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_margay-ipam");
 
 #[test]
-fn without_a_verb_it_says_what_it_is() {
+fn process_says_what_it_is_without_verb() {
     let outcome = call_binary(&Default::default(), b"");
     assert_eq!((outcome.exit, outcome.stdout.as_str()), (0, ""));
     assert_eq!(
@@ -32,13 +32,13 @@ fn said_without_input(command: &mut Command) -> String {
 }
 
 #[test]
-fn version_does_not_read_its_input() {
+fn process_version_does_not_read_input() {
     let said = said_without_input(Command::new(PROGRAM).env_clear().env("CNI_COMMAND", "VERSION"));
     assert!(said.starts_with("{\"cniVersion\":\"1.1.0\""), "{said}");
 }
 
 #[test]
-fn options_are_answered_without_reading_or_doing_anything() {
+fn process_options_are_answered_without_reading() {
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join("calico-ipam");
     symlink(PROGRAM, &link).unwrap();
@@ -59,7 +59,7 @@ fn options_are_answered_without_reading_or_doing_anything() {
 }
 
 #[test]
-fn arguments_that_are_no_options_of_ours_change_nothing() {
+fn process_ignores_arguments_that_are_no_options() {
     let conf = br#"{"name":"net1","type":"calico","datastore_type":"foo"}"#;
     let plain = call_binary(&environment("ADD"), conf);
     let argued = finish(Command::new(PROGRAM).env_clear().envs(environment("ADD")).arg("version"), conf);
@@ -69,7 +69,7 @@ fn arguments_that_are_no_options_of_ours_change_nothing() {
 
 /// Calico's harness passes the configuration as an argument, too.
 #[test]
-fn a_main_plugin_ignores_arguments_that_are_no_options() {
+fn process_of_main_plugin_ignores_arguments() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["calico", "margay-cni"] {
         let link = folder.path().join(name);
@@ -101,7 +101,7 @@ fn a_main_plugin_ignores_arguments_that_are_no_options() {
 }
 
 #[test]
-fn whatever_goes_wrong_in_a_call_is_an_error_on_standard_output() {
+fn process_prints_every_error_on_standard_output() {
     let folder = tempfile::tempdir().unwrap();
     let inputs: [&[u8]; 7] = [
         b"",
@@ -134,7 +134,7 @@ fn whatever_goes_wrong_in_a_call_is_an_error_on_standard_output() {
 }
 
 #[test]
-fn the_name_it_is_called_by_counts() {
+fn process_behaves_by_name_it_is_called_by() {
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join("calico-ipam");
     symlink(PROGRAM, &link).unwrap();
@@ -144,7 +144,7 @@ fn the_name_it_is_called_by_counts() {
 }
 
 #[test]
-fn kubernetes_is_refused_with_what_to_do_instead() {
+fn process_refuses_kubernetes_with_remedy() {
     for (kind, code) in [("calico", 999), ("bridge", 7)] {
         let conf = format!(r#"{{"name":"net1","cniVersion":"1.0.0","type":"{kind}","datastore_type":"kubernetes"}}"#);
         for verb in ["ADD", "DEL"] {
@@ -157,7 +157,7 @@ fn kubernetes_is_refused_with_what_to_do_instead() {
 }
 
 #[test]
-fn a_result_that_cannot_be_printed_is_a_failure() {
+fn process_fails_when_result_cannot_be_printed() {
     for (verb, conf) in [
         ("VERSION", ""),
         (
@@ -182,7 +182,7 @@ fn a_result_that_cannot_be_printed_is_a_failure() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_costs_nothing() {
+fn process_log_costs_nothing_when_not_writable() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("conf");
     let conf = r#"{"name":"net1","cniVersion":"1.0.0","type":"calico","datastore_type":"sled","log_level":"debug","log_file_path":"/dev/full","ipam":{"assign_ipv4":"false"}}"#;
@@ -201,7 +201,7 @@ fn a_log_that_cannot_be_written_costs_nothing() {
 }
 
 #[test]
-fn the_log_goes_to_standard_error_and_to_the_file() {
+fn process_log_goes_to_standard_error_and_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a/b/log");
     let secret = "hunter2";
@@ -229,7 +229,7 @@ fn the_log_goes_to_standard_error_and_to_the_file() {
 }
 
 #[test]
-fn the_log_file_stays_within_its_limits() {
+fn process_log_file_stays_within_limits() {
     const MEGABYTE: u64 = 1024 * 1024;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("cni.log");
@@ -269,7 +269,7 @@ fn the_log_file_stays_within_its_limits() {
 }
 
 #[test]
-fn input_that_is_no_configuration() {
+fn process_input_is_refused_when_not_configuration() {
     let deep = "[".repeat(100_000);
     let nested = format!("{{\"name\":\"a\",\"x\":{}{}}}", "[".repeat(200), "]".repeat(200));
     let long = " ".repeat((4 << 20) + 1);
@@ -293,7 +293,7 @@ fn input_that_is_no_configuration() {
 }
 
 #[test]
-fn input_that_cannot_be_read() {
+fn process_input_is_refused_when_unreadable() {
     let output =
         Command::new(PROGRAM).env_clear().envs(environment("ADD")).stdin(File::open("/").unwrap()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

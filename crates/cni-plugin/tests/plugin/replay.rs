@@ -98,7 +98,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn in_memory() {
+fn replay_in_memory() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     runtime().block_on(load(&store));
     let allocator = DirectAllocator::on(store);
@@ -144,7 +144,7 @@ fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
 
 /// On a real etcd by the real program, under Calico's name.
 #[test]
-fn on_etcd() {
+fn replay_on_etcd() {
     let etcd = Etcd::start().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("calico-ipam");
@@ -175,17 +175,17 @@ fn on_etcd() {
 }
 
 #[test]
-fn on_sled() {
+fn replay_on_sled() {
     on_engine("sled");
 }
 
 #[test]
-fn on_redb() {
+fn replay_on_redb() {
     on_engine("redb");
 }
 
 #[test]
-fn shapes_differ_in_chosen_addresses_only() {
+fn replay_shapes_differ_only_in_chosen_addresses() {
     let address: IpAddr = "10.65.0.9".parse().unwrap();
     assert_eq!(shape(&format!("[\"{address}/28\"]")), shape("[\"10.65.0.77/28\"]"));
     assert_ne!(shape("[\"10.65.0.9/28\"]"), shape("[\"10.65.0.9/26\"]"));

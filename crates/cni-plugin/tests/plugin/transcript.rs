@@ -93,7 +93,7 @@ fn replay(names: &[&str], program: impl Fn(&Case) -> ProcessOutcome) {
 }
 
 #[test]
-fn what_needs_no_store_is_the_same_to_the_byte() {
+fn transcript_matches_to_byte_without_store() {
     replay(&WITHOUT_A_STORE, |case| call_binary(&case.env, case.stdin.as_bytes()));
     replay(&WITHOUT_A_STORE, |case| {
         call(cni_plugin::PluginName::CalicoIpam, &case.env, case.stdin.as_bytes(), &Scripted::default())
@@ -103,7 +103,7 @@ fn what_needs_no_store_is_the_same_to_the_byte() {
 /// The results and errors of the record go through the protocol layer unchanged, if the allocator answers what Calico's
 /// did.
 #[test]
-fn what_the_allocator_answers_is_told_as_calico_tells_it() {
+fn transcript_matches_calico_for_allocator_answers() {
     let others: Vec<_> = transcript().into_iter().map(|case| case.name).collect();
     let others: Vec<_> = others
         .iter()
@@ -142,7 +142,7 @@ fn of_record(address: &str) -> AssignedAddress {
 }
 
 #[test]
-fn version_tells_one_version_more() {
+fn transcript_version_reply_has_one_version_more() {
     let case = transcript().into_iter().find(|case| case.name == "VERSION").unwrap();
     let outcome = call_binary(&case.env, case.stdin.as_bytes());
     assert_eq!((outcome.exit, outcome.stdout), (0, case.stdout.replace("\"1.0.0\"]", "\"1.0.0\",\"1.1.0\"]")));

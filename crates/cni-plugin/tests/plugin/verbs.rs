@@ -41,7 +41,7 @@ fn asked(conf: &str, args: &str) -> (Vec<String>, usize, usize) {
 }
 
 #[test]
-fn add_on_a_bridge() {
+fn add_on_bridge() {
     let (outcome, allocator) =
         add(&bridge(r#","isGateway":true,"ipam":{"routes":[{"dst":"0.0.0.0/0"}],"ipv4_pools":["lab"]}"#), "");
     assert_eq!(
@@ -63,7 +63,7 @@ fn add_on_a_bridge() {
 }
 
 #[test]
-fn which_addresses_are_asked_for() {
+fn add_asks_for_wanted_addresses() {
     let none: Vec<String> = Vec::new();
     assert_eq!(asked(&bridge(""), ""), (none.clone(), 1, 0));
     assert_eq!(asked(&bridge(r#","ipam":{"assign_ipv6":"true"}"#), ""), (none.clone(), 1, 1));
@@ -80,7 +80,7 @@ fn which_addresses_are_asked_for() {
 }
 
 #[test]
-fn on_calicos_networks_wanted_addresses_take_the_place_of_all() {
+fn add_wanted_addresses_replace_all_on_calico_networks() {
     let conf = r#"{"cniVersion":"1.0.0","name":"net1","type":"calico","datastore_type":"sled","ipam":{"assign_ipv6":"true"},"windows_use_single_network":true}"#;
     assert_eq!(asked(conf, "IP=10.0.0.7"), (vec!["10.0.0.7".into()], 0, 0));
     assert_eq!(asked(conf, ""), (vec![], 1, 1));
@@ -93,7 +93,7 @@ fn on_calicos_networks_wanted_addresses_take_the_place_of_all() {
 }
 
 #[test]
-fn on_calicos_networks_add_takes_the_kubernetes_keys_only_with_ignore_unknown() {
+fn add_takes_kubernetes_keys_only_with_ignore_unknown() {
     let conf = r#"{"cniVersion":"1.0.0","name":"net1","type":"calico","datastore_type":"sled"}"#;
     let keys = "K8S_POD_NAME=a;K8S_POD_NAMESPACE=b";
     let (outcome, allocator) = add(conf, keys);
@@ -107,7 +107,7 @@ fn on_calicos_networks_add_takes_the_kubernetes_keys_only_with_ignore_unknown() 
 }
 
 #[test]
-fn the_name_calico_ipam_makes_every_network_calicos() {
+fn name_calico_ipam_makes_every_network_calico() {
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"routes":[{"dst":"0.0.0.0/0"}]}"#);
     let outcome = call(PluginName::CalicoIpam, &environment("ADD"), conf.as_bytes(), &allocator);
@@ -120,7 +120,7 @@ fn the_name_calico_ipam_makes_every_network_calicos() {
 }
 
 #[test]
-fn calicos_own_plugin_takes_no_settings_of_bridged_networks() {
+fn name_calico_ipam_takes_no_bridged_settings() {
     for ipam in [r#"{"mask":"pool"}"#, r#"{"gateway":"first"}"#, r#"{"routes":[]}"#] {
         let conf = format!(r#"{{"name":"net1","type":"calico","datastore_type":"sled","ipam":{ipam}}}"#);
         let (outcome, allocator) = add(&conf, "");
@@ -162,7 +162,7 @@ fn errors_come_before_any_work() {
 }
 
 #[test]
-fn the_own_namespace_is_refused_before_an_add_and_after_a_del() {
+fn own_netns_is_refused_before_add_and_after_del() {
     let message = "plugin's netns and netns from CNI_NETNS should not be the same";
     let expected = (8, message.to_owned(), String::new());
     let with_netns = |verb: &str| {
@@ -182,7 +182,7 @@ fn the_own_namespace_is_refused_before_an_add_and_after_a_del() {
 }
 
 #[test]
-fn del() {
+fn del_releases_attachment_without_settings() {
     let allocator = one_address();
     let mut env = environment("DEL");
     env.remove("CNI_NETNS");
@@ -213,7 +213,7 @@ fn answered(more: &str, answer: Result<CheckAnswer>) -> cni_plugin::ProcessOutco
 }
 
 #[test]
-fn check_fails_where_an_address_is_free_or_anothers() {
+fn check_fails_when_address_is_free_or_of_another() {
     let (a, b) = ("10.0.0.5", "fd00::5");
     let good = check("", &[a], &[(a, Standing::Own), (b, Standing::Own)]);
     assert_eq!((good.exit, good.stdout.as_str()), (0, ""));
@@ -228,7 +228,7 @@ fn check_fails_where_an_address_is_free_or_anothers() {
 }
 
 #[test]
-fn check_passes_over_what_the_store_cannot_know() {
+fn check_skips_what_store_cannot_know() {
     let a = "10.0.0.5";
     for standing in [Standing::Unmarked, Standing::Unknown] {
         assert_eq!(check("", &[], &[(a, standing.clone())]).exit, 0, "{standing:?}");
@@ -238,7 +238,7 @@ fn check_passes_over_what_the_store_cannot_know() {
 }
 
 #[test]
-fn check_without_an_earlier_result_looks_for_any_address() {
+fn check_without_prev_result_looks_for_any_address() {
     assert_eq!(check("", &["10.0.0.5"], &[]).exit, 0);
     assert_eq!(check(r#","ipam":{"assign_ipv4":"false"}"#, &[], &[]).exit, 0);
     let (_, message, _) = error_of(&check("", &[], &[]));
@@ -246,7 +246,7 @@ fn check_without_an_earlier_result_looks_for_any_address() {
 }
 
 #[test]
-fn check_asks_for_the_addresses_of_the_earlier_result() {
+fn check_asks_for_addresses_of_prev_result() {
     let allocator = Scripted { check: Some(Ok(CheckAnswer::Unknown("busy".into()))), ..Scripted::default() };
     let earlier = r#","prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24","interface":2},{"address":"fd00::5/64"}]}"#;
     let mut env = environment("CHECK");
@@ -267,7 +267,7 @@ fn check_asks_for_the_addresses_of_the_earlier_result() {
 }
 
 #[test]
-fn gc_and_status_need_a_version_that_has_them() {
+fn gc_and_status_need_version_that_has_them() {
     let with = |verb: &str, version: &str, more: &str| {
         let conf = bridge(more).replace("1.0.0", version);
         call(PluginName::Margay, &environment(verb), conf.as_bytes(), &Scripted::default())
@@ -293,7 +293,7 @@ fn gc_and_status_need_a_version_that_has_them() {
 }
 
 #[test]
-fn status_asks_for_what_an_add_would() {
+fn status_asks_for_what_add_would() {
     let with = |more: &str, answer: Result<()>| {
         let allocator = Scripted { status: Some(answer), ..Scripted::default() };
         let mut env = environment("STATUS");
@@ -320,7 +320,7 @@ fn status_asks_for_what_an_add_would() {
 }
 
 #[test]
-fn a_panic_is_an_error() {
+fn panic_is_error() {
     struct Broken;
     impl Allocator for Broken {
         fn call(&self, _: &StoreAccess, verb: &Verb) -> Result<Answer> {

@@ -34,11 +34,11 @@ type Test = (&'static str, fn(Engine));
 
 const TESTS: [Test; 6] = [
     ("power_cuts_lose_nothing", |engine| cuts::rounds(engine, ROUNDS)),
-    ("power_cuts_lose_nothing_by_the_api", api::rounds),
-    ("a_kill_while_the_store_is_made_and_then_a_power_cut", sweep::while_it_is_made),
-    ("a_kill_in_a_commit_and_then_a_power_cut", sweep::in_a_commit),
-    ("a_disk_that_lies_is_found_out", lies),
-    ("a_folder_that_is_not_synced_is_found_out", unsynced_folders),
+    ("power_cuts_lose_nothing_by_api", api::rounds),
+    ("power_cut_after_kill_while_store_is_made", sweep::while_it_is_made),
+    ("power_cut_after_kill_in_commit", sweep::in_a_commit),
+    ("lying_disk_is_found_out", lies),
+    ("unsynced_folder_is_found_out", unsynced_folders),
 ];
 
 fn main() -> ExitCode {

@@ -22,15 +22,15 @@ type Test = (&'static str, fn(Engine));
 
 const PODMAN: [Test; 4] = [
     ("podman_containers_reach_each_other_and_leave_nothing", podman::containers_reach_each_other_and_leave_nothing),
-    ("podman_containers_keep_their_addresses_over_a_reboot", podman::containers_keep_their_addresses_over_a_reboot),
+    ("podman_containers_keep_addresses_after_reboot", podman::containers_keep_their_addresses_over_a_reboot),
     ("podman_gets_both_wanted_addresses_or_none", podman::both_wanted_addresses_or_none),
-    ("podman_runs_containers_on_a_routed_network", podman::routed_containers_reach_each_other_and_leave_nothing),
+    ("podman_runs_containers_on_routed_network", podman::routed_containers_reach_each_other_and_leave_nothing),
 ];
 
 const CONTAINERD: [Test; 4] = [
     ("ctr_containers_reach_each_other_and_leave_nothing", containerd::containers_reach_each_other_and_leave_nothing),
-    ("ctr_container_gets_its_addresses_back_after_a_reboot", containerd::gets_its_addresses_back_after_a_reboot),
-    ("ctr_runs_containers_on_a_routed_network", containerd::routed_containers_reach_each_other_and_leave_nothing),
+    ("ctr_container_gets_addresses_back_after_reboot", containerd::gets_its_addresses_back_after_a_reboot),
+    ("ctr_runs_containers_on_routed_network", containerd::routed_containers_reach_each_other_and_leave_nothing),
     ("cri_pods_get_routed_addresses_and_leave_nothing", cri::pods_get_routed_addresses_and_leave_nothing),
 ];
 

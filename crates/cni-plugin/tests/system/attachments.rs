@@ -22,7 +22,7 @@ fn wanting(call: Call, address: &str) -> Call {
 }
 
 #[test]
-fn an_attachment_has_one_address_until_it_is_deleted() {
+fn attachment_has_one_address_until_del() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         for plugin in ["bridge", "calico"] {
@@ -56,7 +56,7 @@ fn an_attachment_has_one_address_until_it_is_deleted() {
 
 /// A runtime's ADD and DEL run in different environments: nothing in them may lead to another store.
 #[test]
-fn the_environment_chooses_no_store() {
+fn attachment_store_is_never_chosen_by_environment() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         let loud = [
@@ -76,7 +76,7 @@ fn the_environment_chooses_no_store() {
 
 /// A host gets another name; the addresses of its containers stay theirs.
 #[test]
-fn a_host_with_another_name_is_the_same() {
+fn attachment_stays_when_host_is_renamed() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         let first = lab.add("c1").ok();
@@ -93,7 +93,7 @@ fn a_host_with_another_name_is_the_same() {
 }
 
 #[test]
-fn wanted_addresses_on_a_bridge() {
+fn wanted_addresses_on_bridge() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         let first = wanting(lab.add("c1"), "10.2.0.77");
@@ -128,7 +128,7 @@ fn wanted_addresses_on_a_bridge() {
 }
 
 #[test]
-fn wanted_addresses_on_a_network_of_calicos() {
+fn wanted_addresses_on_calico_network() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         let conf = lab.conf_of("calico");
@@ -146,7 +146,7 @@ fn wanted_addresses_on_a_network_of_calicos() {
 }
 
 #[test]
-fn a_bridged_network_names_its_pools_where_there_are_several() {
+fn bridged_network_names_pools_when_several() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         lab.pool("other", "10.3.0.0/24");
@@ -165,7 +165,7 @@ fn a_bridged_network_names_its_pools_where_there_are_several() {
 
 /// A network that shares a pool with a bridge never gets the addresses that the bridge needs.
 #[test]
-fn nobody_gets_network_broadcast_or_gateway() {
+fn bridged_network_gives_no_network_broadcast_or_gateway() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/28");
         let first = lab.add("on-the-bridge").ok();
@@ -189,7 +189,7 @@ fn nobody_gets_network_broadcast_or_gateway() {
 }
 
 #[test]
-fn the_smallest_pools() {
+fn bridged_network_works_with_smallest_pools() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.4/31");
         let first = lab.add("c1").ok();
@@ -222,7 +222,7 @@ fn dual_stack(lab: &Lab) -> Value {
 }
 
 #[test]
-fn host_locals_words_make_a_network() {
+fn host_local_keys_make_network() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let conf = dual_stack(&lab);
@@ -253,7 +253,7 @@ fn host_locals_words_make_a_network() {
 }
 
 #[test]
-fn host_locals_words_in_short() {
+fn host_local_keys_in_short_form() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let ipam =

@@ -10,7 +10,7 @@ use crate::process::Call;
 use testkit::programs::plugin;
 
 #[test]
-fn only_what_is_free_or_anothers_fails() {
+fn check_fails_only_when_address_is_free_or_of_another() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");
         let own = lab.add("c1").ok().address();
@@ -30,7 +30,7 @@ fn only_what_is_free_or_anothers_fails() {
 }
 
 #[test]
-fn a_store_that_cannot_be_reached_is_asked_again_later() {
+fn check_is_retried_later_when_store_is_unreachable() {
     assert!(nix::unistd::geteuid().is_root(), "this test needs root, to become somebody else");
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");

@@ -145,7 +145,7 @@ fn jumps(engine: Engine, seed: u64) {
 }
 
 #[test]
-fn clocks_that_jump_by_ten_years_lose_nothing_and_nothing_sticks() {
+fn clock_jumps_of_ten_years_lose_and_keep_nothing() {
     for engine in ENGINES {
         jumps(engine, setting("MARGAY_CLOCK_SEED", SEED));
     }

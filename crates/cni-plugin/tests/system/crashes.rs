@@ -13,18 +13,18 @@ use crate::victim::head;
 const ROUNDS: u64 = 40;
 
 #[test]
-fn whoever_is_killed_leaves_all_or_nothing_on_sled() {
+fn kills_leave_all_or_nothing_on_sled() {
     rounds(Engine::SLED, ROUNDS);
 }
 
 #[test]
-fn whoever_is_killed_leaves_all_or_nothing_on_redb() {
+fn kills_leave_all_or_nothing_on_redb() {
     rounds(Engine::REDB, ROUNDS);
 }
 
 /// The rounds can fail: an address that was acknowledged goes behind the world's back, or by half.
 #[test]
-fn what_is_lost_is_found_out() {
+fn kills_check_notices_lost_address() {
     let mut world = World::new(Engine::REDB);
     world.add();
     world.add();
@@ -45,7 +45,7 @@ fn what_is_lost_is_found_out() {
 
 /// The rounds can fail: a call passes a lock holder that stands still, since the queue was taken away.
 #[test]
-fn who_passes_the_holder_is_found_out() {
+fn kills_check_notices_caller_that_passes_holder() {
     let (mut world, life) = World::with_full_log(Engine::REDB);
     let (_, holder, _) = world.holder(&life, &mut Random::new(SEED, 0)).unwrap();
     let before = head(&world.lab.store);

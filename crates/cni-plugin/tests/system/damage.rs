@@ -201,19 +201,19 @@ fn by_the_hundred(engine: Engine) {
 }
 
 #[test]
-fn by_the_hundred_on_sled() {
+fn damage_by_hundreds_on_sled() {
     by_the_hundred(Engine::SLED);
 }
 
 #[test]
-fn by_the_hundred_on_redb() {
+fn damage_by_hundreds_on_redb() {
     by_the_hundred(Engine::REDB);
 }
 
 /// sled writes a snapshot beside the old one each time it opens. A process that is killed then, or finds the disk full,
 /// leaves part of it behind, which is no damage.
 #[test]
-fn an_unfinished_snapshot_of_sleds_is_no_damage() {
+fn damage_is_not_seen_in_unfinished_sled_snapshot() {
     let base = Base::new(Engine::SLED);
     let conf = base.lab.conf_with("bridge", json!({ "subnet": SUBNET }));
     for (number, part) in [&b""[..], &[1; 11], &[7; 100]].into_iter().enumerate() {

@@ -121,7 +121,7 @@ fn full(engine: Engine, spare: u64) {
 }
 
 #[test]
-fn a_full_disk_loses_nothing() {
+fn full_disk_loses_nothing() {
     for engine in ENGINES {
         for spare in SPARE {
             full(engine, spare);
@@ -131,7 +131,7 @@ fn a_full_disk_loses_nothing() {
 
 /// A pool that the configuration defines is made by the first ADD, which may find no room for a store at all.
 #[test]
-fn no_room_for_a_new_store() {
+fn full_disk_has_no_room_for_new_store() {
     for engine in ENGINES {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().join("disk");
@@ -191,19 +191,19 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
 
 /// Giving up history makes room within redb's file, so that the ballast lasts.
 #[test]
-fn a_crowd_can_leave_a_full_disk_on_redb() {
+fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);
 }
 
 /// sled writes whenever it is opened, and its log grows with each release; so the ballast lasts for some.
 #[test]
-fn some_can_leave_a_full_disk_on_sled() {
+fn full_disk_can_be_left_by_some_on_sled() {
     crowd(Engine::SLED, 60, 5);
 }
 
 /// A store that was made where there was no room for a ballast, or by an earlier version, works without it.
 #[test]
-fn a_store_without_a_ballast() {
+fn full_disk_without_reserved_space() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.99.0.0/24");
         fs::remove_file(lab.store.join("ballast")).unwrap();

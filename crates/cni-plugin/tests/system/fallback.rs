@@ -25,7 +25,7 @@ fn all(add: impl Fn(&str) -> Call) -> Vec<Value> {
 }
 
 #[test]
-fn the_next_pool_serves_when_one_is_full() {
+fn fallback_serves_from_next_pool_when_one_is_full() {
     for engine in ENGINES {
         let lab = lab(engine);
         let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["more", "lab"]}));
@@ -49,7 +49,7 @@ fn the_next_pool_serves_when_one_is_full() {
 }
 
 #[test]
-fn subnets_and_sets_as_host_local_has_them() {
+fn fallback_subnets_and_sets_match_host_local() {
     let host_local = host_local();
     let configurations = [
         json!({"ranges": [[{"subnet": "10.5.0.0/29"}, {"subnet": "10.6.0.0/29", "gateway": "10.6.0.6"}]],
@@ -97,7 +97,7 @@ fn subnets_and_sets_as_host_local_has_them() {
 }
 
 #[test]
-fn a_wanted_address_is_that_of_its_set() {
+fn fallback_wanted_address_is_of_its_set() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let conf =
@@ -111,7 +111,7 @@ fn a_wanted_address_is_that_of_its_set() {
 }
 
 #[test]
-fn weights_share_the_containers_out() {
+fn fallback_weights_share_containers_out() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         lab.pool("more", "10.3.0.0/24");
@@ -130,7 +130,7 @@ fn weights_share_the_containers_out() {
 }
 
 #[test]
-fn a_network_chooses_a_subnet_once() {
+fn fallback_subnet_is_chosen_once_per_network() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", json!({"subnet": "auto", "assign_ipv6": "true"}));
@@ -180,6 +180,6 @@ fn killed(engine: Engine) {
 }
 
 #[test]
-fn callers_that_are_killed_leave_both_pools_whole() {
+fn fallback_leaves_both_pools_whole_when_callers_are_killed() {
     ENGINES.into_iter().for_each(killed);
 }

@@ -31,7 +31,7 @@ fn put(lab: &Lab, mark: bool) {
 }
 
 #[test]
-fn every_verb_is_refused_until_it_is_finished() {
+fn unfinished_import_refuses_every_verb() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.6.0.0/24");
         let own = lab.add("c1").ok().address();

@@ -64,7 +64,7 @@ impl Collected for Lab {
 }
 
 #[test]
-fn an_add_without_room_takes_what_an_earlier_boot_has_left() {
+fn add_without_room_takes_leftovers_of_earlier_boot() {
     for engine in ENGINES {
         let lab = Lab::bridged(engine, "198.18.96.0/29");
         let old: Vec<IpAddr> =
@@ -94,7 +94,7 @@ fn an_add_without_room_takes_what_an_earlier_boot_has_left() {
 }
 
 #[test]
-fn several_adds_at_once_on_a_full_pool_get_an_address_each() {
+fn adds_at_once_on_full_pool_get_one_address_each() {
     for engine in ENGINES {
         let lab = Lab::bridged(engine, "198.18.97.0/28");
         for number in 0..13 {
@@ -113,7 +113,7 @@ fn several_adds_at_once_on_a_full_pool_get_an_address_each() {
 
 /// `podman start` after a reboot: the same container, the same fixed address, another namespace.
 #[test]
-fn a_container_with_a_fixed_address_is_started_again_after_a_reboot() {
+fn fixed_address_is_given_again_after_reboot() {
     for engine in ENGINES {
         let lab = Lab::bridged(engine, "198.18.98.0/24");
         let address = lab.plant("c1", EARLIER, Duration::hours(1));
@@ -159,7 +159,7 @@ impl Drop for Namespace {
 }
 
 #[test]
-fn the_network_namespace_is_recorded_and_follows_a_container_that_is_started_again() {
+fn netns_is_recorded_anew_when_container_restarts() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "198.18.90.0/24");
         let namespaces = [Namespace::new(), Namespace::new()];
@@ -172,7 +172,7 @@ fn the_network_namespace_is_recorded_and_follows_a_container_that_is_started_aga
 }
 
 #[test]
-fn gc_frees_what_the_list_does_not_have() {
+fn gc_frees_what_list_lacks() {
     for engine in ENGINES {
         let lab = Lab::bridged(engine, "198.18.99.0/24");
         let old = Duration::minutes(5);
@@ -198,7 +198,7 @@ fn gc_frees_what_the_list_does_not_have() {
 }
 
 #[test]
-fn gc_on_a_store_that_is_not_there_is_done_and_makes_none() {
+fn gc_is_done_and_makes_nothing_when_store_is_missing() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         lab.gc(&json!([])).ok();

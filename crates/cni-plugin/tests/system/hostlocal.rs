@@ -68,7 +68,7 @@ fn configurations() -> Vec<Value> {
 }
 
 #[test]
-fn the_same_results() {
+fn host_local_results_match() {
     let host_local = host_local();
     for engine in ENGINES {
         for ipam in configurations() {
@@ -92,7 +92,7 @@ fn the_same_results() {
 
 /// Two networks of one name, each with its subnet, and a subnet that changes while containers run and after they are gone.
 #[test]
-fn one_name_and_several_subnets() {
+fn host_local_subnets_of_one_name_match() {
     let host_local = host_local();
     for engine in ENGINES {
         let lab = Lab::new(engine);
@@ -134,7 +134,7 @@ fn one_name_and_several_subnets() {
 
 /// Both refuse a configuration that defines no address, whatever pools the store has.
 #[test]
-fn the_same_refusals() {
+fn host_local_refusals_match() {
     let host_local = host_local();
     let lab = Lab::with_pool(ENGINES[1], "10.88.0.0/24");
     for ipam in [
@@ -167,7 +167,7 @@ fn the_same_refusals() {
 
 /// Neither assigns the subnet's own address, the broadcast address or the gateway, and both stay in the range.
 #[test]
-fn the_same_addresses() {
+fn host_local_addresses_match() {
     let host_local = host_local();
     for engine in ENGINES {
         let lab = Lab::new(engine);

@@ -16,7 +16,7 @@ fn conf(lab: &Lab, more: Value) -> Value {
 }
 
 #[test]
-fn a_container_gets_a_prefix_beside_its_address() {
+fn prefix_is_given_beside_address() {
     for engine in ENGINES {
         for plugin in ["macvlan", "calico"] {
             let lab = Lab::with_pool(engine, "10.81.0.0/28");
@@ -40,7 +40,7 @@ fn a_container_gets_a_prefix_beside_its_address() {
 }
 
 #[test]
-fn a_full_pool_says_so_and_a_wrong_network_what_to_do() {
+fn prefix_error_tells_full_pool_or_wrong_network() {
     let lab = Lab::new(ENGINES[1]);
     pool(&lab, "pods", "2001:db8::/63", 64);
     let conf = conf(&lab, json!({}));
@@ -63,7 +63,7 @@ fn a_full_pool_says_so_and_a_wrong_network_what_to_do() {
 }
 
 #[test]
-fn no_prefix_twice_while_plugins_are_killed() {
+fn prefix_is_given_once_while_plugins_are_killed() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         pool(&lab, "pods", "2001:db8::/60", 64);
@@ -73,7 +73,7 @@ fn no_prefix_twice_while_plugins_are_killed() {
 }
 
 #[test]
-fn a_workload_keeps_its_prefix_while_plugins_are_killed() {
+fn prefix_of_workload_stays_while_plugins_are_killed() {
     let lab = Lab::new(ENGINES[1]);
     pool(&lab, "pods", "2001:db8::/60", 64);
     let conf = conf(&lab, json!({"sticky": "pod"}));

@@ -40,7 +40,7 @@ fn quarantine(lab: &Lab) -> Quarantine {
 }
 
 #[test]
-fn a_devices_address_is_quarantined_and_another_one_assigned() {
+fn probe_quarantines_device_address_and_assigns_another() {
     for engine in ENGINES {
         let pool = "10.251.1.0/24";
         let first = first_of(engine, pool);
@@ -75,7 +75,7 @@ fn a_devices_address_is_quarantined_and_another_one_assigned() {
 }
 
 #[test]
-fn ipv6_on_a_bridge() {
+fn probe_of_ipv6_on_bridge() {
     for engine in ENGINES {
         let pool = "fd00:251:2::/64";
         let both = json!({"assign_ipv4": "false", "assign_ipv6": "true"});
@@ -94,7 +94,7 @@ fn ipv6_on_a_bridge() {
 }
 
 #[test]
-fn a_silent_wire_and_one_that_cannot_be_probed() {
+fn probe_on_silent_wire_and_unusable_interface() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let wire = Wire::new(&["10.251.3.200/24"]);
@@ -114,7 +114,7 @@ fn a_silent_wire_and_one_that_cannot_be_probed() {
 }
 
 #[test]
-fn devices_have_all_that_is_tried() {
+fn probe_fails_when_devices_have_all_tried_addresses() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let wire = Wire::new(&["10.251.4.2/24", "10.251.4.3/24", "10.251.4.4/24"]);
@@ -131,7 +131,7 @@ fn devices_have_all_that_is_tried() {
 }
 
 #[test]
-fn a_requested_address_of_a_device_is_refused() {
+fn probe_refuses_requested_address_of_device() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.251.5.0/24");
         let wire = Wire::new(&["10.251.5.9/24"]);
@@ -148,7 +148,7 @@ fn a_requested_address_of_a_device_is_refused() {
 }
 
 #[test]
-fn a_plugin_that_is_killed_in_the_probe_leaks_nothing() {
+fn probe_leaks_nothing_when_plugin_is_killed() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.251.6.0/24");
         let wire = Wire::new(&[]);
@@ -184,7 +184,7 @@ fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
 }
 
 #[test]
-fn a_network_without_a_wire_and_one_of_calicos() {
+fn probe_is_skipped_without_wire_and_on_calico_network() {
     let lab = Lab::with_pool(Engine::REDB, "10.251.7.0/24");
     let probing = |plugin: &str| Call::new("ADD", "c1", &lab.conf_with(plugin, json!({"probe": true}))).run().refusal();
     let refusal = probing("ptp");

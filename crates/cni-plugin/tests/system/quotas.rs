@@ -7,7 +7,7 @@ use crate::process::Call;
 use crate::under_quota::{is_refused, kills_leave_the_quota_exact, limit, of_shop, shop};
 
 #[test]
-fn a_full_quota_is_an_error_that_says_what_to_do() {
+fn quota_error_says_what_to_do_when_full() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
         let conf = lab.conf_of("bridge");
@@ -25,7 +25,7 @@ fn a_full_quota_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn status_warns_before_a_quota_bites_and_never_fails_for_it() {
+fn quota_warning_comes_with_status_that_never_fails() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
         let mut conf = lab.conf_of("bridge");
@@ -44,7 +44,7 @@ fn status_warns_before_a_quota_bites_and_never_fails_for_it() {
 }
 
 #[test]
-fn kills_at_random_moments_never_lead_over_a_quota() {
+fn quota_is_never_exceeded_by_kills() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.66.0.0/24");
         kills_leave_the_quota_exact(&lab, &lab.conf_of("bridge"));

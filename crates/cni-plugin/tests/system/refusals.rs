@@ -39,7 +39,7 @@ fn content(path: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn a_store_that_is_not_there() {
+fn store_is_missing() {
     for engine in ENGINES {
         for plugin in ["bridge", "calico"] {
             let lab = Lab::new(engine);
@@ -57,7 +57,7 @@ fn a_store_that_is_not_there() {
 }
 
 #[test]
-fn a_store_without_a_pool() {
+fn store_has_no_pool() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let own = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
@@ -70,7 +70,7 @@ fn a_store_without_a_pool() {
 }
 
 #[test]
-fn a_store_of_somebody_else() {
+fn store_belongs_to_another_user() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
@@ -101,7 +101,7 @@ fn a_store_of_somebody_else() {
 }
 
 #[test]
-fn a_file_where_the_store_should_be() {
+fn store_path_is_file() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         fs::write(&lab.store, "somebody's").unwrap();
@@ -118,7 +118,7 @@ fn a_file_where_the_store_should_be() {
 }
 
 #[test]
-fn a_folder_with_something_else_in_it() {
+fn store_folder_has_something_else() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         fs::create_dir(&lab.store).unwrap();
@@ -131,7 +131,7 @@ fn a_folder_with_something_else_in_it() {
 }
 
 #[test]
-fn a_store_of_the_other_engine() {
+fn store_is_of_other_engine() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
@@ -147,7 +147,7 @@ fn a_store_of_the_other_engine() {
 }
 
 #[test]
-fn a_read_only_file_system() {
+fn store_file_system_is_read_only() {
     for engine in ENGINES {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().join("disk");
@@ -171,7 +171,7 @@ fn a_read_only_file_system() {
 }
 
 #[test]
-fn a_store_of_a_newer_version() {
+fn store_is_of_newer_version() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
@@ -194,7 +194,7 @@ fn a_store_of_a_newer_version() {
 }
 
 #[test]
-fn a_relative_path() {
+fn store_path_is_relative() {
     for engine in ENGINES {
         for (plugin, code) in [("bridge", 7), ("calico", 999)] {
             let conf = embedded_conf(engine, Path::new("margay/store"), plugin, json!({}));
@@ -213,7 +213,7 @@ fn make_store(lab: &Lab, umask: &str) -> Outcome {
 }
 
 #[test]
-fn a_store_is_private_whatever_the_umask() {
+fn store_is_private_with_any_umask() {
     for engine in ENGINES {
         for umask in ["000", "022", "077", "027"] {
             let lab = Lab::new(engine);
@@ -239,7 +239,7 @@ fn a_store_is_private_whatever_the_umask() {
 
 /// A lost lock file: nothing of the store is gone, so no call may report that there is none.
 #[test]
-fn a_store_without_its_queue() {
+fn store_has_lost_its_queue() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
@@ -257,7 +257,7 @@ fn a_store_without_its_queue() {
 }
 
 #[test]
-fn a_type_that_nobody_knows() {
+fn store_type_is_unknown() {
     let lab = Lab::new(Engine::SLED);
     let mut conf = lab.conf_of("bridge");
     conf["datastore_type"] = "rocksdb".into();

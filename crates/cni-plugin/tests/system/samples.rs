@@ -50,7 +50,7 @@ fn main_plugin(name: &str) -> Value {
 }
 
 #[test]
-fn every_sample_network_gives_addresses_on_a_machine_that_has_no_store_yet() {
+fn sample_networks_give_addresses_without_existing_store() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/conflists");
     let mut files: Vec<_> =
         fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -83,7 +83,7 @@ fn network_of(cidr: &str) -> String {
 }
 
 #[test]
-fn the_routed_sample_network_wires_a_container_once_its_pools_are_made() {
+fn sample_routed_network_wires_container_with_its_pools() {
     let mut conf = main_plugin("routed");
     assert_eq!((&conf["type"], &conf["datastore_type"]), (&"margay-cni".into(), &"sled".into()));
     let lab = Lab::new(Engine::SLED);

@@ -49,7 +49,7 @@ fn exhausted(conf: &Value, texts: &[&str]) {
 }
 
 #[test]
-fn it_says_whether_there_is_an_address_to_give() {
+fn status_says_whether_address_is_free() {
     for engine in ENGINES {
         // Network, broadcast and gateway are nobody's.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
@@ -74,7 +74,7 @@ fn it_says_whether_there_is_an_address_to_give() {
 }
 
 #[test]
-fn a_node_that_has_given_all_it_may_stays_in_service() {
+fn status_stays_ready_when_node_has_given_all() {
     let settings = |lab: &Lab, config: IpamConfig| {
         lab.with_ipam(Create::Never, async |ipam, _| {
             ipam.store().put(keys::config(), config.encode().unwrap()).await.unwrap();
@@ -123,7 +123,7 @@ fn a_node_that_has_given_all_it_may_stays_in_service() {
 }
 
 #[test]
-fn a_store_that_is_not_there() {
+fn status_when_store_is_missing() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         unavailable(&lab.conf_of("bridge"), &["there is no store", "margay --store", "pool create"]);
@@ -133,7 +133,7 @@ fn a_store_that_is_not_there() {
 }
 
 #[test]
-fn a_store_that_the_first_add_could_not_make() {
+fn status_when_first_add_could_not_make_store() {
     for engine in ENGINES {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().join("disk");
@@ -179,7 +179,7 @@ fn a_store_that_the_first_add_could_not_make() {
 }
 
 #[test]
-fn a_disk_that_became_read_only() {
+fn status_when_disk_became_read_only() {
     for engine in ENGINES {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().join("disk");
@@ -213,7 +213,7 @@ fn a_disk_that_became_read_only() {
 }
 
 #[test]
-fn a_busy_store_is_ready() {
+fn status_is_ready_when_store_is_busy() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.5.0.0/24");
         lab.while_open(|| {
@@ -224,7 +224,7 @@ fn a_busy_store_is_ready() {
 }
 
 #[test]
-fn a_store_that_cannot_be_used() {
+fn status_when_store_cannot_be_used() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.5.0.0/24");
         let mut other = lab.conf_of("bridge");

@@ -7,7 +7,7 @@ use crate::lab::{ENGINES, Lab};
 
 /// Nobody reads the result: the call fails, but what it has committed stays, since the runtime's DEL is what frees it.
 #[test]
-fn what_cannot_be_told_stays_until_a_del() {
+fn unread_result_stays_committed_until_del() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");
         let full = || Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap());

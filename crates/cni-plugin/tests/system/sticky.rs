@@ -10,7 +10,7 @@ use crate::process::Call;
 use crate::sticky_kills::{call, workloads_keep_their_addresses};
 
 #[test]
-fn a_pod_of_the_same_name_gets_its_address_again() {
+fn sticky_address_returns_to_pod_of_same_name() {
     for engine in ENGINES {
         for plugin in ["bridge", "calico"] {
             let lab = Lab::with_pool(engine, "10.81.0.0/28");
@@ -41,7 +41,7 @@ fn a_pod_of_the_same_name_gets_its_address_again() {
 }
 
 #[test]
-fn names_from_labels_arguments_and_annotations() {
+fn sticky_names_from_labels_arguments_and_annotations() {
     let lab = Lab::with_pool(ENGINES[1], "10.81.0.0/28");
     let mut conf = lab.conf_with("macvlan", json!({"sticky": "label:app"}));
     let again = |conf: &serde_json::Value, args: &str| -> BTreeSet<IpAddr> {
@@ -71,7 +71,7 @@ fn names_from_labels_arguments_and_annotations() {
 }
 
 #[test]
-fn every_workload_keeps_its_address_while_plugins_are_killed() {
+fn sticky_address_stays_while_plugins_are_killed() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.81.0.0/28");
         let conf = lab.conf_with("bridge", json!({"sticky": "pod"}));

@@ -278,7 +278,7 @@ fn first_adds(engine: Engine, round: u64) {
 
 /// A runtime that loses patience calls again while the first call is still on its way.
 #[test]
-fn the_same_attachment_many_times_at_once() {
+fn same_attachment_many_times_at_once() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         let at_once = |call: &Call| {
@@ -308,27 +308,27 @@ fn killers(engine: Engine) {
 }
 
 #[test]
-fn a_crowd_on_sled() {
+fn crowd_on_sled() {
     crowd(Engine::SLED);
 }
 
 #[test]
-fn a_crowd_on_redb() {
+fn crowd_on_redb() {
     crowd(Engine::REDB);
 }
 
 #[test]
-fn callers_that_are_killed_on_sled() {
+fn killed_callers_on_sled() {
     killers(Engine::SLED);
 }
 
 #[test]
-fn callers_that_are_killed_on_redb() {
+fn killed_callers_on_redb() {
     killers(Engine::REDB);
 }
 
 #[test]
-fn a_crowd_makes_one_store() {
+fn crowd_makes_one_store() {
     let _alone = alone();
     for round in 0..12 {
         first_adds(Engine::SLED, round);

@@ -8,7 +8,7 @@ use crate::lab::{ENGINES, Lab};
 use crate::process::Call;
 
 #[test]
-fn a_range_makes_its_pool_and_is_kept_to() {
+fn range_makes_its_pool_and_is_kept_to() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         let ipam = json!({
@@ -41,7 +41,7 @@ fn a_range_makes_its_pool_and_is_kept_to() {
 }
 
 #[test]
-fn both_ways_to_define_addresses_are_one_too_many() {
+fn range_and_subnet_together_are_refused() {
     let lab = Lab::new(ENGINES[0]);
     let conf = lab.conf_with("macvlan", json!({"range": "10.6.0.0/24", "subnet": "10.7.0.0/24"}));
     let refusal = Call::new("ADD", "c1", &conf).run().refusal();

@@ -30,11 +30,21 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         (name, Box::new(move || set_and_run("plain", kind, mode, test)))
     };
     [
-        on(Kind::Etcd, Mode::InProcess, "killed", killed),
-        on(Kind::Redb, Mode::InProcess, "killed", killed),
-        on(Kind::Etcd, Mode::InProcess, "many_at_once", many_at_once),
-        on(Kind::Redb, Mode::InProcess, "many_at_once", many_at_once),
-        on(Kind::Redb, Mode::Child, "ipam_in_a_child_gets_the_store", ipam_in_a_child_gets_the_store),
+        on(Kind::Etcd, Mode::InProcess, "kills_leave_nothing_after_del", kills_leave_nothing_after_del),
+        on(Kind::Redb, Mode::InProcess, "kills_leave_nothing_after_del", kills_leave_nothing_after_del),
+        on(
+            Kind::Etcd,
+            Mode::InProcess,
+            "containers_at_once_get_one_address_each",
+            containers_at_once_get_one_address_each,
+        ),
+        on(
+            Kind::Redb,
+            Mode::InProcess,
+            "containers_at_once_get_one_address_each",
+            containers_at_once_get_one_address_each,
+        ),
+        on(Kind::Redb, Mode::Child, "ipam_in_child_gets_store", ipam_in_child_gets_store),
         on(Kind::Etcd, Mode::InProcess, "check_names_what_differs", check_names_what_differs),
         on(Kind::Sled, Mode::InProcess, "check_names_what_differs", check_names_what_differs),
         on(Kind::Etcd, Mode::InProcess, "gc_removes_what_is_not_listed", gc_removes_what_is_not_listed),
@@ -42,13 +52,18 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Etcd, Mode::InProcess, "status", status),
         on(Kind::Sled, Mode::InProcess, "status", status),
         on(Kind::Redb, Mode::InProcess, "containers_reach_each_other", containers_reach_each_other),
-        on(Kind::Redb, Mode::InProcess, "a_prefix_is_routed_to_its_container", a_prefix_is_routed_to_its_container),
-        on(Kind::Sled, Mode::Child, "a_prefix_is_routed_to_its_container", a_prefix_is_routed_to_its_container),
-        on(Kind::Redb, Mode::InProcess, "no_prefix_goes_to_another_program", no_prefix_goes_to_another_program),
+        on(Kind::Redb, Mode::InProcess, "prefix_is_routed_to_its_container", prefix_is_routed_to_its_container),
+        on(Kind::Sled, Mode::Child, "prefix_is_routed_to_its_container", prefix_is_routed_to_its_container),
+        on(Kind::Redb, Mode::InProcess, "prefix_never_goes_to_another_program", prefix_never_goes_to_another_program),
         on(Kind::Redb, Mode::InProcess, "nat_outgoing", nat_outgoing),
         on(Kind::Sled, Mode::Child, "nat_outgoing", nat_outgoing),
-        on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_felixs", nat_outgoing_is_felixs),
-        on(Kind::Redb, Mode::InProcess, "nat_outgoing_is_felixs_on_its_node", nat_outgoing_is_felixs_on_its_node),
+        on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_left_to_felix", nat_outgoing_is_left_to_felix),
+        on(
+            Kind::Redb,
+            Mode::InProcess,
+            "nat_outgoing_is_left_to_felix_on_its_node",
+            nat_outgoing_is_left_to_felix_on_its_node,
+        ),
     ]
     .into_iter()
 }
@@ -108,7 +123,7 @@ pub(crate) fn nothing_left(stage: &Stage, what: &str) {
 }
 
 /// kill -9 at any moment of ADD, and in every other round of DEL, too: the next DEL leaves nothing.
-fn killed(stage: &mut Stage) {
+fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let time = |verb: &str| {
         let begun = Instant::now();
         succeed(&run(stage, verb, "warm", "a"));
@@ -138,7 +153,7 @@ fn killed(stage: &mut Stage) {
 }
 
 /// Sixteen containers at once get sixteen addresses, and are gone together, too.
-fn many_at_once(stage: &mut Stage) {
+fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     let names: Vec<String> = (0..CALLERS).map(|caller| format!("m{caller}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
     let all = |verb: &str| -> Vec<Came> {
@@ -160,7 +175,7 @@ fn many_at_once(stage: &mut Stage) {
 }
 
 /// An IPAM plugin that is another program may need the very store that the main plugin works on.
-fn ipam_in_a_child_gets_the_store(stage: &mut Stage) {
+fn ipam_in_child_gets_store(stage: &mut Stage) {
     let begun = Instant::now();
     succeed(&run(stage, "ADD", "c1", "a"));
     assert!(stage.scan()["etcd"]["documents"][ENDPOINT].is_object());
@@ -259,7 +274,7 @@ fn ipam_of_prefixes(stage: &Stage) -> Value {
 
 /// Another program that makes the interfaces would not route a prefix: ADD is refused before that program is called, and nothing
 /// stays assigned.
-fn no_prefix_goes_to_another_program(stage: &mut Stage) {
+fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
     let refused =
@@ -270,7 +285,7 @@ fn no_prefix_goes_to_another_program(stage: &mut Stage) {
 }
 
 /// The host sends what is for any address of a prefix to its container, which refuses what it does not use itself.
-fn a_prefix_is_routed_to_its_container(stage: &mut Stage) {
+fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE));
     let result = succeed(&added);
@@ -327,7 +342,7 @@ fn nat_outgoing(stage: &mut Stage) {
 }
 
 /// On etcd the plugin leaves all that alone.
-fn nat_outgoing_is_felixs(stage: &mut Stage) {
+fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     make_world();
     set_nat_outgoing(stage, true);
     shell("echo 0 >/proc/sys/net/ipv4/ip_forward");
@@ -338,9 +353,9 @@ fn nat_outgoing_is_felixs(stage: &mut Stage) {
 }
 
 /// A network of Margay's own on a node of a cluster.
-fn nat_outgoing_is_felixs_on_its_node(stage: &mut Stage) {
+fn nat_outgoing_is_left_to_felix_on_its_node(stage: &mut Stage) {
     std::fs::write("/var/lib/calico/nodename", "node1").unwrap();
-    nat_outgoing_is_felixs(stage);
+    nat_outgoing_is_left_to_felix(stage);
 }
 
 fn make_world() {

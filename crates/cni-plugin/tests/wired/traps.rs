@@ -32,26 +32,66 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         (name, Box::new(move || set_and_run(case, kind, Mode::InProcess, test)))
     };
     [
-        on(Kind::Etcd, "plain", "a_silent_etcd", a_silent_etcd),
-        on(Kind::Etcd, "pod", "a_silent_kubernetes_api", a_silent_kubernetes_api),
-        on(Kind::Redb, "pod", "a_silent_kubernetes_api", a_silent_kubernetes_api),
-        on(Kind::Etcd, "pod", "del_of_a_pod_goes_on", del_of_a_pod_goes_on),
-        on(Kind::Sled, "pod", "del_of_a_pod_goes_on", del_of_a_pod_goes_on),
-        on(Kind::Etcd, "pod", "a_damaged_endpoint_keeps_no_address", a_damaged_endpoint_keeps_no_address),
-        on(Kind::Etcd, "dual-stack", "felix_was_faster", felix_was_faster),
-        on(Kind::Etcd, "plain", "ids_that_begin_the_same", ids_that_begin_the_same),
-        on(Kind::Redb, "plain", "ids_that_begin_the_same", ids_that_begin_the_same),
-        on(Kind::Etcd, "plain", "ids_that_begin_the_same_at_once", ids_that_begin_the_same_at_once),
-        on(Kind::Etcd, "plain", "an_address_lost_with_the_namespace", an_address_lost_with_the_namespace),
-        on(Kind::Redb, "plain", "an_address_lost_with_the_namespace", an_address_lost_with_the_namespace),
-        on(Kind::Etcd, "pod-routes", "check_of_a_pod_with_routes", check_of_a_pod_with_routes),
-        on(Kind::Etcd, "pod-use-pod-cidr", "check_of_a_pod_with_pod_cidr", check_of_a_pod_with_pod_cidr),
-        on(Kind::Etcd, "pod-ip-addrs-no-ipam", "check_of_a_pod_without_ipam", check_of_a_pod_without_ipam),
-        on(Kind::Etcd, "second-network", "check_and_gc_of_a_second_network", check_and_gc_of_a_second_network),
-        on(Kind::Redb, "second-network", "check_and_gc_of_a_second_network", check_and_gc_of_a_second_network),
-        on(Kind::Etcd, "pod-restarted", "gc_spares_a_restarted_pod", gc_spares_a_restarted_pod),
-        on(Kind::Redb, "plain", "gc_and_del_without_a_store", gc_and_del_without_a_store),
-        on(Kind::Etcd, "plain", "credentials_that_others_may_write", credentials_that_others_may_write),
+        on(Kind::Etcd, "plain", "call_ends_in_time_when_etcd_is_silent", call_ends_in_time_when_etcd_is_silent),
+        on(
+            Kind::Etcd,
+            "pod",
+            "call_ends_in_time_when_kubernetes_api_is_silent",
+            call_ends_in_time_when_kubernetes_api_is_silent,
+        ),
+        on(
+            Kind::Redb,
+            "pod",
+            "call_ends_in_time_when_kubernetes_api_is_silent",
+            call_ends_in_time_when_kubernetes_api_is_silent,
+        ),
+        on(
+            Kind::Etcd,
+            "pod",
+            "del_of_pod_frees_all_when_namespace_is_unusable",
+            del_of_pod_frees_all_when_namespace_is_unusable,
+        ),
+        on(
+            Kind::Sled,
+            "pod",
+            "del_of_pod_frees_all_when_namespace_is_unusable",
+            del_of_pod_frees_all_when_namespace_is_unusable,
+        ),
+        on(Kind::Etcd, "pod", "damaged_endpoint_keeps_no_address", damaged_endpoint_keeps_no_address),
+        on(Kind::Etcd, "dual-stack", "add_succeeds_when_felix_is_faster", add_succeeds_when_felix_is_faster),
+        on(Kind::Etcd, "plain", "ids_with_same_beginning_stay_apart", ids_with_same_beginning_stay_apart),
+        on(Kind::Redb, "plain", "ids_with_same_beginning_stay_apart", ids_with_same_beginning_stay_apart),
+        on(
+            Kind::Etcd,
+            "plain",
+            "ids_with_same_beginning_stay_apart_at_once",
+            ids_with_same_beginning_stay_apart_at_once,
+        ),
+        on(
+            Kind::Etcd,
+            "plain",
+            "address_of_lost_namespace_may_go_to_another",
+            address_of_lost_namespace_may_go_to_another,
+        ),
+        on(
+            Kind::Redb,
+            "plain",
+            "address_of_lost_namespace_may_go_to_another",
+            address_of_lost_namespace_may_go_to_another,
+        ),
+        on(Kind::Etcd, "pod-routes", "check_of_pod_with_routes", check_of_pod_with_routes),
+        on(Kind::Etcd, "pod-use-pod-cidr", "check_of_pod_with_pod_cidr", check_of_pod_with_pod_cidr),
+        on(Kind::Etcd, "pod-ip-addrs-no-ipam", "check_of_pod_without_ipam", check_of_pod_without_ipam),
+        on(Kind::Etcd, "second-network", "check_and_gc_of_second_network", check_and_gc_of_second_network),
+        on(Kind::Redb, "second-network", "check_and_gc_of_second_network", check_and_gc_of_second_network),
+        on(Kind::Etcd, "pod-restarted", "gc_spares_restarted_pod", gc_spares_restarted_pod),
+        on(Kind::Redb, "plain", "gc_and_del_succeed_without_store", gc_and_del_succeed_without_store),
+        on(
+            Kind::Etcd,
+            "plain",
+            "credentials_are_refused_when_writable_by_others",
+            credentials_are_refused_when_writable_by_others,
+        ),
     ]
     .into_iter()
 }
@@ -81,7 +121,7 @@ fn fails_in_time(stage: &Stage, step: &Value) -> Came {
 }
 
 /// ADD and DEL end at their deadline, with the code that has the runtime try again.
-fn a_silent_etcd(stage: &mut Stage) {
+fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     let _server = silent();
     for verb in ["ADD", "DEL"] {
         let endpoints = ("stdin", "etcd_endpoints", json!(format!("http://{SILENT}")));
@@ -102,7 +142,7 @@ fn a_silent_etcd(stage: &mut Stage) {
 }
 
 /// A pod whose Kubernetes API does not answer gets nothing, and its DEL, which does not need the API, succeeds.
-fn a_silent_kubernetes_api(stage: &mut Stage) {
+fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     let _server = silent();
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -118,7 +158,7 @@ fn a_silent_kubernetes_api(stage: &mut Stage) {
 }
 
 /// The namespace cannot be entered, which DEL reports: endpoint and address are gone all the same.
-fn del_of_a_pod_goes_on(stage: &mut Stage) {
+fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let del = ("env", "CNI_COMMAND", json!("DEL"));
     let no_namespace = ("env", "CNI_NETNS", json!("<files>/nodename"));
@@ -132,7 +172,7 @@ fn del_of_a_pod_goes_on(stage: &mut Stage) {
 }
 
 /// Felix adds the host's route to the first address before the plugin does. The route to the second one is not forgotten.
-fn felix_was_faster(stage: &mut Stage) {
+fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
     let first = address(&stage.call(&add).run(patient(DEADLINE)));
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
@@ -178,7 +218,7 @@ fn address(came: &Came) -> Ipv4Addr {
 }
 
 /// A pod's endpoint that is no document holds up no DEL.
-fn a_damaged_endpoint_keeps_no_address(stage: &mut Stage) {
+fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/node1-k8s-pod1-eth0";
     stage.books.put_all(&Documents::from([(key.to_owned(), json!("no endpoint"))]));
@@ -191,7 +231,7 @@ fn a_damaged_endpoint_keeps_no_address(stage: &mut Stage) {
 
 /// Of two containers the host's interfaces would have the same name: one id has just the characters of that name, the
 /// other one begins with them. A third one is in another namespace.
-fn ids_that_begin_the_same(stage: &mut Stage) {
+fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
     let call = |stage: &Stage, verb: &str, (id, netns, namespace): (&str, &str, &str)| {
@@ -225,7 +265,7 @@ fn ids_that_begin_the_same(stage: &mut Stage) {
 
 /// As many containers at once as a host may start, and none takes the interface of another one. An ADD that comes between two
 /// others may fail; then the container has nothing.
-fn ids_that_begin_the_same_at_once(stage: &mut Stage) {
+fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
     let call = |verb: &str, name: &str| {
@@ -258,7 +298,7 @@ fn ids_that_begin_the_same_at_once(stage: &mut Stage) {
 }
 
 /// The machine has restarted, and another container has the address of one that the runtime starts again with its old id.
-fn an_address_lost_with_the_namespace(stage: &mut Stage) {
+fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let of = |container: &str, netns: &str| {
         let netns = json!(format!("{NETNS}/{netns}"));
         first_call("plain", &[("env", "CNI_CONTAINERID", json!(container)), ("env", "CNI_NETNS", netns)])
@@ -306,21 +346,21 @@ fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
     is_fine(&check(stage, add.clone(), &result));
 }
 
-fn check_of_a_pod_with_routes(stage: &mut Stage) {
+fn check_of_pod_with_routes(stage: &mut Stage) {
     add_and_check(stage, "pod-routes", |conf| conf["ipam"]["routes"].is_array());
 }
 
-fn check_of_a_pod_with_pod_cidr(stage: &mut Stage) {
+fn check_of_pod_with_pod_cidr(stage: &mut Stage) {
     add_and_check(stage, "pod-use-pod-cidr", |conf| conf["ipam"].to_string().contains("usePodCidr"));
 }
 
-fn check_of_a_pod_without_ipam(stage: &mut Stage) {
+fn check_of_pod_without_ipam(stage: &mut Stage) {
     add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
 }
 
 /// A container that joined a second network has no second interface: CHECK of both networks is fine, and GC of the second one
 /// leaves the container alone.
-fn check_and_gc_of_a_second_network(stage: &mut Stage) {
+fn check_and_gc_of_second_network(stage: &mut Stage) {
     let adds: Vec<Value> = ["net1", "net2"]
         .map(|network| {
             let mut add = first_call("second-network", &[("stdin", "name", json!(network))]);
@@ -350,7 +390,7 @@ fn check_and_gc_of_a_second_network(stage: &mut Stage) {
 }
 
 /// A pod that was started again has an endpoint of an hour ago and a new address: the runtime's list may be older than that.
-fn gc_spares_a_restarted_pod(stage: &mut Stage) {
+fn gc_spares_restarted_pod(stage: &mut Stage) {
     let steps = &case("pod-restarted").unwrap().steps;
     succeed(&stage.call(&steps[0]).run(patient(DEADLINE)));
     stage.age_all(Duration::from_secs(3600));
@@ -367,7 +407,7 @@ fn gc_spares_a_restarted_pod(stage: &mut Stage) {
 }
 
 /// A store that is gone has nothing to collect and to release; the interface of a container goes all the same.
-fn gc_and_del_without_a_store(stage: &mut Stage) {
+fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     let mut add = first_call("plain", &[]);
     add["stdin"]["cniVersion"] = json!("1.1.0");
     succeed(&stage.call(&add).run(patient(DEADLINE)));
@@ -385,7 +425,7 @@ fn gc_and_del_without_a_store(stage: &mut Stage) {
 }
 
 /// The writer of the file with etcd's authority chooses the etcd that the plugin trusts.
-fn credentials_that_others_may_write(stage: &mut Stage) {
+fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));
     let came = fails_in_time(stage, &first_call("plain", &[("stdin", "etcd_ca_cert_file", json!("<files>/ca.crt"))]));

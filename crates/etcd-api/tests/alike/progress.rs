@@ -14,7 +14,7 @@ const NO_WATCH: i64 = -1;
 
 /// One busy watch and quiet ones, each of which reports by itself at another time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_requested_report_is_never_behind_an_event() -> Outcome {
+async fn progress_report_is_never_behind_event() -> Outcome {
     let server = Server::start(&MemoryTable::new()).await?;
     let mut client = Client::connect([server.url()], None).await?;
     let mut writer = client.clone();
@@ -56,7 +56,7 @@ async fn a_requested_report_is_never_behind_an_event() -> Outcome {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_has_not_begun_reports_nothing() -> Outcome {
+async fn progress_report_is_absent_before_watch_began() -> Outcome {
     let server = Server::start(&MemoryTable::new()).await?;
     let mut client = Client::connect([server.url()], None).await?;
     let put = client.put("a", "1", None::<PutOptions>).await?;

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_document_is_refused_with_a_reason() {
+    fn documents_are_refused_with_reason_when_malformed() {
         for (value, reason) in [
             (json!(7), "no document"),
             (json!({}), "needs a kind"),

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_the_default_and_what_is_not_known_stays() {
+    fn document_defaults_apply_and_unknown_fields_stay() {
         let text = |config: IpamConfig| String::from_utf8(config.encode().unwrap().as_bytes().to_vec()).unwrap();
         assert_eq!(
             text(said_by(json!({})).unwrap()),
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cannot_be_are_refused() {
+    fn document_settings_are_refused_when_impossible() {
         for (spec, reason) in [
             (json!({"strictAffinity": "yes"}), "IPAMConfiguration.strictAffinity = 'yes' (must be true or false)"),
             (json!({"maxBlocksPerHost": -1}), "must be a number from 0 to 1000000"),

@@ -45,7 +45,7 @@ fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEventKind>
 }
 
 #[test]
-fn a_new_block_is_claimed_before_it_gives_and_given_up_after_it_got_back() {
+fn events_claim_block_before_use_and_release_after() {
     let entry = holder("net.c1", &[("node", "a"), ("timestamp", &go_string(NOW))]);
     let held = holding(&entry);
     let (owner, address) = (Owner::host("a"), ip(1));
@@ -59,7 +59,7 @@ fn a_new_block_is_claimed_before_it_gives_and_given_up_after_it_got_back() {
 }
 
 #[test]
-fn a_released_address_may_rest_first() {
+fn events_show_cooldown_of_released_address() {
     let entry = holder("net.c1", &[]);
     let (held, mut resting, address) = (holding(&entry), holding(&entry), ip(1));
     assert!(resting.release_by_handle("net.c1", NOW, 60).changed());
@@ -76,7 +76,7 @@ fn a_released_address_may_rest_first() {
 }
 
 #[test]
-fn who_asks_again_is_told_from_who_moves_and_from_another() {
+fn events_tell_repeated_request_from_move_and_from_another() {
     let before = holder("net.vm", &[("pod", "x"), (NETWORK, "net"), (INTERFACE, "eth0"), (TIMESTAMP, "t1")]);
     let changed = |name: &str, value: &str| {
         let mut attributes = before.attributes().clone();
@@ -102,7 +102,7 @@ fn who_asks_again_is_told_from_who_moves_and_from_another() {
 
 /// It waits in between, and belongs to nobody.
 #[test]
-fn the_address_of_a_workload_is_released_and_assigned_once_each() {
+fn events_release_and_assign_sticky_address_once_each() {
     let of = |handle: &str, wait: &str| holder(handle, &[(STICKY, "shop/web"), (STICKY_FOR, wait), (NETWORK, "net")]);
     let (first, again, address) = (of("net.c1", "60"), of("net.c2", "60"), ip(1));
     let held = holding(&first);
@@ -122,7 +122,7 @@ fn the_address_of_a_workload_is_released_and_assigned_once_each() {
 }
 
 #[test]
-fn a_block_changes_hands() {
+fn events_show_block_changing_owner() {
     let (a, b, nobody) = (block(Some("a")), block(Some("b")), block(None));
     let claimed = BlockEventKind::Claimed { owner: Owner::host("b"), former: Some(Owner::host("a")), at: Some(NOW) };
     assert_eq!(between(Some(&a), Some(&b)), [claimed]);
@@ -131,7 +131,7 @@ fn a_block_changes_hands() {
 }
 
 #[test]
-fn a_holder_is_read_from_its_entry() {
+fn events_read_holder_from_entry() {
     let entry = holder("my.net.0a1b", &[(NETWORK, "my.net"), (INTERFACE, "eth0"), ("pod", "web"), ("node", "a")]);
     let expected = Holder {
         handle: Some("my.net.0a1b"),
@@ -154,7 +154,7 @@ async fn reported_of(store: &Arc<dyn Store>, txn: Txn) -> BatchEvents {
 }
 
 #[tokio::test]
-async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
+async fn events_tell_affinity_only_when_block_does_not() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     let owner = Owner::host("a");
     let key = keys::affinity(&owner, cidr()).unwrap();
@@ -177,7 +177,7 @@ async fn an_affinity_is_told_only_where_its_block_does_not_tell_it() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_or_is_not_known_is_said() {
+async fn events_say_what_is_unreadable_or_unknown() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     let key = keys::block(cidr());
     let damaged = BlockEvent::of(cidr(), BlockEventKind::Damaged);
@@ -282,7 +282,7 @@ fn carry_out(step: &Step, stored: &mut Option<Block>, now: OffsetDateTime, rest:
 
 proptest! {
     #[test]
-    fn replaying_what_happened_gives_what_is(
+    fn events_replayed_give_current_state(
         steps in proptest::collection::vec((step(), any::<bool>()), 0..60),
         rest in prop_oneof![Just(0), Just(60)],
     ) {

@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_in_order_and_lead_back() {
+    fn finding_codes_are_in_order_and_lead_back() {
         assert!(Code::ALL.windows(2).all(|pair| pair[0].as_str() < pair[1].as_str() && pair[0] < pair[1]));
         for code in Code::ALL {
             assert_eq!(code.as_str().to_lowercase().parse(), Ok(*code));

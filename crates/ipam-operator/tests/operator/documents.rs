@@ -19,7 +19,7 @@ fn pool(name: &str, cidr: &str) -> Manifest {
 }
 
 #[tokio::test]
-async fn of_pools_that_overlap_one_is_made() {
+async fn pools_that_overlap_are_made_only_once() {
     let world = World::new().await;
     // Also where there are more pools than are guarded one by one.
     for others in [0, 70] {
@@ -46,7 +46,7 @@ async fn of_pools_that_overlap_one_is_made() {
 }
 
 #[tokio::test]
-async fn applied_by_several_at_once_all_come_through() {
+async fn documents_applied_by_several_at_once_all_succeed() {
     let world = World::new().await;
     let tasks: Vec<_> = (0..8)
         .map(|task| {
@@ -89,7 +89,7 @@ fn assign(world: &World, containers: usize) -> JoinHandle<Vec<Result<IpAddr>>> {
 }
 
 #[tokio::test]
-async fn a_deletion_beside_assignments_deletes_all_or_nothing() {
+async fn pool_deletion_beside_assignments_is_all_or_nothing() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
     let assigning = assign(&world, 30);
@@ -108,7 +108,7 @@ async fn a_deletion_beside_assignments_deletes_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn no_assignment_notices_a_split() {
+async fn pool_split_is_not_noticed_by_assignments() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/22").await;
     let assigning = assign(&world, 60);
@@ -124,7 +124,7 @@ async fn no_assignment_notices_a_split() {
 }
 
 #[tokio::test]
-async fn the_affinities_of_a_node_that_is_deleted_go_with_it() {
+async fn node_deletion_takes_its_affinities() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/28").await;
     world.one("a", "c1").await.unwrap();

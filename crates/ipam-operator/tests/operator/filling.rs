@@ -30,7 +30,7 @@ fn is_refused<T>(done: Result<T, Error>) {
 }
 
 #[tokio::test]
-async fn nothing_is_given_and_nothing_taken_back() {
+async fn unfinished_import_gives_and_takes_nothing() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/28").await;
     world.add_pool("other", "10.1.0.0/28").await;
@@ -59,7 +59,7 @@ async fn nothing_is_given_and_nothing_taken_back() {
 }
 
 #[tokio::test]
-async fn who_has_begun_before_the_mark_does_not_commit_after_it() {
+async fn unfinished_import_refuses_commits_begun_before_mark() {
     let world = World::new().await;
     let key = keys::handle("h");
     let options = TransactOptions::new(soon()).with_extra_reads([import_lock_key()]);

@@ -7,7 +7,7 @@ use crate::Operated;
 use crate::world::{World, soon};
 
 #[tokio::test]
-async fn a_pool_in_use_stays_and_an_unused_one_goes_with_all_that_is_its() {
+async fn pool_deletion_keeps_used_and_clears_unused_pool() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
     world.one("a", "c1").await.unwrap();

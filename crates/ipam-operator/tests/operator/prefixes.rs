@@ -28,7 +28,7 @@ async fn assign(world: &World, container: &str) -> IpNet {
 }
 
 #[tokio::test]
-async fn a_node_keeps_its_prefix() {
+async fn node_keeps_its_prefix() {
     let world = world().await;
     let operator = world.operator();
     let first = operator.assign_node_prefix("p", "a", soon()).await.unwrap();
@@ -49,7 +49,7 @@ async fn a_node_keeps_its_prefix() {
 }
 
 #[tokio::test]
-async fn names_with_dots_are_told_apart() {
+async fn prefix_names_with_dots_are_kept_apart() {
     let world = world().await;
     world.add(NewPool::new("a.b", "2001:db9::/48".parse().unwrap()).with_prefix_length(64)).await;
     world.add(NewPool::new("a", "2001:dba::/48".parse().unwrap()).with_prefix_length(80)).await;
@@ -65,7 +65,7 @@ async fn names_with_dots_are_told_apart() {
 
 /// The annotation of the pool got lost.
 #[tokio::test]
-async fn no_address_inside_a_held_prefix_is_pinned() {
+async fn prefix_held_keeps_its_addresses_from_pins() {
     let world = World::new().await;
     world.add(NewPool::new("pods", "2001:db8::/48".parse().unwrap()).with_prefix_length(64)).await;
     let mut request = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(0, 1));
@@ -80,7 +80,7 @@ async fn no_address_inside_a_held_prefix_is_pinned() {
 }
 
 #[tokio::test]
-async fn a_pin_is_known_by_any_address_inside() {
+async fn prefix_pin_is_known_by_any_address_inside() {
     let world = world().await;
     let operator = world.operator();
     let [first, second] = ["2001:db8:0:7::1", "2001:db8:0:7:8::9"].map(|text| text.parse().unwrap());
@@ -92,7 +92,7 @@ async fn a_pin_is_known_by_any_address_inside() {
 }
 
 #[tokio::test]
-async fn beside_calico_a_nodes_prefix_is_in_no_block_of_the_node() {
+async fn prefix_of_node_is_in_no_calico_block_of_node() {
     let world = world().await;
     world.store.put(keys::cluster_information(), "{}").await.unwrap();
     let given = world.operator().assign_node_prefix("p", "a", soon()).await.unwrap();
@@ -103,7 +103,7 @@ async fn beside_calico_a_nodes_prefix_is_in_no_block_of_the_node() {
 }
 
 #[tokio::test]
-async fn history_knows_a_prefix_by_any_address_inside() {
+async fn prefix_history_is_known_by_any_address_inside() {
     let world = world().await;
     let given = assign(&world, "c1").await;
     let IpNet::V6(net) = given else { panic!("{given}") };
@@ -126,7 +126,7 @@ async fn history_knows_a_prefix_by_any_address_inside() {
 
 /// A block inside another one, which a foreign writer made: each prefix that both have is found, and that at once.
 #[tokio::test]
-async fn a_check_finds_what_two_blocks_have_assigned() {
+async fn prefix_check_finds_what_two_blocks_assigned() {
     let world = world().await;
     let given = assign(&world, "c1").await;
     assert!(inspect(&world).await.is_empty());

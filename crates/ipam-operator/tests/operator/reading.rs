@@ -10,7 +10,7 @@ use crate::Operated;
 use crate::world::World;
 
 #[tokio::test]
-async fn an_inspection_ends_at_its_deadline() {
+async fn inspection_ends_at_its_deadline() {
     let world = World::new().await;
     world.add_pool("p", "10.0.0.0/26").await;
     let error = world.operator().inspect(AddressReporting::Findings, Deadline::after(Duration::ZERO)).await.err();

@@ -87,7 +87,7 @@ async fn names_of(world: &World, given: &AssignedAddress) -> [String; 6] {
 }
 
 #[tokio::test]
-async fn calicos_routing_sees_no_block_of_a_secondary_network() {
+async fn secondary_blocks_are_not_seen_by_calico_routing() {
     let world = beside_calico().await;
     let given = world.assign(&secondary("a", "c1")).await.unwrap();
     assert_eq!(owner_of(&world, given[0].ip).await, "virtual:secondary@a");
@@ -110,7 +110,7 @@ async fn calicos_routing_sees_no_block_of_a_secondary_network() {
 }
 
 #[tokio::test]
-async fn blocks_from_before_move_with_the_next_address_in_one_commit() {
+async fn secondary_blocks_from_before_move_in_one_commit() {
     let world = alone().await;
     let mut old = Vec::new();
     for number in 0..5 {
@@ -159,7 +159,7 @@ async fn seen_by_kube_controllers(world: &World) -> Vec<ReleaseRequest> {
 }
 
 #[tokio::test]
-async fn a_block_with_pods_of_calicos_stays_and_another_one_is_claimed() {
+async fn secondary_network_claims_anew_when_block_has_calico_pods() {
     let world = alone().await;
     let first = world.assign(&secondary("a", "c1")).await.unwrap();
     let pod = world.assign(&calicos("a", "p1")).await.unwrap();
@@ -200,7 +200,7 @@ async fn a_block_with_pods_of_calicos_stays_and_another_one_is_claimed() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_calicos_too_is_refused_with_the_commands_that_help() {
+async fn secondary_network_is_refused_when_pool_is_calico() {
     let world = beside_calico().await;
     for pools in [vec!["main".to_owned()], Vec::new()] {
         let mut request = secondary("a", "c1");
@@ -223,7 +223,7 @@ async fn a_pool_that_is_calicos_too_is_refused_with_the_commands_that_help() {
 }
 
 #[tokio::test]
-async fn the_limit_of_blocks_counts_both_owners() {
+async fn secondary_blocks_count_towards_limit() {
     let world = beside_calico().await;
     world.configure(IpamConfig::default().with_max_blocks_per_host(1).with_strict_affinity(true)).await;
     world.assign(&calicos("a", "p1")).await.unwrap();
@@ -235,7 +235,7 @@ async fn the_limit_of_blocks_counts_both_owners() {
 }
 
 #[tokio::test]
-async fn nodes_borrow_from_each_others_secondary_blocks_and_calicos_pods_do_not() {
+async fn secondary_blocks_are_borrowed_only_by_nodes() {
     let world = beside_calico().await;
     for number in 0..8 {
         world.assign(&secondary("a", &format!("c{number}"))).await.unwrap();
@@ -259,7 +259,7 @@ async fn nodes_borrow_from_each_others_secondary_blocks_and_calicos_pods_do_not(
 }
 
 #[tokio::test]
-async fn check_finds_what_calico_acts_on_and_repair_moves_it() {
+async fn secondary_blocks_are_found_by_check_and_moved_by_repair() {
     let world = alone().await;
     let old = world.assign(&secondary("b", "c1")).await.unwrap();
     age(&world).await;
@@ -281,7 +281,7 @@ async fn check_finds_what_calico_acts_on_and_repair_moves_it() {
 }
 
 #[tokio::test]
-async fn what_is_done_for_a_node_is_done_for_its_secondary_networks() {
+async fn secondary_networks_follow_what_is_done_for_node() {
     let world = beside_calico().await;
     let given = world.assign(&secondary("a", "c1")).await.unwrap();
     let (block, node) = (given[0].block, keys::resource(keys::ResourceKind::Node, "a"));

@@ -46,7 +46,7 @@ async fn kept(world: &World) -> Vec<(String, bool, Option<WaitEnd>)> {
 }
 
 #[tokio::test]
-async fn a_pin_outlives_every_use() {
+async fn pin_outlives_every_use() {
     let world = two_networks().await;
     pin(&world, "10.0.0.9", None).await.unwrap();
     for container in ["c1", "c2", "c3"] {
@@ -59,7 +59,7 @@ async fn a_pin_outlives_every_use() {
 }
 
 #[tokio::test]
-async fn a_pin_in_one_network_leaves_the_others_sticky() {
+async fn pin_in_one_network_leaves_others_sticky() {
     for pinned in [None, Some("other")] {
         let world = two_networks().await;
         pin(&world, "10.1.0.9", pinned).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_pin_in_one_network_leaves_the_others_sticky() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_pinned_where_it_is_used() {
+async fn pin_of_address_in_use_is_where_it_is_used() {
     let world = two_networks().await;
     let used = assign(&world, "net", "eth1", "c1").await;
     let refused = pin(&world, &used.to_string(), Some("other")).await.unwrap_err().to_string();
@@ -92,7 +92,7 @@ async fn an_address_in_use_is_pinned_where_it_is_used() {
 }
 
 #[tokio::test]
-async fn a_pin_keeps_no_block_from_its_node() {
+async fn pin_keeps_no_block_from_its_node() {
     let world = World::new().await;
     world.add_pool("net", "10.0.0.0/28").await;
     let strict = IpamConfig::default().with_strict_affinity(true);
@@ -105,7 +105,7 @@ async fn a_pin_keeps_no_block_from_its_node() {
 }
 
 #[tokio::test]
-async fn a_report_of_addresses_in_no_use_ends_no_wait() {
+async fn pin_wait_stays_when_unused_addresses_are_reclaimed() {
     let world = two_networks().await;
     pin(&world, "10.0.0.9", None).await.unwrap();
     let used = assign(&world, "net", "eth0", "c1").await;

@@ -8,7 +8,7 @@ use crate::Operated;
 use crate::world::{World, attachment, soon};
 
 #[tokio::test]
-async fn the_addresses_of_a_machine_are_not_reclaimed() {
+async fn machine_addresses_are_not_reclaimed() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.add_pool("v6", "fd00::/124").await;

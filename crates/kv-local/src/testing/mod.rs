@@ -58,13 +58,13 @@ type RawRow = (Vec<u8>, Vec<u8>);
 
 /// All of them, by name.
 const TABLE_DUTIES: &[(&str, Duty)] = &[
-    ("a_new_table_is_empty", a_new_table_is_empty),
-    ("rows_are_ordered_by_unsigned_bytes", rows_are_ordered_by_unsigned_bytes),
-    ("a_scan_stops_when_it_is_told_to", a_scan_stops_when_it_is_told_to),
-    ("a_commit_puts_replaces_and_deletes", a_commit_puts_replaces_and_deletes),
-    ("large_rows_and_large_commits_come_back", large_rows_and_large_commits_come_back),
-    ("a_view_is_a_snapshot", a_view_is_a_snapshot),
-    ("recovering_reopens_the_table", recovering_reopens_the_table),
+    ("table_is_empty_when_new", table_is_empty_when_new),
+    ("table_orders_rows_by_unsigned_bytes", table_orders_rows_by_unsigned_bytes),
+    ("scan_stops_when_told", scan_stops_when_told),
+    ("commit_puts_replaces_and_deletes", commit_puts_replaces_and_deletes),
+    ("commit_keeps_large_rows_and_batches", commit_keeps_large_rows_and_batches),
+    ("view_is_snapshot", view_is_snapshot),
+    ("recovery_reopens_table", recovery_reopens_table),
 ];
 
 /// An engine's table in a folder of its own.
@@ -105,7 +105,7 @@ fn keys(table: &dyn Table, from: &[u8], to: &[u8]) -> Vec<Vec<u8>> {
     scan(&*table.view().unwrap(), from, to).into_iter().map(|(key, _)| key).collect()
 }
 
-fn a_new_table_is_empty(engine: &dyn Engine) {
+fn table_is_empty_when_new(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let view = table.view().unwrap();
@@ -117,7 +117,7 @@ fn a_new_table_is_empty(engine: &dyn Engine) {
     assert_eq!(table.view().unwrap().get(b"a").unwrap(), None);
 }
 
-fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
+fn table_orders_rows_by_unsigned_bytes(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let ordered: [&[u8]; 8] = [b"\0", b"\0\0", b"a", b"a\0", b"aa", b"b", b"\x7f", b"\x80\xff"];
@@ -130,7 +130,7 @@ fn rows_are_ordered_by_unsigned_bytes(engine: &dyn Engine) {
     assert_eq!(keys(&*table, b"a", b"a"), [b""; 0]);
 }
 
-fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
+fn scan_stops_when_told(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     table.commit(&[put("a", "1"), put("b", "2"), put("c", "3")]).unwrap();
@@ -144,7 +144,7 @@ fn a_scan_stops_when_it_is_told_to(engine: &dyn Engine) {
     assert_eq!(seen, 2);
 }
 
-fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
+fn commit_puts_replaces_and_deletes(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     table.commit(&[put("a", "1"), put("b", "2"), put("empty", "")]).unwrap();
@@ -155,7 +155,7 @@ fn a_commit_puts_replaces_and_deletes(engine: &dyn Engine) {
     assert_eq!(scan(&*fixture.open().view().unwrap(), b"", b"\xff"), expected, "after opening it again");
 }
 
-fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
+fn commit_keeps_large_rows_and_batches(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let value = |n: u32| vec![n.to_le_bytes()[0]; MAX_ROW_BYTES];
@@ -172,7 +172,7 @@ fn large_rows_and_large_commits_come_back(engine: &dyn Engine) {
 }
 
 /// Readers beside a writer see all of a commit or nothing of it, within one view.
-fn a_view_is_a_snapshot(engine: &dyn Engine) {
+fn view_is_snapshot(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     let many: Vec<String> = (0..40).map(|n| format!("row{n:02}")).collect();
@@ -208,7 +208,7 @@ fn a_view_is_a_snapshot(engine: &dyn Engine) {
     });
 }
 
-fn recovering_reopens_the_table(engine: &dyn Engine) {
+fn recovery_reopens_table(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
     for n in 0..20_u32 {

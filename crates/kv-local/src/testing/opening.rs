@@ -14,25 +14,25 @@ use crate::{Create, Engine, OpenOptions, open_blocking};
 
 /// All duties, by name.
 pub(crate) const DUTIES: &[(&str, Duty)] = &[
-    ("a_missing_store_is_named_and_not_made", a_missing_store_is_named_and_not_made),
-    ("a_store_stays_the_same_one", a_store_stays_the_same_one),
-    ("only_one_has_the_store_at_a_time", only_one_has_the_store_at_a_time),
-    ("the_store_of_another_engine_is_named", the_store_of_another_engine_is_named),
-    ("a_strangers_file_does_not_hide_a_store", a_strangers_file_does_not_hide_a_store),
-    ("somebodys_folder_is_left_alone", somebodys_folder_is_left_alone),
-    ("an_empty_folder_becomes_a_store", an_empty_folder_becomes_a_store),
-    ("a_file_in_the_way_is_named", a_file_in_the_way_is_named),
-    ("a_damaged_store_is_never_made_anew", a_damaged_store_is_never_made_anew),
-    ("a_strange_identity_is_refused", a_strange_identity_is_refused),
-    ("a_lost_identity_is_made_good", a_lost_identity_is_made_good),
-    ("an_unfinished_creation_starts_again", an_unfinished_creation_starts_again),
-    ("a_mark_on_a_complete_store_is_taken_away", a_mark_on_a_complete_store_is_taken_away),
-    ("everything_is_private", everything_is_private),
+    ("store_is_named_and_not_made_when_missing", store_is_named_and_not_made_when_missing),
+    ("store_stays_same_when_reopened", store_stays_same_when_reopened),
+    ("store_is_exclusive_while_open", store_is_exclusive_while_open),
+    ("store_of_another_engine_is_named", store_of_another_engine_is_named),
+    ("store_is_found_beside_foreign_file", store_is_found_beside_foreign_file),
+    ("folder_is_left_alone_when_foreign", folder_is_left_alone_when_foreign),
+    ("folder_becomes_store_when_empty", folder_becomes_store_when_empty),
+    ("file_in_place_of_store_is_named", file_in_place_of_store_is_named),
+    ("store_is_never_made_anew_when_damaged", store_is_never_made_anew_when_damaged),
+    ("identity_is_refused_when_foreign", identity_is_refused_when_foreign),
+    ("identity_is_restored_when_lost", identity_is_restored_when_lost),
+    ("creation_starts_again_when_unfinished", creation_starts_again_when_unfinished),
+    ("creation_mark_is_removed_when_store_is_complete", creation_mark_is_removed_when_store_is_complete),
+    ("store_files_are_private", store_files_are_private),
 ];
 
 /// The one of an engine behind a journal.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
-    ("a_store_without_its_journal_is_refused", a_store_without_its_journal_is_refused);
+    ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
 fn refusal(engine: &dyn Engine, path: &Path) -> Error {
     for create in [Create::Never, Create::IfMissing] {
@@ -71,7 +71,7 @@ fn assert_whole(engine: &dyn Engine, path: &Path) {
     run(async { check(&store, 1).await.unwrap().unwrap() });
 }
 
-fn a_missing_store_is_named_and_not_made(engine: &dyn Engine) {
+fn store_is_named_and_not_made_when_missing(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for path in [folder.path().join("a/b/store"), folder.path().to_owned()] {
         let error = open(engine, &path).unwrap_err();
@@ -81,7 +81,7 @@ fn a_missing_store_is_named_and_not_made(engine: &dyn Engine) {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "looking leaves nothing behind");
 }
 
-fn a_store_stays_the_same_one(engine: &dyn Engine) {
+fn store_stays_same_when_reopened(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b/store");
     let store = create(engine, &path).unwrap();
@@ -100,7 +100,7 @@ fn a_store_stays_the_same_one(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
+fn store_is_exclusive_while_open(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = create(engine, &path).unwrap();
@@ -118,7 +118,7 @@ fn only_one_has_the_store_at_a_time(engine: &dyn Engine) {
     create(engine, &path).unwrap();
 }
 
-fn the_store_of_another_engine_is_named(engine: &dyn Engine) {
+fn store_of_another_engine_is_named(engine: &dyn Engine) {
     let identity = format!("engine strange\nformat 1\nid {}\n", uuid());
     for (file, content, said) in [
         ("store.id", identity.as_str(), "set datastore_type to strange"),
@@ -137,7 +137,7 @@ fn the_store_of_another_engine_is_named(engine: &dyn Engine) {
 }
 
 /// A store that has lost its `store.id` opens, although the folder has a file of another program.
-fn a_strangers_file_does_not_hide_a_store(engine: &dyn Engine) {
+fn store_is_found_beside_foreign_file(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     small_store(engine, &path);
@@ -149,7 +149,7 @@ fn uuid() -> &'static str {
     "67e55044-10b1-426f-9247-bb680e5fe0c8"
 }
 
-fn somebodys_folder_is_left_alone(engine: &dyn Engine) {
+fn folder_is_left_alone_when_foreign(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("letter.txt"), "x").unwrap();
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
@@ -160,7 +160,7 @@ fn somebodys_folder_is_left_alone(engine: &dyn Engine) {
     assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
-fn an_empty_folder_becomes_a_store(engine: &dyn Engine) {
+fn folder_becomes_store_when_empty(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(folder.path().join("lost+found")).unwrap();
@@ -169,7 +169,7 @@ fn an_empty_folder_becomes_a_store(engine: &dyn Engine) {
     assert_whole(engine, folder.path());
 }
 
-fn a_file_in_the_way_is_named(engine: &dyn Engine) {
+fn file_in_place_of_store_is_named(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "precious").unwrap();
@@ -195,7 +195,7 @@ fn a_file_in_the_way_is_named(engine: &dyn Engine) {
 }
 
 /// A store that has lost a part is never taken for a new one, and once the part is back all is well.
-fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
+fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     let (folder, path) = folder_with_store(engine);
     for name in engine.files() {
         let (file, kept) = (path.join(name), folder.path().join("kept"));
@@ -218,7 +218,7 @@ fn a_damaged_store_is_never_made_anew(engine: &dyn Engine) {
 }
 
 /// An engine with a journal: its newest commits are there and nowhere else, and `head`, which tells of them, may be gone too.
-fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
+fn store_is_refused_without_its_journal(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let (journal, head) = (path.join("journal"), path.join("head"));
     let (commits, newest) = (fs::read(&journal).unwrap(), fs::read(&head).unwrap());
@@ -249,7 +249,7 @@ fn a_store_without_its_journal_is_refused(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-fn a_strange_identity_is_refused(engine: &dyn Engine) {
+fn identity_is_refused_when_foreign(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
     let good = fs::read_to_string(&identity).unwrap();
@@ -274,7 +274,7 @@ fn a_strange_identity_is_refused(engine: &dyn Engine) {
 }
 
 /// `store.id` can be written again from the rows, and only from them.
-fn a_lost_identity_is_made_good(engine: &dyn Engine) {
+fn identity_is_restored_when_lost(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
     let good = fs::read_to_string(&identity).unwrap();
@@ -289,7 +289,7 @@ fn a_lost_identity_is_made_good(engine: &dyn Engine) {
 }
 
 /// The remains of a creation that was cut off: its mark, and anything of the engine's.
-fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
+fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in
         ["nothing", "an empty file", "garbage", "a whole table", "a table alone", "a journal cut off", "an old draft"]
@@ -327,7 +327,7 @@ fn an_unfinished_creation_starts_again(engine: &dyn Engine) {
 }
 
 /// A creation ends with the removal of its mark; a store that still has it is complete.
-fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
+fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     fs::write(path.join("creating"), "").unwrap();
     assert_whole(engine, &path);
@@ -335,7 +335,7 @@ fn a_mark_on_a_complete_store_is_taken_away(engine: &dyn Engine) {
 }
 
 /// The store's files and folders are its owner's alone, also those that came later.
-fn everything_is_private(engine: &dyn Engine) {
+fn store_files_are_private(engine: &dyn Engine) {
     fn collect(path: &Path, found: &mut u32) {
         let metadata = fs::metadata(path).unwrap();
         let mode = metadata.permissions().mode() & 0o7777;

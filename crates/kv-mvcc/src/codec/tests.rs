@@ -11,7 +11,7 @@ const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLAC
 
 /// These bytes are on people's disks: none of them may ever change without a new format.
 #[test]
-fn rows_are_spelled_as_ever() {
+fn rows_encoding_never_changes() {
     assert_eq!(hex(&current_key(b"k\0")), "636b00");
     assert_eq!(hex(&log_key(PLACE)), "6c00000000123456780000012c");
     assert_eq!(hex(&value_key(PLACE, 7)), "7600000000123456780000012c00000007");
@@ -51,7 +51,7 @@ fn rows_are_spelled_as_ever() {
 
 /// The same holds for the rows that format 2 added.
 #[test]
-fn rows_with_leases_are_spelled_as_ever() {
+fn rows_with_leases_encoding_never_changes() {
     let lease = LeaseId::new(0x1234_5678_9abc).unwrap();
     assert_eq!(hex(&lease_key(lease)), "650000123456789abc");
     assert_eq!(hex(&leased_key(lease, b"k")), "6b0000123456789abc6b");
@@ -87,7 +87,7 @@ fn rows_with_leases_are_spelled_as_ever() {
 }
 
 #[test]
-fn what_is_encoded_is_decoded() {
+fn rows_are_decoded_as_encoded() {
     let row = encode(b"ck", &POINTER).unwrap();
     assert_eq!(decode::<Pointer>(b"ck", &row).unwrap(), POINTER);
     assert!(decode::<Pointer>(b"cl", &row).is_err(), "a row belongs to its key");
@@ -105,7 +105,7 @@ fn what_is_encoded_is_decoded() {
 
 /// The checksum of such a row may be right: somebody made it so, or was very unlucky.
 #[test]
-fn numbers_that_cannot_be_are_damage() {
+fn rows_are_damaged_when_numbers_are_impossible() {
     fn refused<T: Row>(what: &T) {
         let row = encode(b"k", what).unwrap();
         assert_eq!(decode::<T>(b"k", &row).err(), Some(Damage::row(b"k", "has numbers that cannot be")));
@@ -125,7 +125,7 @@ fn numbers_that_cannot_be_are_damage() {
 }
 
 #[test]
-fn the_longest_key_fits() {
+fn rows_have_room_for_longest_key() {
     let row = LogRow {
         key: vec![b'k'; kv::MAX_KEY_BYTES],
         time: u64::MAX,
@@ -139,7 +139,7 @@ fn the_longest_key_fits() {
 }
 
 #[test]
-fn values_are_cut_into_rows() {
+fn rows_cut_large_values() {
     for len in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES] {
         let rows: Vec<_> = value_rows(PLACE, &vec![7; len]).collect();
         let pointer = Pointer { len: u32::try_from(len).unwrap(), ..POINTER };

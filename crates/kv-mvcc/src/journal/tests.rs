@@ -226,7 +226,7 @@ fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
 }
 
 #[test]
-fn what_was_acknowledged_or_seen_is_there_after_kills_and_power_cuts() {
+fn journal_keeps_acknowledged_and_seen_after_power_cuts() {
     for seed in 0..400 {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut disk, mut done) = (Disk::default(), 0);
@@ -253,7 +253,7 @@ fn what_was_acknowledged_or_seen_is_there_after_kills_and_power_cuts() {
 }
 
 #[test]
-fn how_long_a_record_is_is_known_before() {
+fn journal_record_length_is_known_beforehand() {
     let mut writes = Vec::new();
     for n in 0..20 {
         assert_eq!(encoded_bytes(&writes), encode_record(7, &writes).len() as u64);
@@ -263,7 +263,7 @@ fn how_long_a_record_is_is_known_before() {
 
 /// A commit that is too long for the journal goes to the engine at once, in order, whatever the journal has.
 #[test]
-fn a_large_commit_passes_the_journal_by() {
+fn journal_is_bypassed_by_large_commit() {
     let disk = Disk::default();
     let table = disk.open().unwrap();
     let put = |key: &str, length: usize| Write::Put(key.into(), vec![7; length]);
@@ -281,7 +281,7 @@ fn a_large_commit_passes_the_journal_by() {
 }
 
 #[test]
-fn a_usual_commit_is_one_sync_and_the_engine_is_left_alone() {
+fn journal_commit_takes_one_sync_and_leaves_engine_alone() {
     let disk = Disk::default();
     let small = |n: u32| [Write::Put(b"n".to_vec(), n.to_be_bytes().repeat(200))];
     disk.open().unwrap().commit(&small(0)).unwrap();
@@ -302,7 +302,7 @@ fn a_usual_commit_is_one_sync_and_the_engine_is_left_alone() {
 }
 
 #[test]
-fn an_opening_notes_what_it_found_durable() {
+fn journal_notes_what_opening_found_durable() {
     let disk = Disk::default();
     let table = disk.open().unwrap();
     (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());
@@ -316,7 +316,7 @@ fn an_opening_notes_what_it_found_durable() {
 }
 
 #[test]
-fn a_sync_that_fails_is_made_up_for() {
+fn journal_makes_up_for_failed_sync() {
     let disk = Disk::default();
     let table = disk.open().unwrap();
     (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());
@@ -332,7 +332,7 @@ fn a_sync_that_fails_is_made_up_for() {
 }
 
 #[test]
-fn views_beside_a_writer_are_snapshots() {
+fn journal_views_are_snapshots_beside_writer() {
     let disk = Disk::default();
     let table = disk.open().unwrap();
     let all = |n: u32| (0..8).map(|i| Write::Put(vec![b'r', i], n.to_be_bytes().repeat(20))).collect::<Vec<_>>();
@@ -364,7 +364,7 @@ fn views_beside_a_writer_are_snapshots() {
 }
 
 #[test]
-fn a_journal_that_is_not_the_tables_is_refused() {
+fn journal_is_refused_when_not_of_table() {
     let disk = Disk::default();
     let table = disk.open().unwrap();
     (1..=3).for_each(|n| table.commit(&writes(n)).unwrap());

@@ -33,7 +33,7 @@ async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, 
 }
 
 #[tokio::test]
-async fn parts_together_are_what_a_watch_delivers() {
+async fn changes_in_parts_match_watch() {
     let store = memory();
     // More in one revision than a part has, and more revisions than a part has.
     let large = "x".repeat(30_000);
@@ -55,7 +55,7 @@ async fn parts_together_are_what_a_watch_delivers() {
 }
 
 #[tokio::test]
-async fn nothing_new_is_no_error_and_what_was_given_up_is() {
+async fn changes_are_empty_when_none_and_error_when_compacted() {
     let store = memory();
     let newest = store.put("a", "1").await.unwrap();
     for start in [newest.next(), Revision::new(newest.get() + 10)] {

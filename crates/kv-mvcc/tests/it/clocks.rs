@@ -94,7 +94,7 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
 
 /// Two commits by a clock that is ten years ahead: to the second one, the first one is the newest.
 #[tokio::test]
-async fn a_clock_that_stays_ten_years_ahead_takes_no_history_with_it() {
+async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
     for _ in 0..20 {
         watched.commit_after(HOUR).await;
@@ -114,7 +114,7 @@ async fn a_clock_that_stays_ten_years_ahead_takes_no_history_with_it() {
 
 /// A machine that was off for a month: nobody has seen that time pass, so what is older goes three days after that.
 #[tokio::test]
-async fn after_a_month_without_a_commit_history_goes_when_its_age_is_certain() {
+async fn clock_after_idle_month_drops_history_when_age_is_sure() {
     let mut watched = Watched::new(None);
     for _ in 0..5 {
         watched.commit_after(HOUR).await;
@@ -134,7 +134,7 @@ proptest! {
 
     /// Removed history is as old as it must be, by a clock that is right, whatever the store's clock does meanwhile.
     #[test]
-    fn what_is_given_up_by_age_is_old(steps in steps(120)) {
+    fn clock_drops_only_old_history_by_age(steps in steps(120)) {
         block_on(async {
             let mut watched = Watched::new(None);
             for (after, off) in steps {
@@ -158,7 +158,7 @@ proptest! {
 
     /// While ages say nothing, the other bounds hold.
     #[test]
-    fn no_clock_makes_a_store_grow(steps in steps(200)) {
+    fn clock_never_makes_store_grow(steps in steps(200)) {
         block_on(async {
             let mut watched = Watched::new(Some(20));
             for (after, off) in steps {

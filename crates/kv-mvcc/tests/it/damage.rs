@@ -42,7 +42,7 @@ async fn found(table: &MemoryTable) -> Option<ErrorKind> {
 }
 
 #[tokio::test]
-async fn every_lost_row_is_found() {
+async fn damage_is_found_when_row_is_lost() {
     let rows = rows(&sample().await);
     for lost in 0..rows.len() {
         let mut left = rows.clone();
@@ -54,7 +54,7 @@ async fn every_lost_row_is_found() {
 }
 
 #[tokio::test]
-async fn every_flipped_bit_is_found() {
+async fn damage_is_found_when_bit_is_flipped() {
     let rows = rows(&sample().await);
     for at in 0..rows.len() {
         let bits = 8 * rows[at].1.len();
@@ -69,7 +69,7 @@ async fn every_flipped_bit_is_found() {
 }
 
 #[tokio::test]
-async fn every_cut_row_is_found() {
+async fn damage_is_found_when_row_is_cut() {
     let rows = rows(&sample().await);
     for at in 0..rows.len() {
         for len in [0, 1, 4, rows[at].1.len() - 1] {
@@ -82,7 +82,7 @@ async fn every_cut_row_is_found() {
 }
 
 #[tokio::test]
-async fn rows_in_each_others_place_are_found() {
+async fn damage_is_found_when_rows_are_swapped() {
     let mut rows = rows(&sample().await);
     let live: Vec<usize> = (0..rows.len()).filter(|at| rows[*at].0[0] == b'c').collect();
     let (first, second) = (live[0], live[1]);
@@ -92,7 +92,7 @@ async fn rows_in_each_others_place_are_found() {
 }
 
 #[tokio::test]
-async fn an_older_entry_in_place_of_the_newest_is_found() {
+async fn damage_is_found_when_older_entry_replaces_newest() {
     let table = MemoryTable::new();
     let store = open(&table).unwrap();
     store.put("k", "1").await.unwrap();
@@ -104,7 +104,7 @@ async fn an_older_entry_in_place_of_the_newest_is_found() {
 }
 
 #[tokio::test]
-async fn lost_history_is_an_error_and_not_a_gap() {
+async fn damage_is_error_and_not_gap_when_history_is_lost() {
     let table = sample().await;
     let log: Vec<_> = rows(&table).into_iter().filter(|(key, _)| key[0] == b'l').collect();
     table.commit(&[Write::Delete(log[2].0.clone())]).unwrap();
@@ -121,7 +121,7 @@ async fn lost_history_is_an_error_and_not_a_gap() {
 }
 
 #[tokio::test]
-async fn a_lost_store_is_not_a_new_one() {
+async fn damage_is_found_when_whole_store_is_lost() {
     let table = sample().await;
     let id = open(&table).unwrap().id();
     let options = || Options { expected_id: Some(id), ..Options::default() };
@@ -137,7 +137,7 @@ async fn a_lost_store_is_not_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_newer_format_is_refused() {
+async fn newer_format_is_refused() {
     let table = sample().await;
     // Format 3, as the next version would write it.
     let mut row = 3_u32.to_be_bytes().to_vec();

@@ -33,7 +33,7 @@ async fn attached(store: &MvccStore, number: i64) -> Vec<Key> {
 }
 
 #[tokio::test]
-async fn a_lease_ends_with_all_its_keys_at_one_revision() {
+async fn lease_ends_with_all_keys_at_one_revision() {
     let store = MvccStore::open(Box::new(MemoryTable::new()), options()).unwrap();
     let before = store.status().revision;
     assert_eq!(store.grant(lease(7)).await.unwrap(), GrantOutcome::New);
@@ -58,7 +58,7 @@ async fn a_lease_ends_with_all_its_keys_at_one_revision() {
 }
 
 #[tokio::test]
-async fn the_last_put_says_which_lease_a_key_has() {
+async fn lease_of_key_is_set_by_last_put() {
     let table = MemoryTable::new();
     let store = MvccStore::open(Box::new(table.clone()), options()).unwrap();
     for number in [1, 2, -3, i64::MAX, i64::MIN] {
@@ -91,7 +91,7 @@ async fn the_last_put_says_which_lease_a_key_has() {
 }
 
 #[tokio::test]
-async fn a_failed_transaction_attaches_nothing() {
+async fn lease_is_not_attached_by_failed_transaction() {
     let store = MvccStore::open(Box::new(MemoryTable::new()), options()).unwrap();
     store.grant(lease(1)).await.unwrap();
     let both = Txn::new().with_success([Op::put("a", "v").with_lease(id(1)), Op::put("b", "v").with_lease(id(9))]);
@@ -106,7 +106,7 @@ async fn a_failed_transaction_attaches_nothing() {
 }
 
 #[tokio::test]
-async fn leases_can_be_compared() {
+async fn lease_can_be_compared() {
     let store = MvccStore::open(Box::new(MemoryTable::new()), options()).unwrap();
     store.grant(lease(5)).await.unwrap();
     put(&store, "k", Some(id(5))).await.unwrap();
@@ -126,7 +126,7 @@ async fn leases_can_be_compared() {
 }
 
 #[tokio::test]
-async fn an_older_format_keeps_no_leases_until_it_is_raised() {
+async fn lease_needs_upgraded_format() {
     let table = MemoryTable::new();
     let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
     assert_eq!(store.status().format, FORMAT);
@@ -139,7 +139,7 @@ async fn an_older_format_keeps_no_leases_until_it_is_raised() {
 }
 
 #[tokio::test]
-async fn the_clients_mark_leaves_the_history_alone() {
+async fn lease_mark_of_client_leaves_history() {
     let store = MvccStore::open(Box::new(MemoryTable::new()), options()).unwrap();
     let first = put(&store, "k", None).await.unwrap();
     let last = put(&store, "k", None).await.unwrap();
@@ -161,7 +161,7 @@ async fn the_clients_mark_leaves_the_history_alone() {
 }
 
 #[tokio::test]
-async fn a_lease_of_many_keys_ends_under_tight_retention() {
+async fn lease_of_many_keys_ends_under_tight_retention() {
     let retention = Retention { revisions: Some(3), ..Retention::default() };
     let store = MvccStore::open(Box::new(MemoryTable::new()), Options { retention, ..options() }).unwrap();
     store.grant(lease(1)).await.unwrap();
@@ -174,7 +174,7 @@ async fn a_lease_of_many_keys_ends_under_tight_retention() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_table_leaves_a_lease_as_it_was_or_ended() {
+async fn lease_is_whole_or_ended_when_table_fails() {
     for fault in [Fault::Refused(&ErrorKind::CommitIo), Fault::Applied] {
         let table = Wrapped::default();
         let store = table.store(options());
@@ -209,7 +209,7 @@ impl SpaceReserve for Full {
 }
 
 #[tokio::test]
-async fn a_lease_ends_on_a_full_disk() {
+async fn lease_ends_on_full_disk() {
     let table = Wrapped::default();
     let store = table.store(Options { reserve: Some(std::sync::Arc::new(Full)), ..options() });
     store.grant(lease(1)).await.unwrap();

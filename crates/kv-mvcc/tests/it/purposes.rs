@@ -30,7 +30,7 @@ impl SpaceReserve for StoredRetention {
 }
 
 #[tokio::test]
-async fn a_release_uses_the_reserve_and_other_writes_wait_for_it() {
+async fn reserve_is_used_by_release_and_waited_for_by_others() {
     let (table, reserve) = (Wrapped::default(), Arc::new(StoredRetention::default()));
     let store = table.store(Options { reserve: Some(Arc::clone(&reserve) as _), ..Options::default() });
     let release = store.with_purpose(Purpose::Release);
@@ -47,7 +47,7 @@ async fn a_release_uses_the_reserve_and_other_writes_wait_for_it() {
 }
 
 #[tokio::test]
-async fn writes_of_other_purposes_leave_the_reserve_alone() {
+async fn reserve_is_left_alone_by_other_writes() {
     let (table, reserve) = (Wrapped::default(), Arc::new(StoredRetention::default()));
     let store = table.store(Options { reserve: Some(Arc::clone(&reserve) as _), ..Options::default() });
     table.fail_next(Fault::Refused(&ErrorKind::NoSpace));

@@ -14,7 +14,7 @@ fn put(key: &str) -> Txn {
 }
 
 #[tokio::test]
-async fn a_commit_that_did_not_happen_is_definite() {
+async fn commit_failure_is_definite_when_it_did_not_happen() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     store.put("a", "1").await.unwrap();
@@ -33,7 +33,7 @@ async fn a_commit_that_did_not_happen_is_definite() {
 }
 
 #[tokio::test]
-async fn a_commit_that_happened_all_the_same_is_a_success() {
+async fn commit_failure_is_success_when_it_happened() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let mut stream = store.watch(WatchRequest::new(Range::All, Revision::new(2))).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_commit_that_happened_all_the_same_is_a_success() {
 }
 
 #[tokio::test]
-async fn a_compaction_that_fails_leaves_the_mark() {
+async fn compaction_that_fails_leaves_mark() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     store.put("a", "1").await.unwrap();
@@ -60,7 +60,7 @@ async fn a_compaction_that_fails_leaves_the_mark() {
 }
 
 #[tokio::test]
-async fn a_sweep_that_fails_is_made_up_for() {
+async fn sweep_that_fails_is_made_up_for() {
     let table = Wrapped::default();
     let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
     for i in 0..10 {
@@ -79,7 +79,7 @@ async fn a_sweep_that_fails_is_made_up_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_found_out_is_unknown_and_stops_writing() {
+async fn unknown_commit_stops_writing() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     store.put("a", "1").await.unwrap();
@@ -108,7 +108,7 @@ async fn what_cannot_be_found_out_is_unknown_and_stops_writing() {
 }
 
 #[tokio::test]
-async fn all_of_a_group_are_told_the_same() {
+async fn group_members_are_all_told_same() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     table.fail_next(Fault::Refused(&ErrorKind::NoSpace));
@@ -131,7 +131,7 @@ async fn all_of_a_group_are_told_the_same() {
 }
 
 #[tokio::test]
-async fn one_that_fails_halfway_leaves_no_trace_in_its_group() {
+async fn group_has_no_trace_of_member_that_failed_halfway() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     store.txn(Txn::new().with_success([Op::put("bad", "value"), Op::put("good", "1")])).await.unwrap();
@@ -164,7 +164,7 @@ async fn one_that_fails_halfway_leaves_no_trace_in_its_group() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_touches_too_much_is_refused_whole() {
+async fn transaction_is_refused_whole_when_touching_too_much() {
     let table = Wrapped::default();
     let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
     // 48 MiB of rows are about 3,900 of the longest keys, three times each.
@@ -182,7 +182,7 @@ async fn a_transaction_that_touches_too_much_is_refused_whole() {
 }
 
 #[tokio::test]
-async fn writers_share_commits() {
+async fn commits_are_shared_by_writers() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let before = table.commits();
@@ -197,7 +197,7 @@ async fn writers_share_commits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_dropped_call_happens_once_or_not_at_all() {
+async fn dropped_call_happens_once_or_never() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let mut tasks = Vec::new();

@@ -40,7 +40,7 @@ async fn oldest(store: &MvccStore) -> i64 {
 }
 
 #[tokio::test]
-async fn by_revisions() {
+async fn retention_by_revisions() {
     let table = MemoryTable::new();
     let store = open(&table, Retention { revisions: Some(5), ..Retention::UNBOUNDED });
     for i in 0..50 {
@@ -55,7 +55,7 @@ async fn by_revisions() {
 }
 
 #[tokio::test]
-async fn by_revisions_once_they_have_some_age() {
+async fn retention_by_revisions_with_minimum_age() {
     let (seconds, clock) = clock();
     let retention = Retention {
         revisions: Some(5),
@@ -91,7 +91,7 @@ async fn by_revisions_once_they_have_some_age() {
 }
 
 #[tokio::test]
-async fn a_store_has_bounds_of_its_own() {
+async fn retention_bounds_are_kept_in_store() {
     let table = MemoryTable::new();
     let options = |format| Options { format, retention: Retention::UNBOUNDED, ..Options::default() };
     let store = MvccStore::open(Box::new(table.clone()), options(FORMAT_WITH_LEASES)).unwrap();
@@ -115,7 +115,7 @@ async fn a_store_has_bounds_of_its_own() {
 }
 
 #[tokio::test]
-async fn the_history_is_shared_among_groups_of_keys() {
+async fn retention_shares_history_among_key_groups() {
     let store = open(&MemoryTable::new(), Retention::UNBOUNDED);
     for number in 0..10 {
         store.put(format!("a/{number}"), "v").await.unwrap();
@@ -130,7 +130,7 @@ async fn the_history_is_shared_among_groups_of_keys() {
 }
 
 #[tokio::test]
-async fn groups_beyond_the_first_thousand_share_one_without_a_name() {
+async fn retention_groups_beyond_thousand_share_unnamed_one() {
     let store = open(&MemoryTable::new(), Retention::UNBOUNDED);
     for number in 0..1026 {
         store.put(format!("{number:04}"), "v").await.unwrap();
@@ -142,7 +142,7 @@ async fn groups_beyond_the_first_thousand_share_one_without_a_name() {
 }
 
 #[tokio::test]
-async fn nothing_but_the_newest() {
+async fn retention_of_newest_only() {
     let table = MemoryTable::new();
     for revisions in [0, 1] {
         let store = open(&table, Retention { revisions: Some(revisions), ..Retention::UNBOUNDED });
@@ -156,7 +156,7 @@ async fn nothing_but_the_newest() {
 }
 
 #[tokio::test]
-async fn by_bytes() {
+async fn retention_by_bytes() {
     let table = MemoryTable::new();
     let store = open(&table, Retention { bytes: Some(10_000), ..Retention::UNBOUNDED });
     for _ in 0..100 {
@@ -173,7 +173,7 @@ async fn by_bytes() {
 }
 
 #[tokio::test]
-async fn by_age() {
+async fn retention_by_age() {
     let (seconds, clock) = clock();
     let table = MemoryTable::new();
     let retention = Retention { age: Some(Duration::from_secs(2 * DAY)), ..Retention::UNBOUNDED };
@@ -197,7 +197,7 @@ async fn by_age() {
 }
 
 #[tokio::test]
-async fn a_lower_bound_is_reached_bit_by_bit() {
+async fn retention_reaches_lower_bound_step_by_step() {
     let table = MemoryTable::new();
     let store = open(&table, Retention::UNBOUNDED);
     for i in 0..500 {
@@ -219,7 +219,7 @@ async fn a_lower_bound_is_reached_bit_by_bit() {
 }
 
 #[tokio::test]
-async fn a_compaction_takes_everything_away() {
+async fn retention_compaction_takes_everything() {
     let table = MemoryTable::new();
     let store = open(&table, Retention::UNBOUNDED);
     for i in 0..3000 {
@@ -233,7 +233,7 @@ async fn a_compaction_takes_everything_away() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_written_for_ever_stays_bounded() {
+async fn retention_bounds_store_under_endless_writes() {
     let table = MemoryTable::new();
     let store = open(&table, Retention { revisions: Some(100), ..Retention::UNBOUNDED });
     let mut most = 0;

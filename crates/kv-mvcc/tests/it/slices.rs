@@ -50,7 +50,7 @@ fn disturb(store: &MvccStore) -> (tokio::task::JoinHandle<u32>, tokio::sync::one
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_read_is_one_state_and_lets_commits_through() {
+async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     let (table, store) = slow().await;
     let (task, stop) = disturb(&store);
     for content in [Content::Full, Content::KeysOnly] {
@@ -82,7 +82,7 @@ async fn a_long_read_is_one_state_and_lets_commits_through() {
 
 /// Each view of the slow read is over before it has seen as much of the log as one more commit adds to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_read_ends_also_if_the_log_grows_faster_than_it_is_read() {
+async fn read_ends_when_log_grows_faster() {
     let (table, store) = slow().await;
     let at = store.status().revision;
     let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
@@ -111,7 +111,7 @@ async fn a_read_ends_also_if_the_log_grows_faster_than_it_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_only_reads_is_one_state() {
+async fn read_only_transaction_is_one_state() {
     let (_table, store) = slow().await;
     let (task, stop) = disturb(&store);
     let txn = Txn::new().with_compares([Compare::absent("none")]).with_success([
@@ -130,7 +130,7 @@ async fn a_transaction_that_only_reads_is_one_state() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compaction_overtakes_a_read_of_the_past_but_not_of_the_latest() {
+async fn read_of_past_is_overtaken_by_compaction() {
     let (_table, store) = slow().await;
     let at = store.status().revision;
     let past = tokio::spawn({
@@ -159,7 +159,7 @@ async fn compaction_overtakes_a_read_of_the_past_but_not_of_the_latest() {
 }
 
 #[tokio::test]
-async fn a_large_revision_comes_in_one_batch() {
+async fn watch_gets_large_revision_in_one_batch() {
     let (table, store) = slow().await;
     table.set_row_micros(0);
     let backlog = store.status().revision;
@@ -179,7 +179,7 @@ async fn a_large_revision_comes_in_one_batch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watchers_neither_lose_events_nor_hold_up_writers() {
+async fn watch_loses_no_event_and_delays_no_writer() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let mut watchers = Vec::new();

@@ -44,7 +44,7 @@ async fn writes_count_revisions_and_versions() {
 }
 
 #[tokio::test]
-async fn operations_see_those_before_them_and_compares_do_not() {
+async fn operations_see_earlier_ones_but_compares_do_not() {
     let store = memory();
     store.put("a", "1").await.unwrap();
     let txn = Txn::new()
@@ -74,7 +74,7 @@ async fn operations_see_those_before_them_and_compares_do_not() {
 }
 
 #[tokio::test]
-async fn the_past_stays_until_it_is_compacted() {
+async fn past_is_readable_until_compacted() {
     let store = memory();
     for value in ["1", "2", "3"] {
         store.put("k", value).await.unwrap();
@@ -101,7 +101,7 @@ async fn the_past_stays_until_it_is_compacted() {
 }
 
 #[tokio::test]
-async fn a_watch_replays_and_goes_on() {
+async fn watch_replays_and_goes_on() {
     let store = memory();
     store.put("k", "1").await.unwrap();
     let mut stream = store.watch(watch_all(1)).await.unwrap();
@@ -121,7 +121,7 @@ async fn a_watch_replays_and_goes_on() {
 }
 
 #[tokio::test]
-async fn a_watch_below_the_mark_ends() {
+async fn watch_below_mark_ends() {
     let store = memory();
     for value in ["1", "2", "3"] {
         store.put("k", value).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_watch_below_the_mark_ends() {
 }
 
 #[tokio::test]
-async fn a_watch_of_the_future_waits() {
+async fn watch_of_future_revision_waits() {
     let store = memory();
     let mut stream = store.watch(watch_all(4)).await.unwrap();
     for value in ["1", "2", "3"] {
@@ -164,7 +164,7 @@ async fn closing_ends_everything() {
 }
 
 #[tokio::test]
-async fn a_store_is_the_same_after_reopening() {
+async fn store_is_same_after_reopening() {
     let table = MemoryTable::new();
     let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
     store.put("k", "1").await.unwrap();

@@ -551,7 +551,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guards_that_are_too_many_span_their_neighbours() {
+    fn guards_span_neighbours_when_too_many() {
         let guards: BTreeMap<Range, Revision> = [("a1", 5), ("a3", 4), ("a31", 7), ("b", 9)]
             .map(|(key, at)| (Range::prefix(key), Revision::new(at)))
             .into();

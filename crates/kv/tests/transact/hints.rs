@@ -6,7 +6,7 @@ use kv::{Committed, Content, Error, Key, Range, Revision, Store, StoreExt, Value
 use super::{options, shared};
 
 #[tokio::test]
-async fn what_a_peek_found_absent_is_guarded_without_being_read() {
+async fn peek_guards_absent_key_without_reading_it() {
     let store = CountingStore::new(kv_mvcc::memory());
     let (there, new) = (Key::from("there"), Key::from("new"));
     store.put("there", "1").await.unwrap();
@@ -32,7 +32,7 @@ async fn what_a_peek_found_absent_is_guarded_without_being_read() {
 }
 
 #[tokio::test]
-async fn what_only_a_peek_has_seen_is_no_answer_without_a_commit() {
+async fn peek_alone_is_no_answer_without_commit() {
     /// The value that a body without writes saw, and its revision.
     type Answer = (Option<Value>, Revision);
     let (other, key) = (Key::from("other"), Key::from("k"));
@@ -64,7 +64,7 @@ async fn what_only_a_peek_has_seen_is_no_answer_without_a_commit() {
 }
 
 #[tokio::test]
-async fn a_key_that_only_a_peek_has_seen_is_not_made_again() {
+async fn peek_alone_makes_no_key_again() {
     let (other, key) = (Key::from("other"), Key::from("k"));
     for peeks_first in [false, true] {
         let store = kv_mvcc::memory();
@@ -95,7 +95,7 @@ async fn a_key_that_only_a_peek_has_seen_is_not_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_peek() {
+async fn peek_settles_lost_reply_for_earlier_keys() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
     // The first read, the peek, the commit.
@@ -113,7 +113,7 @@ async fn a_lost_reply_is_settled_also_for_what_was_there_before_the_peek() {
 }
 
 #[tokio::test]
-async fn guard_of_creation_fails_for_new_keys_only() {
+async fn creation_guard_fails_for_new_keys_only() {
     // The write between the read and the commit, and the number of attempts.
     for (key, is_new, is_deletion, expected) in
         [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
@@ -143,7 +143,7 @@ async fn guard_of_creation_fails_for_new_keys_only() {
 }
 
 #[tokio::test]
-async fn guard_of_creation_knows_what_was_read_along() {
+async fn creation_guard_knows_what_was_read_along() {
     let store = CountingStore::new(kv_mvcc::memory());
     for key in ["p/1", "p/2", "q/1"] {
         store.put(key, "1").await.unwrap();
@@ -164,7 +164,7 @@ async fn guard_of_creation_knows_what_was_read_along() {
 }
 
 #[tokio::test]
-async fn guard_of_creation_takes_4096_keys_at_most() {
+async fn creation_guard_takes_4096_keys_at_most() {
     let store = kv_mvcc::memory();
     for number in 0..=kv::MAX_CREATION_GUARDED_KEYS {
         store.put(format!("p/{number}"), "1").await.unwrap();

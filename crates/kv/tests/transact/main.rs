@@ -42,7 +42,7 @@ async fn value_of(store: &impl Store, key: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn concurrent_increments_are_all_counted() {
+async fn transact_counts_concurrent_increments() {
     let store: Arc<dyn Store> = Arc::new(kv_mvcc::memory());
     let tasks: Vec<_> = (0..8)
         .map(|_| {
@@ -61,7 +61,7 @@ async fn concurrent_increments_are_all_counted() {
 }
 
 #[tokio::test]
-async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
+async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
     let store = CountingStore::new(kv_mvcc::memory());
     store.put("a", "1").await.unwrap();
     store.put("p/1", "x").await.unwrap();
@@ -84,7 +84,7 @@ async fn reads_are_as_of_one_revision_and_prefetch_is_one_round_trip() {
 }
 
 #[tokio::test]
-async fn a_transaction_sees_its_own_writes() {
+async fn transact_sees_its_own_writes() {
     let store = kv_mvcc::memory();
     store.put("p/old", "1").await.unwrap();
     transact!(shared(&store), options(), |tx| {
@@ -126,7 +126,7 @@ async fn attempts_with(
 }
 
 #[tokio::test]
-async fn guards_notice_what_they_should() {
+async fn transact_guards_notice_conflicts() {
     let prefix = Range::prefix("p/");
     let list = async |tx: &mut Transaction| tx.list(&prefix).await.map(drop);
     let snapshot = async |tx: &mut Transaction| tx.snapshot_list(&prefix).await.map(drop);
@@ -150,7 +150,7 @@ async fn guards_notice_what_they_should() {
 }
 
 #[tokio::test]
-async fn too_much_to_guard_is_an_error() {
+async fn transact_is_error_when_guards_are_too_many() {
     let store = kv_mvcc::memory();
     for i in 0..65 {
         store.put(format!("p/{i}"), "x").await.unwrap();
@@ -172,7 +172,7 @@ async fn too_much_to_guard_is_an_error() {
 }
 
 #[tokio::test]
-async fn keys_and_emptiness_are_as_of_the_revision_of_the_attempt() {
+async fn transact_keys_and_emptiness_are_of_attempt() {
     let store = kv_mvcc::memory();
     store.put("p/1", "x").await.unwrap();
     transact!(shared(&store), options(), |tx| {
@@ -189,14 +189,14 @@ async fn keys_and_emptiness_are_as_of_the_revision_of_the_attempt() {
 }
 
 #[tokio::test]
-async fn a_blind_write_is_refused() {
+async fn transact_refuses_blind_write() {
     let store = kv_mvcc::memory();
     let result = transact!(shared(&store), options(), |tx| tx.put(&Key::from("k"), "v")).unwrap_err();
     assert_eq!(*result.kind(), ErrorKind::InvalidArgument(InvalidArgument::UnguardedWrite("k".into())));
 }
 
 #[tokio::test]
-async fn an_error_of_the_body_writes_nothing() {
+async fn transact_writes_nothing_when_body_fails() {
     let store = kv_mvcc::memory();
     let result: Result<Committed<()>, Error> = transact!(shared(&store), options(), |tx| {
         tx.get(&"k".into()).await?;
@@ -208,7 +208,7 @@ async fn an_error_of_the_body_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_replies_and_lost_requests_are_settled() {
+async fn transact_settles_lost_replies_and_requests() {
     // The first transaction of each attempt is its read, the second its commit.
     for faults in [
         vec![None, Some(Fault::ReplyLost)],
@@ -227,7 +227,7 @@ async fn lost_replies_and_lost_requests_are_settled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_lands_late_is_not_done_twice() {
+async fn transact_writes_once_when_write_lands_late() {
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
     let store = FaultyStore::script(inner.clone(), [None, Some(Fault::Held)]);
@@ -238,7 +238,7 @@ async fn a_write_that_lands_late_is_not_done_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_writer_is_told_from_our_own_lost_reply() {
+async fn transact_tells_other_writer_from_lost_reply() {
     // Our commit is lost on its way; before we ask again, somebody else writes the key.
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
@@ -254,7 +254,7 @@ async fn another_writer_is_told_from_our_own_lost_reply() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_deletion_is_settled_either_way() {
+async fn transact_settles_lost_deletion_either_way() {
     let inner = kv_mvcc::memory();
     inner.put("k", "v").await.unwrap();
     let store = FaultyStore::script(inner.clone(), [None, Some(Fault::ReplyLost)]);
@@ -268,7 +268,7 @@ async fn a_lost_deletion_is_settled_either_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_settled_stays_unknown() {
+async fn transact_stays_unknown_when_unsettled() {
     let inner = kv_mvcc::memory();
     let calls = AtomicU32::new(0);
     let store = FaultyStore::new(inner, move |operation| {
@@ -285,7 +285,7 @@ async fn what_cannot_be_settled_stays_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn giving_up_names_the_last_refusal() {
+async fn transact_names_last_refusal_when_giving_up() {
     let store =
         FaultyStore::new(kv_mvcc::memory(), |operation| (operation == Operation::Txn).then_some(Fault::NotSent));
     let options = TransactOptions::new(Deadline::after(Duration::from_millis(100)));
@@ -294,7 +294,7 @@ async fn giving_up_names_the_last_refusal() {
 }
 
 #[tokio::test]
-async fn history_that_moves_on_starts_the_attempt_anew() {
+async fn transact_starts_anew_when_history_moves_on() {
     let store = kv_mvcc::memory();
     let revision = store.put("a", "1").await.unwrap();
     let first = AtomicU32::new(0);
@@ -312,7 +312,7 @@ async fn history_that_moves_on_starts_the_attempt_anew() {
 }
 
 #[tokio::test]
-async fn what_a_listing_of_keys_does_not_have_is_known_to_be_absent() {
+async fn transact_knows_absent_keys_from_listing() {
     let store = CountingStore::new(kv_mvcc::memory());
     store.put("p/1", "x").await.unwrap();
     store.take();

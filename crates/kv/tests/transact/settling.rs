@@ -111,7 +111,7 @@ async fn creations(store: &MvccStore, key: &str) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_created_and_removed_since_is_not_created_again() {
+async fn settling_does_not_repeat_creation_removed_since() {
     for after in [
         vec![delete("k")],
         vec![put("k", "another's"), delete("k")],
@@ -131,7 +131,7 @@ async fn what_was_created_and_removed_since_is_not_created_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_came_and_went_before_a_commit_does_not_hide_it() {
+async fn settling_finds_commit_behind_short_lived_key() {
     let inner = kv_mvcc::memory();
     let before = vec![put("k", "another's"), put("k", "more"), delete("k")];
     let store = Contended::new(&inner, Fault::ReplyLost, before, vec![put("k", "changed"), delete("k")]);
@@ -141,7 +141,7 @@ async fn what_came_and_went_before_a_commit_does_not_hide_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_request_goes_through_after_another_came_and_went() {
+async fn settling_repeats_lost_request_after_short_lived_key() {
     for before in [vec![], vec![put("k", "another's"), delete("k")], vec![put("l", "ours"), delete("l")]] {
         let inner = kv_mvcc::memory();
         let store = Contended::new(&inner, Fault::RequestLost, before.clone(), Vec::new());
@@ -153,7 +153,7 @@ async fn a_lost_request_goes_through_after_another_came_and_went() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_creator_is_told_from_a_lost_request() {
+async fn settling_tells_other_creator_from_lost_request() {
     let inner = kv_mvcc::memory();
     let store = Contended::new(&inner, Fault::RequestLost, vec![put("k", "another's")], Vec::new());
     let committed = create(&store, &["k", "l"]).await.unwrap();
@@ -163,7 +163,7 @@ async fn another_creator_is_told_from_a_lost_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_equal_creation_before_the_attempt_is_not_taken_for_its_own() {
+async fn settling_ignores_equal_creation_before_attempt() {
     let inner = kv_mvcc::memory();
     let earlier = Txn::new().with_success([Op::put("k", "ours"), Op::put("l", "ours")]);
     inner.txn(earlier).await.unwrap();
@@ -175,7 +175,7 @@ async fn an_equal_creation_before_the_attempt_is_not_taken_for_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_request_whose_guard_broke_is_overtaken_at_once() {
+async fn settling_restarts_at_once_when_guard_broke() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
     let store = Contended::new(&inner, Fault::RequestLost, Vec::new(), vec![put("config", "new")]);
@@ -192,7 +192,7 @@ async fn a_lost_request_whose_guard_broke_is_overtaken_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_was_never_sent_is_no_riddle() {
+async fn settling_is_skipped_when_nothing_was_sent() {
     let inner = kv_mvcc::memory();
     let store = Contended::new(&inner, Fault::NotSent, Vec::new(), Vec::new());
     let committed = create(&store, &["k"]).await.unwrap();
@@ -231,7 +231,7 @@ impl Store for Refusing {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_refuses_for_good_is_asked_three_times() {
+async fn settling_asks_three_times_when_store_refuses() {
     let store = Refusing { inner: kv_mvcc::memory(), calls: Arc::default() };
     let error = transact!(shared(&store), options(), |tx| {
         tx.get(&"k".into()).await?;
@@ -243,7 +243,7 @@ async fn a_store_that_refuses_for_good_is_asked_three_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_its_history_a_creation_stays_unknown() {
+async fn settling_of_creation_is_unknown_without_history() {
     let inner = kv_mvcc::memory();
     let after = vec![delete("k"), Deed::Compact];
     let store = Contended::new(&inner, Fault::ReplyLost, Vec::new(), after);
@@ -253,7 +253,7 @@ async fn without_its_history_a_creation_stays_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_too_much_history_a_creation_stays_unknown() {
+async fn settling_of_creation_is_unknown_after_too_much_history() {
     let inner = kv_mvcc::memory();
     let mut after = vec![delete("k")];
     after.extend((0..2_000).map(|_| put("elsewhere", "x")));
@@ -264,7 +264,7 @@ async fn after_too_much_history_a_creation_stays_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_another_deleted_is_no_proof_of_our_own_writes() {
+async fn settling_takes_no_foreign_deletion_as_proof() {
     let inner = kv_mvcc::memory();
     inner.put("old", "x").await.unwrap();
     let store = Contended::new(&inner, Fault::RequestLost, Vec::new(), vec![delete("old")]);
@@ -314,7 +314,7 @@ impl Store for Full {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_final_refusal_is_settled_by_reading_alone() {
+async fn settling_of_final_refusal_only_reads() {
     let others = [
         vec![],
         vec![delete("k")],
@@ -351,7 +351,7 @@ async fn a_final_refusal_is_settled_by_reading_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_its_history_a_final_refusal_stays_unknown() {
+async fn settling_of_final_refusal_is_unknown_without_history() {
     let inner = kv_mvcc::memory();
     let store = Full { inner: Contended::new(&inner, Fault::ReplyLost, Vec::new(), vec![delete("k"), Deed::Compact]) };
     let done = transact!(shared(&store), options(), |tx| {

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_authority_is_replaced_however_its_bytes_come() {
+    async fn authority_is_replaced_for_any_split_of_bytes() {
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
         // A size of the table, `:method POST`, a path with a long length, and after the authority new names.
         let path = [&[0x44, 0x7f, 100], &[b'/'; 227][..]].concat();
@@ -243,7 +243,7 @@ mod tests {
 
     /// Frames of headers that are damaged, in parts or padded are the server's business.
     #[tokio::test]
-    async fn other_frames_pass_as_they_are() {
+    async fn authority_filter_passes_other_frames() {
         let authority = literal(1, b"http://a");
         let mut sent = vec![0; PREFACE_BYTES];
         for (flags, headers) in [

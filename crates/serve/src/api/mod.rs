@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_read() {
+    fn listen_urls_are_read() {
         let tcp = |address: &str, tls| ListenAddress::Tcp { addresses: vec![address.parse().unwrap()], tls };
         assert_eq!(ListenAddress::parse("http://127.0.0.1:2379"), Ok(tcp("127.0.0.1:2379", false)));
         assert_eq!(ListenAddress::parse("https://[::1]:2379/"), Ok(tcp("[::1]:2379", true)));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_could_write_to_is_refused() {
+    fn listen_url_is_refused_when_others_could_write() {
         let none = ApiOptions::default();
         let insecure = ApiOptions { insecure_loopback: true, ..ApiOptions::default() };
         let advertised = ApiOptions { advertise: vec!["https://node1:2379".to_owned()], ..ApiOptions::default() };

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_made_once_in_a_moment_and_then_forgotten() {
+    async fn answer_is_cached_for_moment_and_then_forgotten() {
         let memo = Memo::default();
         let made = AtomicUsize::new(0);
         let make = || async {

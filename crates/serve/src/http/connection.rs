@@ -211,14 +211,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busy_answer_is_as_long_as_it_says() {
+    fn busy_answer_has_right_length() {
         let text = std::str::from_utf8(BUSY_RESPONSE).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{} bytes", body.len());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_ends_when_nobody_reads_and_goes_on_when_somebody_does() {
+    async fn write_ends_only_when_client_stops_reading() {
         let (near, mut far) = duplex(16);
         let mut stream = StallTimeout::new(near, Duration::from_secs(5));
         let writing = tokio::spawn(async move {

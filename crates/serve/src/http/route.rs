@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_named_hosts_are_allowed_and_no_others() {
+    fn route_allows_only_loopback_and_named_hosts() {
         let named = vec!["ipam.lan".to_owned(), "10.1.2.3".to_owned(), "[fd00::1]".to_owned()];
         for host in [
             "localhost",
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_that_a_file_names_is_there() {
+    fn route_files_name_only_existing_files() {
         let is_there = |path: &str| PAGE_FILES.iter().any(|(at, ..)| *at == path);
         for (path, _, text) in PAGE_FILES {
             for line in text.lines().filter(|line| line.starts_with("import ")) {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_names_another_host_or_writes_html() {
+    fn route_files_name_no_other_host_and_write_no_html() {
         for (path, _, text) in PAGE_FILES {
             for foreign in
                 ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]

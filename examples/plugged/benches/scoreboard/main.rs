@@ -36,7 +36,7 @@ const LONG_SETTINGS: [(&str, &str); 3] =
 /// The rows of the long tests, each with the test program and the name of the test.
 const LONG_TESTS: [(&str, &str, &str); 3] = [
     ("20,000 operations of torture", "programs", "torture_finds_nothing"),
-    ("100 kills", "kills", "whoever_is_killed_leaves_all_or_nothing"),
+    ("100 kills", "kills", "kills_leave_all_or_nothing"),
     ("60 power cuts", "cuts", "power_cuts_lose_nothing"),
 ];
 

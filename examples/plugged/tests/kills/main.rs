@@ -11,7 +11,7 @@ use testkit::lab::Engine;
 const ROUNDS: u64 = 20;
 
 #[test]
-fn whoever_is_killed_leaves_all_or_nothing() {
+fn kills_leave_all_or_nothing() {
     tested::use_plugged();
     let (name, file) = tested::plugged_store();
     crash::rounds(Engine::new(name, file), ROUNDS);

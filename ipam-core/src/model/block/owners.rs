@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_moves_alone_and_keeps_its_sequence_number() {
+    fn owner_moves_one_address_and_keeps_sequence_number() {
         let (mut block, first, second) = block();
         block.bump();
         let number = block.sequence_number_of(first);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_so_already_is_no_change_and_equal_entries_are_shared_again() {
+    fn owner_change_shares_entries_and_skips_no_op() {
         let (mut block, first, _) = block();
         let before = block.clone();
         assert_eq!(block.set_owners(first, "h", &active(OwnerChange::to(pod("a")))), Ok(false));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmet_expectation_of_either_owner_leaves_both_as_they_are() {
+    fn owner_change_does_nothing_when_expectation_is_unmet() {
         let (mut block, first, _) = block();
         let before = block.clone();
         let update = OwnerUpdate {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_names_the_handle_changes_owners() {
+    fn owner_change_needs_handle() {
         let (mut block, first, _) = block();
         let update = active(OwnerChange::clear());
         let refusal = block.set_owners(first, "other", &update).unwrap_err();

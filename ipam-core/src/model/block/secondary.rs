@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn names_change_with_the_sequence_number_and_only_where_the_network_is_known() {
+    fn secondary_names_change_only_when_network_is_known() {
         let cidr = "10.0.0.0/29".parse().unwrap();
         let mut block = Block::new(cidr, Some(&Owner::host("a")), OffsetDateTime::UNIX_EPOCH, None).unwrap();
         let none = Reservations::default();

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_address_waits_and_is_taken_again() {
+    fn sticky_address_waits_and_is_taken_again() {
         for cooldown in [0, 60] {
             let mut block = block();
             let none = Reservations::default();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_addresses_wait_for_ever_and_others_are_free_at_once() {
+    fn sticky_pins_wait_for_ever_and_others_are_free_at_once() {
         let mut block = block();
         let none = Reservations::default();
         let kept = block.assign_auto(1, &holder("net.c1", "web-0", "forever"), &none)[0];
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_outlives_its_use_and_a_wait_by_a_wrong_clock_is_corrected() {
+    fn sticky_pin_outlives_use_and_wrong_clock_is_corrected() {
         let mut block = block();
         let none = Reservations::default();
         let ip = block.assign_auto(1, &holder("net.c1", "web-0", "pinned"), &none)[0];
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_block_with_an_address_that_waits_is_not_full_for_ever() {
+    fn sticky_full_block_is_not_full_for_ever() {
         let mut block = block();
         let none = Reservations::default();
         block.assign_auto(4, &holder("net.c1", "web-0", "30"), &none);

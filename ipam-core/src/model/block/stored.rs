@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flaw_is_told_once() {
+    fn flaws_are_each_told_once() {
         let value = r#"{"cidr":"10.0.0.0/30","allocations":[0,null,9,null],"unallocated":[1,1,0,77],
             "attributes":[{"handle_id":"a"},{"handle_id":"b"}],"sequenceNumberForAllocation":{"0":1,"1":2,"x":3,"00":4}}"#;
         let expected = BlockFlaws {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tidied_block_has_no_flaw() {
+    fn flaws_are_gone_after_tidying() {
         let value = r#"{"cidr":"10.0.0.0/30","allocations":[1,null,null,null],"unallocated":[1,1,0,77],
             "attributes":[{"handle_id":"a"},{"handle_id":"b"}],"sequenceNumberForAllocation":{"0":1,"1":2}}"#;
         let key = keys::block("10.0.0.0/30".parse().unwrap());

@@ -38,7 +38,7 @@ fn reread(block: &Block) -> Block {
 }
 
 #[test]
-fn a_life_of_a_block_as_calico_writes_it() {
+fn block_lifecycle_matches_calico_writes() {
     let mut block = block(30);
     assert_eq!(
         json(&block),
@@ -75,7 +75,7 @@ fn a_life_of_a_block_as_calico_writes_it() {
 }
 
 #[test]
-fn the_same_holder_shares_an_entry() {
+fn block_holder_shares_one_entry() {
     let mut block = block(29);
     let _ = block.assign_auto(1, &holder("a"), &none());
     let _ = block.assign_auto(1, &holder("b"), &none());
@@ -93,7 +93,7 @@ fn the_same_holder_shares_an_entry() {
 }
 
 #[test]
-fn reserved_addresses_keep_their_place() {
+fn block_reserved_addresses_keep_their_place() {
     let mut block = block(29);
     let reserved = Reservations::new(["10.0.0.0/31".parse().unwrap(), "10.0.0.3/32".parse().unwrap()]);
     assert_eq!(block.free_count(&reserved), 5);
@@ -110,7 +110,7 @@ fn reserved_addresses_keep_their_place() {
 }
 
 #[test]
-fn taken_addresses_are_refused() {
+fn block_taken_addresses_are_refused() {
     let mut block = block(30);
     block.assign_specific(ip(1), &holder("a")).unwrap();
     let before = block.clone();
@@ -123,7 +123,7 @@ fn taken_addresses_are_refused() {
 }
 
 #[test]
-fn released_addresses_rest() {
+fn block_released_addresses_cool_down() {
     let mut block = block(30);
     let _ = block.assign_auto(2, &holder("a"), &none());
     block.bump();
@@ -153,7 +153,7 @@ fn released_addresses_rest() {
 }
 
 #[test]
-fn a_release_from_the_future_ends_too() {
+fn block_cooldown_from_future_ends_too() {
     let mut block = block(30);
     let _ = block.assign_auto(1, &holder("a"), &none());
     let _ = block.release_by_handle("a", NOW + Duration::days(400), 60);
@@ -173,7 +173,7 @@ fn a_release_from_the_future_ends_too() {
 }
 
 #[test]
-fn what_rests_is_nobodys_even_if_a_handle_stands_there() {
+fn block_cooldown_counts_as_unheld_despite_handle() {
     let key = keys::block("10.0.0.0/31".parse().unwrap());
     let text = br#"{"cidr":"10.0.0.0/31","allocations":[0,null],"unallocated":[1],
         "attributes":[{"handle_id":"h","releasedAt":"2026-11-21T02:41:03Z"}]}"#;
@@ -187,7 +187,7 @@ fn what_rests_is_nobodys_even_if_a_handle_stands_there() {
 }
 
 #[test]
-fn a_release_is_all_or_nothing() {
+fn block_release_is_all_or_nothing() {
     let mut block = block(29);
     let _ = block.assign_auto(2, &holder("a"), &none());
     block.bump();
@@ -215,7 +215,7 @@ fn a_release_is_all_or_nothing() {
 }
 
 #[test]
-fn a_test_chooses_within_a_handle() {
+fn block_release_filter_chooses_within_handle() {
     let mut block = block(29);
     let on = |name: &str| Attribute::new(Some("h"), BTreeMap::from([("margay.io/ifname".to_owned(), name.to_owned())]));
     let _ = block.assign_auto(1, &on("eth0"), &none());
@@ -227,7 +227,7 @@ fn a_test_chooses_within_a_handle() {
 }
 
 #[test]
-fn hosts_keep_their_ends() {
+fn block_host_reserved_ends_are_kept() {
     let reserved = HostReserved {
         start: 3,
         end: 1,
@@ -252,7 +252,7 @@ fn hosts_keep_their_ends() {
 }
 
 #[test]
-fn owners_are_asked_for() {
+fn block_owner_is_required() {
     let mut block = block(30);
     let (own, other) = (Owner::Host("node1".into()), Owner::Virtual("node1".into()));
     assert_eq!(block.require_owner(&own), Ok(()));
@@ -268,7 +268,7 @@ fn owners_are_asked_for() {
 }
 
 #[test]
-fn sequence_numbers_wrap_and_old_forms_become_current() {
+fn block_sequence_numbers_wrap_and_old_forms_are_renewed() {
     let key = keys::block("10.0.0.0/31".parse().unwrap());
     let text = br#"{"cidr":"10.0.0.0/31","allocations":[null,0],"unallocated":[0],"attributes":[{"handle_id":"h"}]}"#;
     let mut block = Block::decode(&key, text).unwrap();
@@ -307,7 +307,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// Against a plain map of holders: nothing is assigned twice, nothing is lost, and a written block reads back.
     #[test]
-    fn any_history_keeps_the_books(steps in prop::collection::vec(step(), 0..40), cooldown in prop_oneof![Just(0_i64), Just(30)]) {
+    fn block_stays_consistent_under_random_history(steps in prop::collection::vec(step(), 0..40), cooldown in prop_oneof![Just(0_i64), Just(30)]) {
         let mut block = block(28);
         let mut held: BTreeMap<IpAddr, u8> = BTreeMap::new();
         let mut now = NOW;

@@ -51,7 +51,7 @@ async fn free(world: &World, holds: &[Hold]) -> FreeResult {
 }
 
 #[tokio::test]
-async fn an_endpoint_goes_in_the_commit_that_frees_its_address() {
+async fn endpoint_goes_in_commit_that_frees_its_address() {
     let world = one_machine().await;
     let one = give(&world, "c1", "boot0001", 0).await;
     let two = give(&world, "c2", "boot0001", 0).await;
@@ -71,7 +71,7 @@ async fn an_endpoint_goes_in_the_commit_that_frees_its_address() {
 }
 
 #[tokio::test]
-async fn an_endpoint_stays_while_its_container_may_live() {
+async fn endpoint_stays_while_container_may_live() {
     let world = World::on(std::sync::Arc::new(kv_mvcc::memory()), ipam_core::Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
     let mut given = Vec::new();
@@ -111,7 +111,7 @@ async fn an_endpoint_stays_while_its_container_may_live() {
 }
 
 #[tokio::test]
-async fn a_block_full_of_addresses_with_endpoints_takes_several_commits() {
+async fn endpoints_of_full_block_take_several_commits() {
     let world = World::on(std::sync::Arc::new(kv_mvcc::memory()), ipam_core::Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap()).with_block_size(25)).await;
     for number in 0..70 {

@@ -7,7 +7,7 @@ use ipam_core::model::IpamConfig;
 use super::*;
 
 #[tokio::test]
-async fn an_assignment_without_room_frees_leftovers_in_its_own_commit() {
+async fn room_comes_from_leftovers_in_same_commit() {
     let world = one_machine().await;
     let mut old = Vec::new();
     for number in 0..8 {
@@ -35,7 +35,7 @@ async fn an_assignment_without_room_frees_leftovers_in_its_own_commit() {
 }
 
 #[tokio::test]
-async fn without_leftovers_or_sight_an_assignment_without_room_fails_and_writes_nothing() {
+async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
     let world = one_machine().await;
     let mut given = Vec::new();
     for number in 0..8 {
@@ -64,7 +64,7 @@ async fn without_leftovers_or_sight_an_assignment_without_room_fails_and_writes_
 }
 
 #[tokio::test]
-async fn whole_attachments_go_and_the_oldest_first() {
+async fn room_takes_whole_attachments_and_oldest_first() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(27)).await;
     world.add_pool("v6", "fd00::/120").await;
@@ -91,7 +91,7 @@ async fn whole_attachments_go_and_the_oldest_first() {
 
 /// The other family of an attachment shows that it is alive.
 #[tokio::test]
-async fn an_attachment_that_is_live_in_the_other_family_stays() {
+async fn room_keeps_attachment_live_in_other_family() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/30").await;
     world.add_pool("v6", "fd00::/120").await;
@@ -112,7 +112,7 @@ async fn an_attachment_that_is_live_in_the_other_family_stays() {
 
 /// It is no leftover of somebody else's.
 #[tokio::test]
-async fn who_asks_never_frees_what_it_has_itself() {
+async fn room_never_comes_from_caller_itself() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/30").await;
     let own = give(&world, "own", "boot0001", -10).await;
@@ -130,7 +130,7 @@ async fn who_asks_never_frees_what_it_has_itself() {
 }
 
 #[tokio::test]
-async fn where_addresses_rest_leftovers_begin_to_rest_and_serve_later() {
+async fn room_comes_later_when_leftovers_cool_down() {
     let world = one_machine().await;
     for number in 0..8 {
         give(&world, &format!("old{number}"), "boot0001", number).await;
@@ -148,7 +148,7 @@ async fn where_addresses_rest_leftovers_begin_to_rest_and_serve_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn several_at_once_on_a_full_pool_get_an_address_each() {
+async fn room_gives_several_at_once_one_address_each() {
     let world = one_machine().await;
     for number in 0..8 {
         give(&world, &format!("old{number}"), "boot0001", number).await;
@@ -171,7 +171,7 @@ async fn several_at_once_on_a_full_pool_get_an_address_each() {
 
 /// The address of a leftover is not free for a request that names it while there is room elsewhere.
 #[tokio::test]
-async fn a_leftovers_address_is_not_given_to_another_container_that_wants_it() {
+async fn room_gives_no_leftover_address_to_other_that_wants_it() {
     let world = one_machine().await;
     let old = give(&world, "old", "boot0001", 0).await;
     let mut with_liveness = world.clone();

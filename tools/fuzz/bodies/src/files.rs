@@ -259,7 +259,7 @@ mod tests {
 
     /// Without damage every store is right, so what is said of damage means something.
     #[test]
-    fn the_packed_stores_are_right() {
+    fn packed_stores_pass_without_damage() {
         for (engine, packed) in STORES {
             let folder = scratch();
             write(folder.path(), &unpack(packed));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_back_as_it_was_packed() {
+    fn packed_file_is_unpacked_as_it_was() {
         let mut packed = Vec::new();
         for bytes in [&b"x"[..], &[0; 200], &[[0; 64].as_slice(), b"middle", &[0; 130], b"end"].concat()] {
             packed.push((PathBuf::from("a/b"), bytes.to_vec()));

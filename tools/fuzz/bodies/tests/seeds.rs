@@ -18,7 +18,7 @@ fn names(folder: PathBuf) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_target_takes_its_seeds() {
+fn fuzz_targets_all_take_their_seeds() {
     for target in TARGETS {
         let mut count = 0;
         for seed in fs::read_dir(folder("seeds").join(target.name)).unwrap() {
@@ -37,7 +37,7 @@ fn every_target_takes_its_seeds() {
 
 /// The programs, the seeds and the table have the same targets.
 #[test]
-fn no_target_is_left_out() {
+fn fuzz_targets_are_complete() {
     let table: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
     assert_eq!(names(folder("fuzz_targets")), table);
     assert_eq!(names(folder("seeds")), table);

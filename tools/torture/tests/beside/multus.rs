@@ -283,7 +283,7 @@ async fn field(server: &Etcd, names: Names) -> Field {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_with_two_networks_beside_kube_controllers() {
+async fn pods_with_two_networks_live_beside_kube_controllers() {
     let ops = std::env::var("BESIDE_OPS").map_or(2_500, |text| text.parse().unwrap());
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
@@ -302,7 +302,7 @@ async fn pods_with_two_networks_beside_kube_controllers() {
 
 /// The control: with the names that versions before this one wrote, kube-controllers releases what a pod has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_calicos_names_kube_controllers_releases_a_live_address() {
+async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;

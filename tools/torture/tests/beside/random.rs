@@ -131,7 +131,7 @@ impl Worker {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_random_on_etcd() {
+async fn random_steps_on_etcd() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let store: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());

@@ -130,7 +130,7 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_are_cut_anywhere_rebuild_our_commits() {
+async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
     // Answers of more than half a megabyte are cut into pieces then.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();

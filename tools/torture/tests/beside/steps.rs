@@ -211,7 +211,7 @@ async fn all(start: Start, calicos: &[Theirs], own: &[Own]) {
 }
 
 #[tokio::test]
-async fn in_every_order_on_a_store_without_blocks() {
+async fn steps_in_every_order_without_blocks() {
     use Own::{AddC2OnB, ClaimOnB, DelC1, DelC1ByHandle, GiveBack};
     all(Start::Empty, &[Theirs::AddC1], &[AddC2OnB, DelC1, DelC1ByHandle, ClaimOnB]).await;
     all(Start::Empty, &[Theirs::AddC1OnB], &[ClaimOnB, DelC1]).await;
@@ -219,7 +219,7 @@ async fn in_every_order_on_a_store_without_blocks() {
 }
 
 #[tokio::test]
-async fn in_every_order_on_a_block_in_use() {
+async fn steps_in_every_order_with_block_in_use() {
     use Own::{AddC0, AddC2, DelC0, DelC1, GiveBack, GiveBackEmpty, ReleaseIp};
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
@@ -229,7 +229,7 @@ async fn in_every_order_on_a_block_in_use() {
 }
 
 #[tokio::test]
-async fn in_every_order_on_a_block_that_can_be_taken_over() {
+async fn steps_in_every_order_with_block_to_take_over() {
     use Own::{AddC2, AddC2OnB, ClaimOnB, GiveBack};
     all(Start::Old, &[Theirs::AddC1], &[AddC2OnB, ClaimOnB, GiveBack]).await;
     all(Start::Old, &[Theirs::GiveBack], &[AddC2, AddC2OnB]).await;

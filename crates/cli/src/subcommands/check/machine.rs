@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_elsewhere_is_found() {
+    fn routes_that_lead_elsewhere_are_found() {
         for (net, device, has_gateway) in [
             ("10.0.0.0/8", "wg0", false),
             ("10.88.0.0/15", "eth0", true),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pools_own_routes_are_not() {
+    fn routes_of_pool_itself_are_ignored() {
         for (net, device, has_gateway) in [
             ("10.88.0.0/16", "cni0", false),
             ("10.88.0.0/16", "eth1", false),

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_are_calicoctls() {
+    fn change_words_match_calicoctl() {
         let two = [pool("a"), pool("b")];
         let mixed = [pool("a"), Manifest::named(DocumentKind::Node, "n")];
         let exists = |name: &str| format!("resource already exists: IPPool({name})");

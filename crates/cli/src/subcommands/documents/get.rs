@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_calicoctls() {
+    fn get_tables_match_calicoctl() {
         let pool = json!({"metadata": {"name": "main"}, "spec": {"cidr": "10.65.0.0/16", "nodeSelector": "all()",
             "ipipMode": "Never", "vxlanMode": "Always", "natOutgoing": true, "assignmentMode": "Automatic"}});
         assert_eq!(

@@ -520,7 +520,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_has_a_name_that_cni_takes() {
+    fn take_over_network_name_is_what_cni_takes() {
         assert!(network_name("my_net.v4-1").is_ok());
         for text in ["", " ", "-a", "a b", "a/b", "\u{feff}lab"] {
             assert!(network_name(text).is_err(), "{text:?}");

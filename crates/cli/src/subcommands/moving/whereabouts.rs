@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_a_distance_within_the_range() {
+    fn whereabouts_place_is_distance_within_range() {
         let at =
             |range: &str, place: &str| address_at(range.parse().unwrap(), place).map(|address| address.to_string());
         assert_eq!(at("10.0.0.0/24", "7").as_deref(), Some("10.0.0.7"));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_read_as_whereabouts_writes_it() {
+    fn whereabouts_range_is_read_as_written() {
         for (text, net, first, last) in [
             ("10.9.0.0/16", "10.9.0.0/16", "10.9.0.0", "10.9.255.255"),
             ("10.9.0.77/16", "10.9.0.0/16", "10.9.0.0", "10.9.255.255"),

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_grouped_by_their_outer_folders() {
+    fn status_groups_keys_by_outer_folders() {
         for (key, group) in [
             ("/calico/ipam/v2/assignment/ipv4/block/10.65.0.0-28", "/calico/ipam/"),
             ("/bench/00000001", "/bench/"),

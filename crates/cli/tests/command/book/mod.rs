@@ -40,7 +40,7 @@ fn pages() -> Vec<Page> {
 }
 
 #[test]
-fn the_sessions_of_the_book_are_what_they_say() {
+fn book_sessions_match_their_output() {
     let mut differences = Vec::new();
     let mut run = 0;
     for mut page in pages() {
@@ -123,7 +123,7 @@ fn difference(page: &str, line: usize, step: &Step, output: &str) -> String {
 }
 
 #[test]
-fn other_programs_are_few_and_known() {
+fn book_calls_few_other_programs() {
     let others: BTreeSet<String> = pages()
         .iter()
         .flat_map(|page| {

@@ -15,7 +15,7 @@ fn endpoints(lab: &Lab) -> Vec<String> {
 }
 
 #[test]
-fn only_the_endpoint_of_a_node_that_is_gone_is_deleted() {
+fn check_deletes_only_endpoints_of_departed_nodes() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         let address = lab.assign("net", "c1");

@@ -7,7 +7,7 @@ use crate::common::{Done, margay};
 use crate::support::Etcd;
 
 #[test]
-fn a_cluster_is_checked_mended_and_reported() {
+fn check_repairs_and_reports_on_cluster() {
     let etcd = Etcd::start().unwrap();
     let url = etcd.url().replace("http:", "etcd:");
     let on = |args: &str| -> Done {

@@ -27,7 +27,7 @@ fn damage(lab: &Lab) {
 }
 
 #[test]
-fn a_repair_that_is_killed_is_carried_on_by_the_next_one() {
+fn repair_is_carried_on_when_killed() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         let ip = lab.assign("net", "c1");

@@ -37,7 +37,7 @@ fn codes(answer: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_store_in_order() {
+fn check_passes_when_store_is_in_order() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         let ip = lab.assign("net", "c1");
@@ -54,7 +54,7 @@ fn a_store_in_order() {
 }
 
 #[test]
-fn calicoctls_way_to_ask_for_a_report_is_understood() {
+fn check_takes_calicoctl_report_flags() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         lab.assign("net", "c1");
@@ -78,7 +78,7 @@ fn calicoctls_way_to_ask_for_a_report_is_understood() {
 }
 
 #[test]
-fn damage_is_told_planned_and_mended() {
+fn check_tells_plans_and_repairs_damage() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         let ip = lab.assign("net", "c1");
@@ -125,7 +125,7 @@ fn damage_is_told_planned_and_mended() {
 }
 
 #[test]
-fn wrong_usage_says_what_to_do() {
+fn check_says_what_to_do_when_usage_is_wrong() {
     let [lab, _] = Lab::each();
     let code = check(&lab, "--repair BLK-99").failure();
     assert!(code.contains("is no code of a finding; they look like BLK-03"), "{code}");
@@ -135,7 +135,7 @@ fn wrong_usage_says_what_to_do() {
 }
 
 #[test]
-fn two_networks_with_two_stores_and_the_same_addresses() {
+fn check_finds_two_networks_with_same_addresses() {
     let [lab, other] = Lab::each();
     lab.margay("pool create main 10.65.0.0/16").answer();
     other.margay("pool create lab 10.65.4.0/24").answer();
@@ -161,7 +161,7 @@ fn two_networks_with_two_stores_and_the_same_addresses() {
 
 /// A pool that is a half of a network to which this machine has a route.
 #[test]
-fn a_route_that_leads_a_pools_addresses_elsewhere() {
+fn check_warns_when_route_leads_pool_elsewhere() {
     let routes = host::all_routes().unwrap();
     let route = routes.iter().find(|route| route.net.addr().is_ipv4() && (8..=28).contains(&route.net.prefix_len()));
     let route = route.expect("this test needs a route to an IPv4 network");

@@ -30,7 +30,7 @@ fn release(lab: &Lab, args: &str) -> Done {
 }
 
 #[test]
-fn what_all_reports_agree_about_is_released_unless_it_has_changed() {
+fn reports_release_agreed_addresses_unless_changed() {
     for lab in Lab::each() {
         let given = abandoned(&lab);
         let shown = check(&lab, "--show-problem-ips -o json");
@@ -71,7 +71,7 @@ fn what_all_reports_agree_about_is_released_unless_it_has_changed() {
 }
 
 #[test]
-fn a_report_of_another_cluster_or_an_old_one_is_refused() {
+fn report_is_refused_when_old_or_of_another_cluster() {
     let [lab, other] = Lab::each();
     abandoned(&lab);
     abandoned(&other);

@@ -21,7 +21,7 @@ fn complaint(done: &Done) -> (u8, &str) {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+fn dry_run_says_what_would_be_done_and_does_nothing() {
     for ground in Ground::each() {
         let kept = ground.path("kept");
         copy(ground.folder(), &kept);
@@ -53,7 +53,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
 }
 
 #[test]
-fn a_dry_run_on_no_store_makes_none() {
+fn dry_run_makes_no_store() {
     for ground in Ground::each() {
         for command in COMMANDS.iter().filter(|one| matches!(one.kind, Kind::Makes | Kind::Fills)) {
             let store = ground.beside("nowhere/store");
@@ -67,7 +67,7 @@ fn a_dry_run_on_no_store_makes_none() {
 }
 
 #[test]
-fn a_dry_run_where_no_store_can_be_made_says_so() {
+fn dry_run_says_when_no_store_can_be_made() {
     for ground in Ground::each() {
         std::fs::write(ground.path("file"), "").unwrap();
         std::fs::create_dir(ground.path("photos")).unwrap();
@@ -87,7 +87,7 @@ fn a_dry_run_where_no_store_can_be_made_says_so() {
 }
 
 #[test]
-fn documents_of_one_file_are_tried_together() {
+fn dry_run_tries_documents_of_one_file_together() {
     for ground in Ground::each() {
         let pool = |name: &str, cidr: &str| {
             format!(

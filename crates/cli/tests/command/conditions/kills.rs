@@ -39,7 +39,7 @@ fn check(ground: &Ground, command: &Command, place: &Location) {
 }
 
 #[test]
-fn a_command_that_is_killed_is_finished_by_the_next() {
+fn killed_command_is_finished_by_next() {
     thread::scope(|scope| {
         for ground in Ground::each() {
             scope.spawn(move || kill_all(&ground));

@@ -101,7 +101,7 @@ fn row(command: &Command) -> String {
 }
 
 #[test]
-fn every_answer_has_the_members_that_the_book_names() {
+fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));

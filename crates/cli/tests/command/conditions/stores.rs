@@ -28,7 +28,7 @@ fn is_refused(done: &Done) -> bool {
 }
 
 #[test]
-fn a_store_that_is_missing_or_an_empty_folder() {
+fn store_is_missing_or_empty_folder() {
     for ground in Ground::each() {
         for_each(COMMANDS, |at, command| {
             for (name, is_there) in [("missing", false), ("empty", true)] {
@@ -58,7 +58,7 @@ fn a_store_that_is_missing_or_an_empty_folder() {
 }
 
 #[test]
-fn a_store_that_another_process_has() {
+fn store_is_in_use_by_another_process() {
     for ground in Ground::each() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let store = &ground.lab.location;
@@ -77,7 +77,7 @@ fn a_store_that_another_process_has() {
 }
 
 #[test]
-fn a_cluster_that_cannot_be_reached() {
+fn store_cluster_is_unreachable() {
     let [ground, _] = Ground::each();
     let store = stores::at("etcd://127.0.0.1:1").unwrap();
     for_each(COMMANDS, |at, command| {
@@ -90,7 +90,7 @@ fn a_cluster_that_cannot_be_reached() {
 }
 
 #[test]
-fn a_store_of_a_newer_format() {
+fn store_format_is_newer() {
     for ground in Ground::each() {
         let identity = ground.folder().join("store.id");
         let newer = fs::read_to_string(&identity).unwrap().replace("format 1", "format 9");
@@ -107,7 +107,7 @@ fn a_store_of_a_newer_format() {
 const READ_ONLY: &str = r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#;
 
 #[test]
-fn a_store_on_a_file_system_that_cannot_be_written_to() {
+fn store_file_system_is_not_writable() {
     for ground in Ground::each() {
         let folder = ground.folder().display().to_string();
         for_each(COMMANDS, |at, command| {
@@ -125,7 +125,7 @@ fn allow(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_store_of_somebody_else() {
+fn store_belongs_to_another_user() {
     for ground in Ground::each() {
         let program = ground.path("margay");
         copy_program(env!("CARGO_BIN_EXE_margay"), &program);
@@ -145,7 +145,7 @@ fn a_store_of_somebody_else() {
 
 /// Root's call on a store of another owner: what the engine makes anew must not keep the owner out.
 #[test]
-fn a_store_that_root_has_used_stays_its_owners() {
+fn store_stays_with_owner_when_root_used_it() {
     const OWNER: u32 = 65534;
     for engine in ["sled", "redb"] {
         let folder = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use crate::common::Lab;
 
 /// LXC, kind and WSL have a process id namespace of their own.
 #[test]
-fn in_a_container_what_was_given_outside_stays_and_what_was_given_inside_is_judged() {
+fn gc_in_container_judges_only_what_was_given_inside() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.51.0/24");

@@ -14,7 +14,7 @@ fn store(lab: &Lab, container: &str, address: &str) {
 }
 
 #[test]
-fn the_endpoint_of_a_container_that_is_gone_goes_with_its_address() {
+fn endpoint_goes_with_address_when_container_is_gone() {
     for (number, lab_) in Lab::each().iter().enumerate() {
         lab(lab_, &format!("198.18.{}.0/24", 100 + number));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
@@ -57,7 +57,7 @@ fn the_endpoint_of_a_container_that_is_gone_goes_with_its_address() {
 }
 
 #[test]
-fn it_takes_the_evidence_that_frees_the_address() {
+fn endpoint_needs_same_evidence_as_address() {
     let labs = Lab::each();
     let lab_ = &labs[0];
     lab(lab_, "198.18.102.0/24");

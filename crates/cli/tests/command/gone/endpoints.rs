@@ -16,7 +16,7 @@ fn store(lab: &Lab, node: &str, container: &str, address: &str) {
 }
 
 #[test]
-fn a_pod_that_a_list_has_keeps_its_endpoint_when_another_address_of_it_goes() {
+fn endpoint_stays_when_pod_is_listed_and_other_address_goes() {
     for (number, lab) in Lab::each().iter().enumerate() {
         let at = &lab.location;
         pool(lab, &format!("198.18.{}.0/24", 104 + number));
@@ -38,7 +38,7 @@ fn a_pod_that_a_list_has_keeps_its_endpoint_when_another_address_of_it_goes() {
 }
 
 #[test]
-fn the_endpoints_of_a_dead_node_are_deleted_before_its_addresses_are_freed() {
+fn endpoints_of_dead_node_go_before_its_addresses() {
     for (number, lab) in Lab::each().iter().enumerate() {
         let at = &lab.location;
         pool(lab, &format!("198.18.{}.0/24", 106 + number));
@@ -64,7 +64,7 @@ fn the_endpoints_of_a_dead_node_are_deleted_before_its_addresses_are_freed() {
 }
 
 #[test]
-fn the_endpoints_of_a_renamed_node_get_its_new_name() {
+fn endpoints_of_renamed_node_get_new_name() {
     for (number, lab) in Lab::each().iter().enumerate() {
         let at = &lab.location;
         pool(lab, &format!("198.18.{}.0/24", 108 + number));

@@ -25,7 +25,7 @@ fn with_stranger(lab: &Lab, range: &str, own: &str) -> (String, String) {
 }
 
 #[test]
-fn what_a_dead_node_has_is_freed_and_its_blocks_given_up() {
+fn free_node_frees_addresses_and_gives_up_blocks() {
     for (number, lab) in Lab::each().iter().enumerate() {
         let at = &lab.location;
         let (mine, theirs) = with_stranger(lab, &format!("198.18.{}.0/24", 70 + number), "node1");
@@ -46,7 +46,7 @@ fn what_a_dead_node_has_is_freed_and_its_blocks_given_up() {
 }
 
 #[test]
-fn a_machines_own_names_are_refused() {
+fn free_node_is_refused_for_names_of_this_machine() {
     let [lab, _] = Lab::each();
     let at = &lab.location;
     let (_, theirs) = with_stranger(&lab, "198.18.72.0/24", "node1");
@@ -69,7 +69,7 @@ fn a_machines_own_names_are_refused() {
 }
 
 #[test]
-fn an_address_that_an_interface_here_has_is_this_machines() {
+fn free_node_is_refused_when_interface_here_has_address() {
     let [lab, _] = Lab::each();
     let at = &lab.location;
     // The loopback address is on every machine.
@@ -88,7 +88,7 @@ fn an_address_that_an_interface_here_has_is_this_machines() {
 }
 
 #[test]
-fn nodes_that_are_gone_from_a_cluster_of_calicos() {
+fn free_nodes_that_are_gone_from_calico_cluster() {
     let cluster = Cluster::of_calicos();
     let at = &cluster.location;
     let mine = give(at, "node3", "margays");
@@ -139,7 +139,7 @@ fn nodes_that_are_gone_from_a_cluster_of_calicos() {
 }
 
 #[test]
-fn a_list_without_this_very_machine_is_of_another_cluster() {
+fn free_is_refused_when_node_list_lacks_this_machine() {
     let cluster = Cluster::of_calicos();
     let at = &cluster.location;
     let this = host::hostname().to_lowercase();
@@ -160,7 +160,7 @@ fn a_list_without_this_very_machine_is_of_another_cluster() {
 }
 
 #[test]
-fn on_a_store_without_registered_nodes_a_list_has_to_tell() {
+fn free_needs_node_list_when_no_nodes_are_registered() {
     for (number, lab) in Lab::each().iter().enumerate() {
         let at = &lab.location;
         let (mine, theirs) = with_stranger(lab, &format!("198.18.{}.0/24", 80 + number), "node1");

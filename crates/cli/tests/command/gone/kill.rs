@@ -92,7 +92,7 @@ impl Patience {
 }
 
 #[test]
-fn a_move_that_is_killed_is_carried_on_by_the_next_one() {
+fn move_node_is_carried_on_when_killed() {
     for lab in Lab::each() {
         let at = &lab.location;
         pool(&lab, "198.19.0.0/19 --block-size 28");
@@ -118,7 +118,7 @@ fn a_move_that_is_killed_is_carried_on_by_the_next_one() {
 }
 
 #[test]
-fn what_a_killed_run_has_left_of_a_dead_node_the_next_one_frees() {
+fn free_node_is_carried_on_when_killed() {
     for lab in Lab::each() {
         let at = &lab.location;
         pool(&lab, "198.19.0.0/19 --block-size 28");

@@ -28,7 +28,7 @@ fn gc(lab: &Lab, file: &std::path::Path, more: &str) -> Done {
 }
 
 #[test]
-fn every_form_of_list_frees_what_it_does_not_have() {
+fn list_in_every_form_frees_what_it_lacks() {
     for (number, lab) in Lab::each().iter().enumerate() {
         let at = &lab.location;
         pool(lab, &format!("198.18.{}.0/24", 90 + number));
@@ -68,7 +68,7 @@ fn every_form_of_list_frees_what_it_does_not_have() {
 }
 
 #[test]
-fn what_is_young_or_live_or_of_another_network_stays() {
+fn list_spares_young_live_and_other_networks() {
     let [_, lab] = Lab::each();
     let at = &lab.location;
     pool(&lab, "198.18.94.0/24");
@@ -98,7 +98,7 @@ fn what_is_young_or_live_or_of_another_network_stays() {
 }
 
 #[test]
-fn an_empty_or_a_wrong_list_is_refused_and_a_meant_one_is_not() {
+fn list_is_refused_when_empty_or_wrong_unless_meant() {
     let [lab, _] = Lab::each();
     let at = &lab.location;
     pool(&lab, "198.18.92.0/24");
@@ -133,7 +133,7 @@ fn an_empty_or_a_wrong_list_is_refused_and_a_meant_one_is_not() {
 }
 
 #[test]
-fn a_list_comes_through_a_pipe_and_several_add_up() {
+fn list_comes_through_pipe_and_several_add_up() {
     let [_, lab] = Lab::each();
     let at = &lab.location;
     pool(&lab, "198.18.93.0/24");

@@ -7,7 +7,7 @@ use crate::common::Lab;
 use crate::gone::{Cluster, give, held, in_order, on, pool, release, revision, run};
 
 #[test]
-fn a_renamed_machine_keeps_its_containers_addresses() {
+fn move_keeps_container_addresses_when_machine_is_renamed() {
     for lab in Lab::each() {
         let at = &lab.location;
         pool(&lab, "198.18.60.0/24");
@@ -33,7 +33,7 @@ fn a_renamed_machine_keeps_its_containers_addresses() {
 }
 
 #[test]
-fn a_clusters_node_with_all_that_calico_has_given_it() {
+fn move_takes_all_that_calico_gave_node() {
     let cluster = Cluster::of_calicos();
     let at = &cluster.location;
     let tunnel = on(at, async |ipam| {
@@ -71,7 +71,7 @@ fn a_clusters_node_with_all_that_calico_has_given_it() {
 }
 
 #[test]
-fn what_cannot_be_a_node_is_refused() {
+fn move_is_refused_when_target_cannot_be_node() {
     let [lab, _] = Lab::each();
     pool(&lab, "198.18.61.0/24");
     for new in ["old", "a/b"] {

@@ -10,7 +10,7 @@ use crate::habits::files::{put, stored};
 const ADVICE: &str = "hint: end what uses them, or take them back with: margay ipam release";
 
 #[test]
-fn both_commands_say_where_addresses_are_in_use() {
+fn pool_deletion_says_where_addresses_are_in_use() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24 --block-size 30").answer();
         let ips: Vec<String> = (0..5).map(|n| lab.assign("net", &format!("c{n}"))).collect();
@@ -35,7 +35,7 @@ fn both_commands_say_where_addresses_are_in_use() {
 }
 
 #[test]
-fn empty_blocks_and_stale_affinities_go_with_the_pool_and_others_stay() {
+fn pool_deletion_takes_empty_blocks_and_stale_affinities() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         lab.margay("pool create other 10.66.0.0/24").answer();
@@ -61,7 +61,7 @@ fn empty_blocks_and_stale_affinities_go_with_the_pool_and_others_stay() {
 }
 
 #[test]
-fn a_bridged_pool_in_use_goes_only_if_it_is_named_twice() {
+fn pool_deletion_needs_name_twice_when_bridged_and_in_use() {
     for lab in Lab::each() {
         lab.margay("pool create lab 10.70.0.0/24 --gateway 10.70.0.1").answer();
         lab.margay("pool create main 10.65.0.0/24 --manual").answer();
@@ -103,7 +103,7 @@ fn with_main(lab: &Lab) {
 }
 
 #[test]
-fn a_pool_that_a_broken_off_deletion_has_left_disabled_goes_the_next_time() {
+fn pool_deletion_goes_on_when_broken_off_disabled() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         let key = "/calico/resources/v3/projectcalico.org/ippools/main";

@@ -9,7 +9,7 @@ use crate::common::{Lab, margay};
 use crate::habits::files::{document, pool, put, resource, stored, with_file};
 
 #[test]
-fn a_pool_from_its_document_to_its_end() {
+fn document_of_pool_from_create_to_delete() {
     for lab in Lab::each() {
         let spec = "  cidr: 10.65.0.0/16\n  natOutgoing: true\n  nodeSelector: \"!has(gpu)\"\n";
         let made = with_file(&lab, "create", &document("IPPool", "main", spec)).answer();
@@ -79,7 +79,7 @@ main   10.65.0.0/16   true   Never      Never       false      false            
 }
 
 #[test]
-fn what_scripts_for_calicoctl_pass_to_get_is_understood() {
+fn documents_get_takes_what_calicoctl_scripts_pass() {
     for lab in Lab::each() {
         with_file(&lab, "create", &pool("main", "10.65.0.0/16")).answer();
         let plain = lab.margay("get ippool main").answer();
@@ -103,7 +103,7 @@ fn what_scripts_for_calicoctl_pass_to_get_is_understood() {
 }
 
 #[test]
-fn a_change_keeps_what_a_document_cannot_say() {
+fn document_change_keeps_what_document_cannot_say() {
     for lab in Lab::each() {
         lab.margay("pool create lab 10.70.0.0/24 --gateway 10.70.0.1").answer();
         let key = "/calico/resources/v3/projectcalico.org/ippools/old";
@@ -138,7 +138,7 @@ fn a_change_keeps_what_a_document_cannot_say() {
 }
 
 #[test]
-fn nodes_reservations_and_settings() {
+fn documents_of_nodes_reservations_and_settings() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16 --node-selector rack=='a'").answer();
         let node = "apiVersion: projectcalico.org/v3\nkind: Node\nmetadata:\n  name: node1\n  labels: {rack: a}\nspec:\n  bgp: \
@@ -193,7 +193,7 @@ fn nodes_reservations_and_settings() {
 }
 
 #[test]
-fn several_documents_of_several_files() {
+fn documents_from_several_files() {
     for lab in Lab::each() {
         let folder = lab.folder().join("all");
         fs::create_dir_all(folder.join("below")).unwrap();
@@ -247,7 +247,7 @@ fn several_documents_of_several_files() {
 }
 
 #[test]
-fn nothing_is_written_by_a_dry_run_and_everything_is_checked() {
+fn documents_dry_run_checks_everything_and_writes_nothing() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         let before = stored(&lab);
@@ -277,7 +277,7 @@ fn nothing_is_written_by_a_dry_run_and_everything_is_checked() {
 }
 
 #[test]
-fn a_store_is_made_for_a_pool_that_can_be_made_and_for_nothing_else() {
+fn documents_make_store_only_for_pool_that_can_be_made() {
     for lab in Lab::each() {
         for (args, text) in [
             ("create", pool("main", "10.65.0.1/16")),
@@ -296,7 +296,7 @@ fn a_store_is_made_for_a_pool_that_can_be_made_and_for_nothing_else() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_in_a_line() {
+fn documents_error_is_one_line_when_unreadable() {
     let lab = &Lab::each()[1];
     lab.margay("pool create main 10.65.0.0/16").answer();
     for (text, reason) in [
@@ -335,7 +335,7 @@ fn what_cannot_be_read_is_told_in_a_line() {
 }
 
 #[test]
-fn standard_input_is_a_file() {
+fn documents_come_from_standard_input() {
     use std::io::Write;
     let lab = &Lab::each()[1];
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
@@ -347,7 +347,7 @@ fn standard_input_is_a_file() {
 }
 
 #[test]
-fn every_answer_can_be_yaml() {
+fn answers_can_all_be_yaml() {
     let lab = &Lab::each()[1];
     lab.margay("pool create main 10.65.0.0/16").answer();
     let text = lab.margay("pool list -o yaml").answer();

@@ -75,7 +75,7 @@ shop        pod1       node1   10.66.0.128/32,fd80::1/128   cali8085686fbb3   \n
 }
 
 #[test]
-fn one_endpoint_is_shown_whole() {
+fn endpoint_is_shown_whole() {
     for lab in Lab::each() {
         filled(&lab);
         let shown = lab.margay("get WEP node1-k8s-pod1-eth0 --namespace shop -o json").answer();
@@ -141,7 +141,7 @@ fn profiles_are_shown() {
 }
 
 #[test]
-fn the_plugin_alone_writes_them_and_endpoints_can_be_deleted() {
+fn endpoints_are_written_by_plugin_only_and_can_be_deleted() {
     for lab in Lab::each() {
         filled(&lab);
         let before = stored(&lab);

@@ -65,7 +65,7 @@ fn documents_are_stored_as_calico_stores_them() {
 }
 
 #[test]
-fn a_cluster_is_set_up_used_and_taken_down() {
+fn cluster_is_set_up_used_and_taken_down() {
     let etcd = Etcd::start().unwrap();
     let node = "apiVersion: projectcalico.org/v3\nkind: Node\nmetadata: {name: node1, labels: {rack: a}}\n";
     let pool = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: main}\nspec: {cidr: 10.65.0.0/16, \

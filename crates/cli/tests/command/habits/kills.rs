@@ -57,7 +57,7 @@ fn count(lab: &Lab, part: &str) -> usize {
 }
 
 #[test]
-fn a_deletion_that_is_killed_is_finished_by_the_next() {
+fn deletion_is_finished_by_next_when_killed() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/18").answer();
         let deadline = Deadline::after(PATIENCE);
@@ -84,7 +84,7 @@ fn a_deletion_that_is_killed_is_finished_by_the_next() {
 }
 
 #[test]
-fn a_split_that_is_killed_is_finished_by_the_next() {
+fn split_is_finished_by_next_when_killed() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/16").answer();
         for container in ["c1", "c2"] {

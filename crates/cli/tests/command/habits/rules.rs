@@ -4,7 +4,7 @@ use crate::common::Lab;
 use crate::habits::files::{document, pool, stored, with_file};
 
 #[test]
-fn every_rule_of_a_new_pool() {
+fn rules_of_new_pool_are_all_checked() {
     let lab = &Lab::each()[1];
     lab.margay("pool create other 10.1.0.0/16").answer();
     lab.margay("pool create odd 10.2.0.0/16 --block-size 28").answer();
@@ -86,7 +86,7 @@ fn every_rule_of_a_new_pool() {
 }
 
 #[test]
-fn every_rule_of_a_change_and_of_the_other_kinds() {
+fn rules_of_changes_and_other_kinds_are_all_checked() {
     let lab = &Lab::each()[1];
     lab.margay("pool create main 10.1.0.0/16").answer();
     with_file(lab, "create", &document("IPPool", "lb", "  cidr: 10.2.0.0/24\n  allowedUses: [LoadBalancer]\n"))

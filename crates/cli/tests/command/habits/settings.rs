@@ -87,7 +87,7 @@ fn settings_are_set_and_shown() {
 }
 
 #[test]
-fn what_is_borrowed_is_shown() {
+fn settings_show_borrowed_addresses() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/30 --block-size 30").answer();
         let nodes = format!("{}---\n{}", document("Node", "a", "  {}\n"), document("Node", "b", "  {}\n"));

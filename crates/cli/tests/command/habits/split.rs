@@ -13,7 +13,7 @@ pub(crate) fn addresses(lab: &Lab) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn blocks_and_addresses_stay_where_they_are() {
+fn split_keeps_blocks_and_addresses() {
     for lab in Lab::each() {
         let pool = "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata:\n  name: main\n  labels: {a: b}\nspec:\n  cidr: \
                     10.65.0.0/16\n  natOutgoing: true\n";
@@ -58,7 +58,7 @@ fn blocks_and_addresses_stay_where_they_are() {
 }
 
 #[test]
-fn a_disabled_pool_gives_disabled_parts() {
+fn split_gives_disabled_parts_when_pool_is_disabled() {
     for lab in Lab::each() {
         with_file(&lab, "create", &document("IPPool", "off", "  cidr: 10.65.0.0/16\n  disabled: true\n")).answer();
         lab.margay("ipam split 2 --name off").answer();
@@ -70,7 +70,7 @@ fn a_disabled_pool_gives_disabled_parts() {
 }
 
 #[test]
-fn what_cannot_be_split_is_left_alone() {
+fn split_is_refused_when_impossible() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         lab.margay("pool create lab 10.70.0.0/24 --gateway 10.70.0.1").answer();

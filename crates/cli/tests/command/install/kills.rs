@@ -65,7 +65,7 @@ fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: imp
 }
 
 #[test]
-fn an_installation_that_was_killed_anywhere_is_finished_or_undone() {
+fn install_is_finished_or_undone_when_killed_anywhere() {
     let tree = Tree::new();
     let before = files(&tree.bin());
     let (mut unfinished, mut repeat) = (0, false);
@@ -91,7 +91,7 @@ fn an_installation_that_was_killed_anywhere_is_finished_or_undone() {
 }
 
 #[test]
-fn an_undo_that_was_killed_anywhere_is_finished() {
+fn undo_is_finished_when_killed_anywhere() {
     let tree = Tree::new();
     let before = files(&tree.bin());
     let install = || {
@@ -105,7 +105,7 @@ fn an_undo_that_was_killed_anywhere_is_finished() {
 }
 
 #[test]
-fn the_main_plugin_after_a_kill_anywhere_is_finished_or_undone() {
+fn main_plugin_install_is_finished_when_killed_anywhere() {
     let tree = Tree::with_main_plugin();
     tree.install(&["--beside-calico"]).ok();
     let before = files(&tree.bin());
@@ -130,7 +130,7 @@ fn the_main_plugin_after_a_kill_anywhere_is_finished_or_undone() {
 }
 
 #[test]
-fn an_undo_of_both_that_was_killed_anywhere_is_finished() {
+fn main_plugin_undo_is_finished_when_killed_anywhere() {
     let tree = Tree::with_main_plugin();
     let before = files(&tree.bin());
     let install = || {

@@ -25,7 +25,7 @@ fn inode(file: impl AsRef<std::path::Path>) -> u64 {
 }
 
 #[test]
-fn the_first_step_leaves_the_main_plugin_alone() {
+fn first_step_leaves_main_plugin_alone() {
     let tree = Tree::with_main_plugin();
     let before = files(&tree.bin())[&tree.main_target()].clone();
     tree.install(&["--beside-calico"]).ok();
@@ -37,7 +37,7 @@ fn the_first_step_leaves_the_main_plugin_alone() {
 }
 
 #[test]
-fn the_second_step_is_refused_before_the_first() {
+fn second_step_is_refused_before_first() {
     let tree = Tree::with_main_plugin();
     let before = files(&tree.bin());
     tree.install(&STEP).fails(&[
@@ -49,7 +49,7 @@ fn the_second_step_is_refused_before_the_first() {
 }
 
 #[test]
-fn both_plugins_are_one_file_and_each_goes_back_to_the_very_file() {
+fn both_plugins_are_one_file_and_restored_exactly() {
     let tree = Tree::with_main_plugin();
     let before = files(&tree.bin());
     tree.install(&["--beside-calico"]).ok();
@@ -81,7 +81,7 @@ fn both_plugins_are_one_file_and_each_goes_back_to_the_very_file() {
 }
 
 #[test]
-fn what_calico_node_has_overwritten_is_told_and_mended() {
+fn overwritten_main_plugin_is_told_and_repaired() {
     let tree = after_the_first_step();
     tree.install(&STEP).ok();
     tree.calico_writes_main("v3.29.1");
@@ -92,7 +92,7 @@ fn what_calico_node_has_overwritten_is_told_and_mended() {
 }
 
 #[test]
-fn two_programs_of_ours_that_could_be_one_are_told_and_made_one() {
+fn two_own_programs_are_told_and_merged() {
     let tree = after_the_first_step();
     tree.install(&STEP).ok();
     // As after an upgrade of Margay, of which the second step was not repeated.
@@ -110,7 +110,7 @@ fn two_programs_of_ours_that_could_be_one_are_told_and_made_one() {
 }
 
 #[test]
-fn a_cluster_or_a_network_that_it_could_not_work_with() {
+fn install_is_refused_when_cluster_or_network_does_not_fit() {
     let tree = after_the_first_step();
     let before = files(&tree.bin());
     let refused = |words: &[&str]| {
@@ -153,7 +153,7 @@ fn ip(args: &[&str]) -> String {
 }
 
 #[test]
-fn what_was_installed_wires_a_container() {
+fn installed_main_plugin_wires_container() {
     let run = || {
         leave_this_machine();
         let tree = after_the_first_step();

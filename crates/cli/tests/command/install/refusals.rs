@@ -20,7 +20,7 @@ fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn a_node_without_calico() {
+fn install_is_refused_without_calico() {
     let tree = Tree::without_store();
     fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
     refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
@@ -32,21 +32,21 @@ fn a_node_without_calico() {
 }
 
 #[test]
-fn a_node_whose_calico_has_not_put_its_plugin_there() {
+fn install_is_refused_when_calico_plugin_is_not_yet_there() {
     let tree = Tree::without_store();
     fs::remove_file(tree.target()).unwrap();
     refused(&tree, &[], &["there is no calico-ipam in", "calico-node puts it there", "--cni-bin-dir"]);
 }
 
 #[test]
-fn calico_on_the_kubernetes_api() {
+fn install_is_refused_when_calico_uses_kubernetes_api() {
     let tree = Tree::without_store();
     tree.configure(&json!({"datastore_type": "kubernetes", "kubernetes": {"kubeconfig": "/nowhere"}}));
     refused(&tree, &[], &["datastore_type kubernetes", "leave this node to Calico's plugin", "etcdv3"]);
 }
 
 #[test]
-fn a_store_that_cannot_be_reached() {
+fn install_is_refused_when_store_is_unreachable() {
     let tree = Tree::without_store();
     refused(
         &tree,
@@ -56,7 +56,7 @@ fn a_store_that_cannot_be_reached() {
 }
 
 #[test]
-fn a_store_on_which_no_address_can_be_had() {
+fn install_is_refused_when_store_has_no_address() {
     let tree = Tree::new();
     let settings = json!({"datastore_type": "etcdv3", "etcd_endpoints": tree.etcd_url(), "nodename": "other"});
     tree.configure(&settings);
@@ -64,7 +64,7 @@ fn a_store_on_which_no_address_can_be_had() {
 }
 
 #[test]
-fn a_plugin_that_is_missing_is_not_margays_or_cannot_be_run() {
+fn install_is_refused_when_plugin_is_missing_or_not_ours() {
     let tree = Tree::without_store();
     let file = tree.root().join("plugin");
     let text = file.to_str().unwrap();
@@ -88,7 +88,7 @@ fn a_plugin_that_is_missing_is_not_margays_or_cannot_be_run() {
 }
 
 #[test]
-fn a_user_who_may_not_write_there() {
+fn install_is_refused_when_user_may_not_write() {
     let tree = Tree::new();
     let install = tree.args(&["--beside-calico"]);
     let open = Permissions::from_mode(0o755);
@@ -118,7 +118,7 @@ fn a_user_who_may_not_write_there() {
 }
 
 #[test]
-fn a_state_of_a_newer_margay_is_not_written_over() {
+fn install_is_refused_when_state_is_of_newer_version() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
     let state = tree.bin().join(".margay/state.json");
@@ -131,7 +131,7 @@ fn a_state_of_a_newer_margay_is_not_written_over() {
 }
 
 #[test]
-fn two_at_once() {
+fn install_is_refused_when_another_runs() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
     let lock = fs::File::open(tree.bin().join(".margay")).unwrap();

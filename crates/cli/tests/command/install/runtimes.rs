@@ -23,7 +23,7 @@ fn folders(done: &Done) -> Vec<PathBuf> {
 }
 
 #[test]
-fn containerd_itself_is_asked() {
+fn containerd_is_asked_itself() {
     let tree = Tree::without_store();
     let bin = tree.bin();
     let parts = tree.root().join("parts");
@@ -49,7 +49,7 @@ fn containerd_itself_is_asked() {
 }
 
 #[test]
-fn crio_has_a_list_and_parts_of_its_configuration_of_which_the_last_wins() {
+fn crio_list_and_last_configuration_part_win() {
     let tree = Tree::without_store();
     assert_eq!(folders(&status(&tree, "crio", "")), [PathBuf::from("/opt/cni/bin")]);
     let text = "[crio.network]\nplugin_dirs = [\"/a\", \"/b\"]\nplugin_dir = \"/old\"\n";
@@ -68,7 +68,7 @@ fn crio_has_a_list_and_parts_of_its_configuration_of_which_the_last_wins() {
 }
 
 #[test]
-fn two_runtimes_that_look_in_different_folders_are_asked_about() {
+fn runtimes_are_asked_about_when_folders_differ() {
     let tree = Tree::without_store();
     let write = |name: &str, text: &str| {
         let file = tree.root().join(name);
@@ -86,7 +86,7 @@ fn two_runtimes_that_look_in_different_folders_are_asked_about() {
 }
 
 #[test]
-fn an_own_folder_is_refused_by_a_containerd_that_knows_one_only() {
+fn own_folder_is_refused_when_containerd_knows_one_only() {
     let tree = Tree::without_store();
     let file = tree.root().join("containerd");
     let bin = tree.bin();

@@ -38,7 +38,7 @@ fn plugins() -> &'static str {
 }
 
 #[test]
-fn a_real_plugin_runs_what_was_installed() {
+fn installed_plugin_serves_real_calls() {
     let tree = Tree::new();
     let namespace = Namespace::new();
     let conf = json!({

@@ -9,7 +9,7 @@ use crate::tested::plugin;
 const OURS: &str = concat!("margay-ipam ", env!("CARGO_PKG_VERSION"));
 
 #[test]
-fn what_is_installed_is_found_by_status_and_undone_to_the_very_file() {
+fn install_is_found_by_status_and_undone_exactly() {
     let tree = Tree::new();
     let before = files(&tree.bin());
     tree.install(&["--status"]).fails(&["which is not Margay's", "margay install --beside-calico"]);
@@ -37,7 +37,7 @@ fn what_is_installed_is_found_by_status_and_undone_to_the_very_file() {
 }
 
 #[test]
-fn what_calico_node_has_overwritten_is_told_and_mended() {
+fn overwritten_plugin_is_told_and_repaired() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
     tree.calico_writes("v3.29.1");
@@ -58,7 +58,7 @@ fn what_calico_node_has_overwritten_is_told_and_mended() {
 }
 
 #[test]
-fn going_back_leaves_what_calico_node_has_put_there_meanwhile() {
+fn undo_leaves_what_calico_node_put_there_meanwhile() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
     tree.calico_writes("v3.30.0");
@@ -69,7 +69,7 @@ fn going_back_leaves_what_calico_node_has_put_there_meanwhile() {
 }
 
 #[test]
-fn a_link_comes_back_as_a_link_and_what_it_leads_to_is_not_written() {
+fn install_restores_link_and_never_writes_its_target() {
     let tree = Tree::new();
     fs::rename(tree.target(), tree.bin().join("calico")).unwrap();
     symlink("calico", tree.target()).unwrap();
@@ -82,7 +82,7 @@ fn a_link_comes_back_as_a_link_and_what_it_leads_to_is_not_written() {
 }
 
 #[test]
-fn what_was_removed_meanwhile_is_installed_again_or_put_back() {
+fn install_restores_what_was_removed_meanwhile() {
     let tree = Tree::new();
     let before = files(&tree.bin());
     tree.install(&["--beside-calico"]).ok();
@@ -96,7 +96,7 @@ fn what_was_removed_meanwhile_is_installed_again_or_put_back() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+fn dry_run_says_what_would_be_done_and_does_nothing() {
     let tree = Tree::new();
     let before = files(&tree.bin());
     tree.install(&["--beside-calico", "--dry-run"]).ok().says(&["would put ", "and keep what is there as"]);
@@ -111,7 +111,7 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
 }
 
 #[test]
-fn an_own_folder_counts_once_the_runtime_looks_there_first() {
+fn own_folder_counts_when_runtime_looks_there_first() {
     let tree = Tree::new();
     let own = tree.root().join("own/cni");
     let (own_text, bin) = (own.to_str().unwrap(), tree.bin());
@@ -135,7 +135,7 @@ fn an_own_folder_counts_once_the_runtime_looks_there_first() {
 }
 
 #[test]
-fn a_node_is_never_left_without_a_plugin() {
+fn install_never_leaves_node_without_plugin() {
     let tree = Tree::new();
     let own = tree.root().join("own");
     let own = own.to_str().unwrap();
@@ -146,7 +146,7 @@ fn a_node_is_never_left_without_a_plugin() {
 }
 
 #[test]
-fn status_tells_of_a_newer_plugin_beside() {
+fn status_tells_of_newer_plugin_beside() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
     let newer = tree.bin().join("margay-ipam");

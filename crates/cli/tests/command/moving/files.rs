@@ -33,7 +33,7 @@ fn exported(places: &Places, from: &Location) -> PathBuf {
 }
 
 #[test]
-fn from_each_kind_of_store_to_another_one() {
+fn import_works_between_all_kinds_of_store() {
     let places = Places::with_etcd();
     let (sled, redb, etcd, last) = (places.sled("a"), places.redb("b"), places.etcd(), places.sled("c"));
     calicos(&sled);
@@ -51,7 +51,7 @@ fn from_each_kind_of_store_to_another_one() {
 }
 
 #[test]
-fn a_store_with_something_in_it_is_refused() {
+fn import_is_refused_when_store_is_not_empty() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     ours(&from, 3);
@@ -68,7 +68,7 @@ fn a_store_with_something_in_it_is_refused() {
 
 /// A command that is killed when all is done, but before it could say so, finds it done.
 #[test]
-fn what_was_imported_is_there() {
+fn import_finds_itself_done_when_repeated() {
     let places = Places::with_etcd();
     let from = places.sled("a");
     ours(&from, 5);
@@ -90,7 +90,7 @@ fn what_was_imported_is_there() {
 }
 
 #[test]
-fn a_file_that_is_not_whole_changes_nothing() {
+fn import_changes_nothing_when_file_is_not_whole() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     ours(&from, 5);
@@ -110,7 +110,7 @@ fn a_file_that_is_not_whole_changes_nothing() {
 }
 
 #[test]
-fn to_stdout_and_from_a_backup() {
+fn export_goes_to_stdout_and_comes_from_backup() {
     let places = Places::new();
     let (from, to) = (places.redb("a"), places.sled("b"));
     ours(&from, 5);
@@ -130,7 +130,7 @@ fn to_stdout_and_from_a_backup() {
 }
 
 #[test]
-fn the_only_node_becomes_another_one() {
+fn import_renames_only_node() {
     let places = Places::with_etcd();
     let (from, to) = (places.sled("a"), places.etcd());
     ours(&from, 70);
@@ -165,7 +165,7 @@ fn the_only_node_becomes_another_one() {
 }
 
 #[test]
-fn of_several_nodes_one_is_named() {
+fn import_renames_one_of_several_nodes() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     calicos(&from);
@@ -190,7 +190,7 @@ fn of_several_nodes_one_is_named() {
 }
 
 #[test]
-fn what_somebody_else_has_written_is_not_written_over() {
+fn import_writes_over_no_foreign_change() {
     let places = Places::new();
     let (from, to) = (places.sled("a"), places.redb("b"));
     ours(&from, 5);

@@ -18,7 +18,7 @@ fn rows(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_backup_of_each_form_is_restored_with_every_byte() {
+fn golden_backup_of_each_form_is_restored_exactly() {
     for form in ["form-1.jsonl", "form-2.jsonl"] {
         for lab in Lab::each() {
             let (file, again) = (golden(form), lab.folder().join("again.jsonl"));
@@ -36,7 +36,7 @@ fn a_backup_of_each_form_is_restored_with_every_byte() {
 }
 
 #[test]
-fn an_export_is_imported_with_every_byte() {
+fn golden_export_is_imported_exactly() {
     for lab in Lab::each() {
         let (file, again) = (golden("form-1.jsonl"), lab.folder().join("again.jsonl"));
         lab.margay(&format!("import {} -o json", file.display())).json();
@@ -46,7 +46,7 @@ fn an_export_is_imported_with_every_byte() {
 }
 
 #[test]
-fn an_import_that_an_earlier_version_began_goes_on() {
+fn golden_import_of_earlier_version_goes_on() {
     for lab in Lab::each() {
         let file = golden("form-1.jsonl");
         lab.margay(&format!("store restore {} -o json", golden("import-begun.jsonl").display())).json();

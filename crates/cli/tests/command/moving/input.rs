@@ -22,7 +22,7 @@ fn is_held(location: &Location, address: &str) -> bool {
 }
 
 #[test]
-fn host_local_files_without_a_container_are_left_out() {
+fn host_local_files_are_left_out_without_container() {
     let places = Places::new();
     for location in [places.sled("a"), places.redb("b")] {
         at(&location, &["pool", "create", "lab", "10.22.0.0/24", "--manual", "--gateway", "10.22.0.1"]).answer();
@@ -72,7 +72,7 @@ fn host_local_files_without_a_container_are_left_out() {
 }
 
 #[test]
-fn podman_containers_without_an_id_or_address_are_left_out() {
+fn podman_containers_are_left_out_without_id_or_address() {
     let places = Places::new();
     let (location, file) = (places.redb("a"), places.path("inspect.json"));
     at(&location, &["pool", "create", "lab", "10.22.0.0/24", "--manual"]).answer();
@@ -124,7 +124,7 @@ fn podman_containers_without_an_id_or_address_are_left_out() {
 }
 
 #[test]
-fn whereabouts_records_without_a_container_are_left_out() {
+fn whereabouts_records_are_left_out_without_container() {
     let places = Places::new();
     let (location, file) = (places.redb("a"), places.path("records.yaml"));
     at(&location, &["pool", "create", "lab", "10.22.0.0/24", "--manual"]).answer();
@@ -196,7 +196,7 @@ items:
 }
 
 #[test]
-fn a_range_of_whereabouts_may_have_bounds_or_host_bits() {
+fn whereabouts_range_may_have_bounds_or_host_bits() {
     let places = Places::new();
     let file = places.path("records.yaml");
     let records = "kind: IPPool\nmetadata: {name: a}\nspec:\n  range: 10.22.0.0/24\n  allocations:\n    \
@@ -223,7 +223,7 @@ fn a_range_of_whereabouts_may_have_bounds_or_host_bits() {
 }
 
 #[test]
-fn backups_reports_and_documents_that_are_no_text_say_so() {
+fn input_files_say_so_when_not_text() {
     let places = Places::new();
     let (location, file) = (places.redb("a"), places.path("file"));
     at(&location, &["pool", "create", "lab", "10.22.0.0/24", "--manual"]).answer();
@@ -254,7 +254,7 @@ fn backups_reports_and_documents_that_are_no_text_say_so() {
 }
 
 #[test]
-fn configuration_that_is_no_text_says_so() {
+fn configuration_says_so_when_not_text() {
     let places = Places::new();
     let file = places.path("calicoctl.cfg");
     let folder = places.path("net.d");

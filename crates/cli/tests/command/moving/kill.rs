@@ -57,7 +57,7 @@ fn measure(args: &[&str]) -> Duration {
 }
 
 #[test]
-fn a_migration_goes_on_where_it_was() {
+fn migration_goes_on_where_it_was_killed() {
     let places = Places::with_etcd();
     let from = places.sled("from");
     calicos(&from);
@@ -77,7 +77,7 @@ fn a_migration_goes_on_where_it_was() {
 }
 
 #[test]
-fn an_import_goes_on_where_it_was() {
+fn import_goes_on_where_it_was_killed() {
     let places = Places::new();
     let from = places.redb("from");
     calicos(&from);

@@ -4,7 +4,7 @@ use crate::moving::fill::{Places, assign, at, calicos, migrate, moved, ours, rel
 use crate::store::content::{content, write};
 
 #[test]
-fn between_each_two_kinds_of_store() {
+fn migration_works_between_all_kinds_of_store() {
     let places = Places::with_etcd();
     let (sled, redb, etcd, last) = (places.sled("a"), places.redb("b"), places.etcd(), places.sled("c"));
     calicos(&sled);
@@ -39,7 +39,7 @@ fn between_each_two_kinds_of_store() {
 }
 
 #[test]
-fn a_source_that_moves_on_is_caught_up_with() {
+fn migration_catches_up_when_source_moves_on() {
     let places = Places::new();
     for (from, to) in [(places.sled("a"), places.redb("b")), (places.redb("c"), places.sled("d"))] {
         ours(&from, 20);
@@ -62,7 +62,7 @@ fn a_source_that_moves_on_is_caught_up_with() {
 }
 
 #[test]
-fn one_that_is_given_up_leaves_an_empty_store() {
+fn migration_leaves_empty_store_when_aborted() {
     let places = Places::with_etcd();
     let (from, to) = (places.sled("a"), places.etcd());
     calicos(&from);
@@ -82,7 +82,7 @@ fn one_that_is_given_up_leaves_an_empty_store() {
 }
 
 #[test]
-fn what_cannot_be_a_source_or_a_target_is_refused() {
+fn migration_is_refused_when_source_or_target_is_unfit() {
     let places = Places::new();
     let (from, to, third) = (places.sled("a"), places.redb("b"), places.sled("c"));
     ours(&from, 2);

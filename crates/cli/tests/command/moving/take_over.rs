@@ -6,7 +6,7 @@ use crate::moving::fill::{Places, assign, at, release};
 use crate::store::content::write;
 
 #[test]
-fn what_host_local_has_given_is_taken_over_and_given_back() {
+fn take_over_from_host_local_and_back() {
     let places = Places::new();
     for location in [places.sled("a"), places.redb("b")] {
         let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ fn what_host_local_has_given_is_taken_over_and_given_back() {
 }
 
 #[test]
-fn what_podman_has_given_is_taken_over() {
+fn take_over_from_podman() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/16"]).answer();
@@ -83,7 +83,7 @@ fn what_podman_has_given_is_taken_over() {
 }
 
 #[test]
-fn what_podman_says_of_real_containers_is_taken_over() {
+fn take_over_from_podman_with_real_containers() {
     let places = Places::new();
     let inspected = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/podman/inspect.json");
     let from = |file, network| ["import", "podman", file, "--network", network, "--node", "node1"];
@@ -119,7 +119,7 @@ fn what_podman_says_of_real_containers_is_taken_over() {
 }
 
 #[test]
-fn podmans_own_file_is_answered_with_the_command_that_serves() {
+fn take_over_of_podman_file_names_right_command() {
     let places = Places::new();
     let path = places.path("ipam.db");
     // The first page of a file of bbolt's: a head of 16 bytes, then its number.
@@ -166,7 +166,7 @@ const PODS: &str = r#"
 "#;
 
 #[test]
-fn what_whereabouts_has_given_is_taken_over_for_each_pods_node() {
+fn take_over_from_whereabouts_for_node_of_each_pod() {
     let places = Places::with_etcd();
     let cluster = places.etcd();
     let node = |name: &str| {
@@ -216,7 +216,7 @@ fn what_whereabouts_has_given_is_taken_over_for_each_pods_node() {
 }
 
 #[test]
-fn whereabouts_records_without_pods_are_one_nodes() {
+fn take_over_from_whereabouts_without_pods_is_for_one_node() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24", "--manual"]).answer();

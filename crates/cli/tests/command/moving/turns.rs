@@ -27,7 +27,7 @@ fn call(location: &Location, caller: usize, round: usize) {
 }
 
 #[test]
-fn callers_get_their_turns_and_the_copy_is_of_one_revision() {
+fn callers_take_turns_while_one_revision_is_copied() {
     let places = Places::new();
     for (from, to) in [(places.sled("a"), places.redb("b")), (places.redb("c"), places.sled("d"))] {
         ours(&from, 1);

@@ -7,7 +7,7 @@ use crate::common::Lab;
 use crate::store::content::{content, folder, odd_rows, other, write};
 
 #[test]
-fn a_backup_is_a_private_file_that_a_person_can_read() {
+fn backup_is_private_readable_file() {
     for lab in Lab::each() {
         write(&lab.location, [("/calico/ipam/v2/config".to_owned(), b"{\"strictAffinity\":false}".to_vec())]);
         let file = lab.folder().join("backup.jsonl");
@@ -32,7 +32,7 @@ fn a_backup_is_a_private_file_that_a_person_can_read() {
 }
 
 #[test]
-fn a_file_that_is_there_is_only_written_over_by_force() {
+fn backup_overwrites_file_only_by_force() {
     let [lab, _] = Lab::each();
     write(&lab.location, odd_rows());
     let file = lab.folder().join("backup");
@@ -56,7 +56,7 @@ fn a_file_that_is_there_is_only_written_over_by_force() {
 
 /// Every single bit, and every length.
 #[test]
-fn a_damaged_backup_is_refused_before_anything_is_written() {
+fn backup_is_refused_before_any_write_when_damaged() {
     let [lab, _] = Lab::each();
     let rows = odd_rows().into_iter().filter(|(_, value)| value.len() < 1000);
     write(&lab.location, rows);
@@ -107,7 +107,7 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn an_empty_store_has_a_backup_too() {
+fn backup_of_empty_store_works() {
     for lab in Lab::each() {
         write(&lab.location, []);
         let file = lab.folder().join("backup");
@@ -120,7 +120,7 @@ fn an_empty_store_has_a_backup_too() {
 }
 
 #[test]
-fn a_damaged_store_gives_no_backup() {
+fn backup_is_refused_when_store_is_damaged() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
         let path = folder(&lab.location);

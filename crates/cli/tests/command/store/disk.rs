@@ -31,7 +31,7 @@ fn run(program: &str, args: &[&str]) {
 }
 
 #[test]
-fn a_backup_on_a_full_disk_leaves_nothing_and_what_was_there() {
+fn backup_leaves_nothing_new_when_disk_is_full() {
     for lab in Lab::each() {
         write(&lab.location, blocks(400));
         let disk = lab.folder().join("disk");
@@ -49,7 +49,7 @@ fn a_backup_on_a_full_disk_leaves_nothing_and_what_was_there() {
 }
 
 #[test]
-fn a_restore_on_a_full_disk_leaves_nothing() {
+fn restore_leaves_nothing_when_disk_is_full() {
     for lab in Lab::each() {
         write(&lab.location, blocks(400));
         let file = lab.folder().join("backup");
@@ -68,7 +68,7 @@ fn a_restore_on_a_full_disk_leaves_nothing() {
 }
 
 #[test]
-fn a_file_system_that_is_read_only_is_named() {
+fn read_only_file_system_is_named() {
     for lab in Lab::each() {
         write(&lab.location, blocks(3));
         let file = lab.folder().join("backup");

@@ -8,7 +8,7 @@ use crate::conditions::ground::{done, process};
 use crate::store::content::{blocks, content, write};
 
 #[test]
-fn a_store_is_raised_once_and_keeps_what_it_has() {
+fn format_upgrade_happens_once_and_keeps_content() {
     for lab in Lab::each() {
         write(&lab.location, blocks(3));
         let before = content(&lab.location);
@@ -25,7 +25,7 @@ fn a_store_is_raised_once_and_keeps_what_it_has() {
 }
 
 #[test]
-fn a_store_is_created_in_either_format_and_never_over_another() {
+fn format_of_new_store_is_either_and_never_over_another() {
     for format in [1, 2] {
         for lab in Lab::each() {
             let made = lab.margay(&format!("store create --format {format}")).answer();
@@ -43,7 +43,7 @@ fn a_store_is_created_in_either_format_and_never_over_another() {
 const PLUGINS: &str = r#"mkdir -p /opt/cni/bin && mount --bind "$0" /opt/cni/bin && exec "$@""#;
 
 #[test]
-fn an_upgrade_is_refused_while_an_older_plugin_is_there() {
+fn format_upgrade_is_refused_while_older_plugin_is_there() {
     for lab in Lab::each() {
         write(&lab.location, blocks(1));
         let folder = tempfile::tempdir().unwrap();

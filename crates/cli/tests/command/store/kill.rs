@@ -38,7 +38,7 @@ fn restore(location: &Location, file: &Path, replace: &[&str]) {
 }
 
 #[test]
-fn a_backup_that_is_killed_leaves_a_whole_file_or_none() {
+fn backup_leaves_whole_file_or_none_when_killed() {
     for lab in Lab::each() {
         write(&lab.location, blocks(BLOCKS));
         let expected = content(&lab.location);
@@ -64,7 +64,7 @@ fn a_backup_that_is_killed_leaves_a_whole_file_or_none() {
 }
 
 #[test]
-fn a_restore_that_is_killed_leaves_the_whole_store_or_what_was_there() {
+fn restore_leaves_whole_or_previous_store_when_killed() {
     for lab in Lab::each() {
         write(&lab.location, blocks(BLOCKS));
         let expected = content(&lab.location);
@@ -94,7 +94,7 @@ fn a_restore_that_is_killed_leaves_the_whole_store_or_what_was_there() {
 }
 
 #[test]
-fn a_replacement_that_is_killed_leaves_one_store_or_the_other() {
+fn replacement_leaves_one_of_both_stores_when_killed() {
     for lab in Lab::each() {
         write(&lab.location, blocks(BLOCKS));
         let new = content(&lab.location);
@@ -126,7 +126,7 @@ fn a_replacement_that_is_killed_leaves_one_store_or_the_other() {
 }
 
 #[test]
-fn a_compaction_that_is_killed_loses_nothing() {
+fn compaction_loses_nothing_when_killed() {
     for lab in Lab::each() {
         for _ in 0..3 {
             write(&lab.location, blocks(BLOCKS));

@@ -15,7 +15,7 @@ fn restore(location: &Location, file: &Path, more: &[&str]) -> Done {
 }
 
 #[test]
-fn a_store_moves_from_one_engine_to_the_other_and_back() {
+fn restore_moves_store_between_engines() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
         lab.margay("pool create main 10.65.0.0/24").answer();
@@ -44,7 +44,7 @@ fn a_store_moves_from_one_engine_to_the_other_and_back() {
 }
 
 #[test]
-fn a_store_with_keys_is_only_replaced_when_told() {
+fn restore_replaces_store_with_keys_only_when_told() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
         let file = lab.folder().join("backup");
@@ -72,7 +72,7 @@ fn a_store_with_keys_is_only_replaced_when_told() {
 }
 
 #[test]
-fn a_damaged_store_is_replaced_and_kept() {
+fn restore_replaces_and_keeps_damaged_store() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
         let file = lab.folder().join("backup");
@@ -90,7 +90,7 @@ fn a_damaged_store_is_replaced_and_kept() {
 }
 
 #[test]
-fn an_empty_store_or_folder_gets_the_backup() {
+fn restore_fills_empty_store_or_folder() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
         let file = lab.folder().join("backup");
@@ -119,7 +119,7 @@ fn an_empty_store_or_folder_gets_the_backup() {
 }
 
 #[test]
-fn a_folder_that_is_no_store_is_left_alone() {
+fn restore_leaves_folder_alone_when_it_is_no_store() {
     let [lab, _] = Lab::each();
     write(&lab.location, odd_rows());
     let file = lab.folder().join("backup");
@@ -139,7 +139,7 @@ fn a_folder_that_is_no_store_is_left_alone() {
 }
 
 #[test]
-fn a_link_to_a_store_stays_a_link() {
+fn restore_keeps_link_to_store() {
     for lab in Lab::each() {
         write(&lab.location, odd_rows());
         let file = lab.folder().join("backup");

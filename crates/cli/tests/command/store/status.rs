@@ -12,7 +12,7 @@ use crate::common::{Lab, margay};
 use crate::store::content::{folder, id, with_store, write};
 
 #[test]
-fn the_status_of_a_store_that_nobody_uses() {
+fn status_shows_store_when_unused() {
     for lab in Lab::each() {
         write(&lab.location, [("a".to_owned(), b"1".to_vec())]);
         write(&lab.location, [("a".to_owned(), b"2".to_vec()), ("b".to_owned(), b"3".to_vec())]);
@@ -55,7 +55,7 @@ fn the_status_of_a_store_that_nobody_uses() {
 }
 
 #[test]
-fn a_store_that_is_in_use_is_shown_from_outside() {
+fn status_shows_store_from_outside_when_in_use() {
     for lab in Lab::each() {
         write(&lab.location, [("a".to_owned(), b"1".to_vec())]);
         let url = lab.location.to_string();
@@ -101,7 +101,7 @@ fn a_store_that_is_in_use_is_shown_from_outside() {
 }
 
 #[test]
-fn a_store_that_cannot_be_opened_is_shown_as_far_as_it_can_be_seen() {
+fn status_shows_what_can_be_seen_when_open_fails() {
     for lab in Lab::each() {
         let missing = lab.margay("store status").failure();
         assert!(missing.contains("there is no store at") && missing.contains("pool create"), "{missing}");

@@ -27,7 +27,7 @@ fn call(lab: &Lab, caller: usize, round: usize) {
 }
 
 #[test]
-fn callers_get_their_turns_during_a_backup_and_it_is_of_one_revision() {
+fn backup_lets_callers_take_turns_and_is_of_one_revision() {
     for lab in Lab::each() {
         write(&lab.location, blocks(BLOCKS));
         for caller in 0..CALLERS {
@@ -81,7 +81,7 @@ fn callers_get_their_turns_during_a_backup_and_it_is_of_one_revision() {
 }
 
 #[test]
-fn a_store_that_is_replaced_under_a_backup_spoils_it_and_nothing_else() {
+fn backup_is_spoiled_when_store_is_replaced_meanwhile() {
     let [_, lab] = Lab::each();
     write(&lab.location, blocks(BLOCKS));
     let (small, file) = (lab.folder().join("small"), lab.folder().join("backup"));

@@ -9,7 +9,7 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, folder, write};
 
 #[test]
-fn a_whole_store_is_verified() {
+fn verify_passes_when_store_is_whole() {
     for lab in Lab::each() {
         write(&lab.location, blocks(50));
         let text = lab.margay("store verify").answer();
@@ -44,7 +44,7 @@ fn damage(location: &Location, needle: &[u8]) {
 }
 
 #[test]
-fn damage_to_one_value_is_found_and_told() {
+fn verify_finds_damage_to_one_value() {
     for lab in Lab::each() {
         write(&lab.location, [("a".to_owned(), b"needle in the hay".to_vec()), ("b".to_owned(), b"hay".to_vec())]);
         damage(&lab.location, b"needle");
@@ -55,7 +55,7 @@ fn damage_to_one_value_is_found_and_told() {
 }
 
 #[test]
-fn compacting_gives_up_history_and_nothing_else() {
+fn compact_gives_up_history_and_nothing_else() {
     for lab in Lab::each() {
         for _ in 0..4 {
             write(&lab.location, blocks(200));
@@ -91,7 +91,7 @@ fn compacting_gives_up_history_and_nothing_else() {
 }
 
 #[test]
-fn a_folder_of_a_newer_format_is_refused_by_every_verb() {
+fn verbs_all_refuse_folder_of_newer_format() {
     for lab in Lab::each() {
         write(&lab.location, blocks(1));
         let identity = folder(&lab.location).join("store.id");
@@ -106,7 +106,7 @@ fn a_folder_of_a_newer_format_is_refused_by_every_verb() {
 }
 
 #[test]
-fn a_missing_store_is_named_by_every_verb() {
+fn verbs_all_name_missing_store() {
     for lab in Lab::each() {
         let file = lab.folder().join("backup");
         for verb in ["verify", "compact", "upgrade", &format!("backup {}", file.display())] {
@@ -119,7 +119,7 @@ fn a_missing_store_is_named_by_every_verb() {
 }
 
 #[test]
-fn every_verb_has_help_with_examples() {
+fn verbs_all_have_help_with_examples() {
     for verb in ["status", "verify", "backup", "restore", "compact", "upgrade", "create"] {
         let help = margay(["store", verb, "--help"]);
         assert_eq!(help.code, 0);

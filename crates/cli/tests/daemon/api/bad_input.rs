@@ -16,7 +16,7 @@ use crate::programs::{Running, margay, run};
 const POOL: &str = "10.77.0.0/24";
 
 #[test]
-fn an_unsafe_way_to_listen_is_refused_with_what_to_do() {
+fn api_refuses_unsafe_listen_address_with_remedy() {
     let lab = Lab::with_pool("redb", POOL);
     let store = lab.url();
     for (options, text) in [
@@ -40,7 +40,7 @@ fn an_unsafe_way_to_listen_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn api_names_port_in_use() {
     let lab = Lab::with_pool("redb", POOL);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", taken.local_addr().unwrap());
@@ -49,7 +49,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn garbage_and_large_requests_disturb_nobody() {
+fn api_survives_garbage_and_large_requests() {
     let lab = Lab::with_pool("redb", POOL);
     let api = Api::start(&lab);
     api.etcdctl("put /t/a 1").ok();
@@ -74,7 +74,7 @@ fn garbage_and_large_requests_disturb_nobody() {
 }
 
 #[test]
-fn thousands_of_watches_and_a_client_that_never_reads_disturb_nobody() {
+fn api_survives_many_watches_and_client_that_never_reads() {
     const WATCHES: usize = 3_000;
     let lab = Lab::with_pool("redb", POOL);
     let api = Api::start(&lab);

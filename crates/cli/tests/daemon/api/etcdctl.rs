@@ -11,7 +11,7 @@ use crate::lab::{ENGINES, Lab};
 use crate::programs::Running;
 
 #[test]
-fn keys_are_put_read_and_deleted() {
+fn etcdctl_puts_reads_and_deletes_keys() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.75.0.0/24");
         let api = Api::start(&lab);
@@ -49,7 +49,7 @@ fn keys_are_put_read_and_deleted() {
 }
 
 #[test]
-fn a_transaction_compares_and_does_all_or_the_other() {
+fn etcdctl_transaction_does_one_branch_whole() {
     let lab = Lab::with_pool("redb", "10.75.0.0/24");
     let api = Api::start(&lab);
     api.etcdctl("put /t/a one").ok();
@@ -62,7 +62,7 @@ fn a_transaction_compares_and_does_all_or_the_other() {
 }
 
 #[test]
-fn a_watch_delivers_from_any_revision() {
+fn etcdctl_watch_delivers_from_any_revision() {
     let lab = Lab::with_pool("redb", "10.75.0.0/24");
     let api = Api::start(&lab);
     let put: Value = serde_json::from_str(&api.etcdctl("put /t/a 1 --write-out json").ok().out).unwrap();
@@ -90,7 +90,7 @@ fn a_watch_delivers_from_any_revision() {
 }
 
 #[test]
-fn the_server_says_how_it_is() {
+fn etcdctl_shows_server_status() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.75.0.0/24");
         let api = Api::start(&lab);
@@ -118,7 +118,7 @@ fn the_server_says_how_it_is() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_with_the_reason() {
+fn etcdctl_is_refused_with_reason_when_not_offered() {
     let lab = Lab::with_pool("redb", "10.75.0.0/24");
     let api = Api::start(&lab);
     for (args, text) in [
@@ -138,7 +138,7 @@ fn what_is_not_offered_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_large_list_comes_whole() {
+fn etcdctl_large_list_comes_whole() {
     let lab = Lab::with_pool("redb", "10.75.0.0/24");
     let api = Api::start(&lab);
     lab.margay("pool create large 10.90.0.0/16").ok();

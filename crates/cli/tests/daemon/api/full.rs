@@ -8,7 +8,7 @@ use crate::lab::{ENGINES, Lab, with_own_mounts};
 use crate::programs::wait_until;
 
 #[test]
-fn a_full_disk_raises_the_alarm_and_deletes_go_on() {
+fn disk_full_raises_alarm_and_deletes_go_on() {
     with_own_mounts();
     for engine in ENGINES {
         let (lab, disk) = Lab::on_small_disk(engine);

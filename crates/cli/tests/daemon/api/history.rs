@@ -25,7 +25,7 @@ fn bounds(lab: &Lab) -> [Option<u64>; 4] {
 }
 
 #[test]
-fn a_store_keeps_the_bounds_that_a_daemon_sets() {
+fn history_bounds_stay_when_daemon_sets_them() {
     const WEEK: u64 = 7 * 24 * 3600;
     for engine in ENGINES {
         let lab = lab_with_leases(engine);
@@ -53,7 +53,7 @@ fn a_store_keeps_the_bounds_that_a_daemon_sets() {
 }
 
 #[test]
-fn bounds_take_a_store_that_can_have_them() {
+fn history_bounds_need_store_that_can_have_them() {
     let lab = Lab::with_pool("redb", "10.77.0.0/24");
     let refused = run(margay(["--store", &lab.url(), "serve", "--history-mib", "1"])).failed();
     assert!(refused.err.contains("format 2") && refused.err.contains("store upgrade"), "{refused:?}");
@@ -71,7 +71,7 @@ fn bounds_take_a_store_that_can_have_them() {
 }
 
 #[test]
-fn the_status_and_the_metrics_say_who_takes_up_the_history() {
+fn history_users_are_shown_in_status_and_metrics() {
     let lab = lab_with_leases("sled");
     let socket = lab.root().join("page.sock");
     let http = format!("unix:{}", socket.display());

@@ -68,7 +68,7 @@ fn leases_are_granted_listed_renewed_and_revoked() {
 }
 
 #[test]
-fn a_lease_ends_in_its_time_and_a_watch_sees_it() {
+fn leases_end_in_time_and_watch_sees_it() {
     let lab = lab_with_leases("redb");
     let api = Api::start(&lab);
     let begun = Instant::now();
@@ -87,7 +87,7 @@ fn a_lease_ends_in_its_time_and_a_watch_sees_it() {
 }
 
 #[test]
-fn a_start_gives_leases_their_full_time_and_a_hand_over_does_not() {
+fn leases_get_full_time_at_start_but_not_after_hand_over() {
     for engine in ENGINES {
         let lab = lab_with_leases(engine);
         let api = Api::start(&lab);
@@ -122,7 +122,7 @@ fn a_start_gives_leases_their_full_time_and_a_hand_over_does_not() {
 }
 
 #[test]
-fn a_lease_that_ends_while_another_process_has_the_store_ends_afterwards() {
+fn leases_end_late_while_another_process_has_store() {
     let lab = lab_with_leases("redb");
     let api = Api::start(&lab);
     let ttl = patient(Duration::from_secs(2));
@@ -141,7 +141,7 @@ fn a_lease_that_ends_while_another_process_has_the_store_ends_afterwards() {
 }
 
 #[test]
-fn a_lock_is_held_by_one_and_passes_on_when_its_holder_is_killed() {
+fn lease_lock_passes_on_when_holder_is_killed() {
     for engine in ENGINES {
         let lab = lab_with_leases(engine);
         let api = Api::start(&lab);
@@ -168,7 +168,7 @@ fn a_lock_is_held_by_one_and_passes_on_when_its_holder_is_killed() {
 }
 
 #[test]
-fn an_election_has_one_leader() {
+fn lease_election_has_one_leader() {
     let lab = lab_with_leases("sled");
     let api = Api::start(&lab);
     let run = |args: &str, name: &str| {
@@ -188,7 +188,7 @@ fn an_election_has_one_leader() {
 }
 
 #[test]
-fn an_older_format_says_how_to_get_leases() {
+fn leases_of_older_format_say_how_to_get_them() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.77.0.0/24");
         let api = Api::start(&lab);
@@ -204,7 +204,7 @@ fn an_older_format_says_how_to_get_leases() {
 }
 
 #[test]
-fn a_clients_compaction_leaves_the_history_of_addresses() {
+fn lease_compaction_by_client_leaves_address_history() {
     for engine in ENGINES {
         let lab = lab_with_leases(engine);
         let api = Api::start(&lab);
@@ -227,7 +227,7 @@ fn a_clients_compaction_leaves_the_history_of_addresses() {
 }
 
 #[test]
-fn a_backup_carries_leases() {
+fn leases_are_carried_by_backup() {
     for engine in ENGINES {
         let lab = lab_with_leases(engine);
         let api = Api::start(&lab);

@@ -26,7 +26,7 @@ fn call(api: &Api, files: &Certificates, authority: &str, client: bool) -> Ended
 }
 
 #[test]
-fn only_clients_with_a_certificate_of_the_authority_come_in() {
+fn mutual_tls_admits_only_clients_of_authority() {
     let lab = Lab::with_pool("redb", "10.78.0.0/24");
     let files = Certificates::make().unwrap();
     let api = offered(&lab, &files);
@@ -43,7 +43,7 @@ fn only_clients_with_a_certificate_of_the_authority_come_in() {
 }
 
 #[test]
-fn certificates_are_read_again_when_they_change() {
+fn mutual_tls_reads_certificates_again_when_changed() {
     let lab = Lab::with_pool("redb", "10.78.0.0/24");
     let files = Certificates::make().unwrap();
     let api = offered(&lab, &files);
@@ -60,7 +60,7 @@ fn certificates_are_read_again_when_they_change() {
 }
 
 #[test]
-fn half_a_handshake_keeps_nobody_out() {
+fn mutual_tls_half_handshake_keeps_no_client_out() {
     let lab = Lab::with_pool("redb", "10.78.0.0/24");
     let files = Certificates::make().unwrap();
     let api = offered(&lab, &files);

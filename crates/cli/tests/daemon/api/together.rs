@@ -13,7 +13,7 @@ use crate::lab::{ENGINES, Lab, block_on};
 use crate::programs::{Call, PATIENCE, Running, margay, run};
 
 #[test]
-fn every_rule_holds_through_the_api() {
+fn api_passes_every_conformance_rule() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
@@ -26,7 +26,7 @@ fn every_rule_holds_through_the_api() {
 }
 
 #[test]
-fn plugins_and_commands_reach_the_store_by_etcd_endpoints() {
+fn api_serves_plugins_and_commands_as_etcd_endpoints() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
@@ -58,7 +58,7 @@ fn plugins_and_commands_reach_the_store_by_etcd_endpoints() {
 }
 
 #[test]
-fn while_another_process_has_the_store_a_late_put_is_not_applied() {
+fn api_late_put_is_not_applied_while_store_is_lent() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
@@ -77,7 +77,7 @@ fn while_another_process_has_the_store_a_late_put_is_not_applied() {
 }
 
 #[test]
-fn a_watch_goes_on_after_other_processes_had_the_store() {
+fn api_watch_goes_on_after_store_was_lent() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
@@ -95,7 +95,7 @@ fn a_watch_goes_on_after_other_processes_had_the_store() {
 }
 
 #[test]
-fn a_restored_store_is_another_cluster_and_ends_watches_as_compacted() {
+fn api_watch_ends_as_compacted_when_store_is_restored() {
     let lab = Lab::with_pool("redb", "10.76.0.0/24");
     let backup = lab.root().join("backup");
     lab.margay(&format!("store backup {}", backup.display())).ok();
@@ -118,7 +118,7 @@ fn a_restored_store_is_another_cluster_and_ends_watches_as_compacted() {
 }
 
 #[test]
-fn readers_and_writers_at_once_lose_nothing() {
+fn api_readers_and_writers_at_once_lose_nothing() {
     let lab = Lab::with_pool("redb", "10.76.0.0/24");
     let api = Api::start(&lab);
     let url = format!("http://{}", api.address);

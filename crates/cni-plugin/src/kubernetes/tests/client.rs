@@ -15,7 +15,7 @@ async fn error(reply: Reply) -> CniError {
 }
 
 #[tokio::test]
-async fn one_connection_serves_all_questions() {
+async fn client_uses_one_connection_for_all_requests() {
     let server = Server::start(|_, head| match head.split(' ').nth(1).unwrap() {
         "/api/v1/nodes/node1" => Reply::ok(r#"{"metadata":{},"spec":{"podCIDRs":["10.70.0.0/24","fd00:70::/64"]}}"#),
         "/api/v1/namespaces/shop" => Reply::ok(NAMESPACE),
@@ -41,7 +41,7 @@ async fn one_connection_serves_all_questions() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_closed_meanwhile_is_made_anew() {
+async fn client_reconnects_when_connection_was_closed() {
     let closing = Server::saying(Reply::Say("200 OK".into(), "connection: close\r\n".into(), NAMESPACE.into()));
     // This one hangs up without a word at the second request.
     let rude = Server::start(|number, _| if number == 1 { Reply::Bytes(Vec::new()) } else { Reply::ok(NAMESPACE) });
@@ -60,7 +60,7 @@ async fn a_connection_that_was_closed_meanwhile_is_made_anew() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_in_the_words_of_the_api() {
+async fn client_tells_refusals_in_words_of_api() {
     let forbidden = "pods \"x\" is forbidden: User \"calico\" cannot get resource \"pods\"";
     for (status, message, code) in [
         ("404 Not Found", "namespaces \"shop\" not found", 999),
@@ -86,7 +86,7 @@ async fn refusals_are_told_in_the_words_of_the_api() {
 }
 
 #[tokio::test]
-async fn what_a_server_repeats_of_ours_is_not_repeated_again() {
+async fn client_error_hides_secrets_that_server_repeats() {
     let text = reported(error(Reply::refusal("403 Forbidden", &format!("what is {TOKEN}? what is {TOKEN}?"))).await).1;
     assert_eq!(text, "what is ***? what is ***?");
     let text = reported(error(Reply::refusal("403 Forbidden", &"ü".repeat(1 << 20))).await).1;
@@ -94,7 +94,7 @@ async fn what_a_server_repeats_of_ours_is_not_repeated_again() {
 }
 
 #[tokio::test]
-async fn where_nobody_listens_is_told_as_go_tells_it() {
+async fn client_error_matches_go_when_server_is_missing() {
     let refused =
         super::kubernetes(&serde_json::json!({"kubernetes": {"k8s_api_root": "http://user:hidden@127.0.0.1:1"}}));
     let (code, text) = reported(refused.client().unwrap().namespace("shop", LONG).await.unwrap_err());
@@ -111,7 +111,7 @@ async fn where_nobody_listens_is_told_as_go_tells_it() {
 }
 
 #[tokio::test]
-async fn no_server_takes_longer_than_it_may() {
+async fn client_ends_in_time_when_server_is_slow() {
     let slow = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}".as_bytes().to_vec();
     for reply in [Reply::Nothing, Reply::Drip(slow)] {
         let server = Server::saying(reply);
@@ -126,7 +126,7 @@ async fn no_server_takes_longer_than_it_may() {
 }
 
 #[tokio::test]
-async fn garbage_is_an_error() {
+async fn client_error_when_answer_is_garbage() {
     let truncated = format!("HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n{NAMESPACE}").into_bytes();
     let text = reported(error(Reply::Bytes(truncated)).await).1;
     assert!(text.ends_with(" was cut off, or has no end"), "{text}");
@@ -148,7 +148,7 @@ async fn garbage_is_an_error() {
 }
 
 #[tokio::test]
-async fn names_that_are_none_lead_nowhere() {
+async fn client_refuses_names_that_are_none() {
     let server = Server::saying(Reply::ok(NAMESPACE));
     let mut client = client(&server);
     for name in ["", "../secrets", "a/b", "A", "node1\n", "a?b", "a%2fb"] {
@@ -161,7 +161,7 @@ async fn names_that_are_none_lead_nowhere() {
 }
 
 #[tokio::test]
-async fn an_api_that_wants_to_be_asked_again_is() {
+async fn client_retries_when_api_asks_for_it() {
     let busy = |seconds: &str| {
         let body = r#"{"kind":"Status","message":"busy"}"#;
         Reply::Say("429 Too Many Requests".into(), format!("retry-after: {seconds}\r\n"), body.into())

@@ -91,7 +91,7 @@ async fn ask(kubernetes: &Kubernetes) -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_authority_comes_from_a_file_or_stands_there() {
+async fn authority_comes_from_file_or_inline() {
     let (folder, certificates) = (TempDir::new().unwrap(), Certificates::make());
     let server = certificates.start();
     write(&folder.path().join("ca.pem"), &certificates.authority);
@@ -128,7 +128,7 @@ async fn an_authority_comes_from_a_file_or_stands_there() {
 }
 
 #[tokio::test]
-async fn a_server_may_have_another_name_in_its_certificate() {
+async fn server_name_in_certificate_may_differ() {
     let (folder, certificates) = (TempDir::new().unwrap(), Certificates::for_host("api.example"));
     let server = certificates.start();
     let mut cluster = json!({"server": server.url(), "certificate-authority-data": certificates.authority_data()});
@@ -144,7 +144,7 @@ async fn a_server_may_have_another_name_in_its_certificate() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_if_the_kubeconfig_says_so() {
+async fn verification_is_skipped_when_kubeconfig_says_so() {
     let (folder, server) = (TempDir::new().unwrap(), Certificates::for_host("elsewhere.example").start());
     let mut cluster = json!({"server": server.url(), "insecure-skip-tls-verify": true});
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
@@ -154,7 +154,7 @@ async fn nobody_is_asked_if_the_kubeconfig_says_so() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_comes_from_files_or_stands_there() {
+async fn client_certificate_comes_from_files_or_inline() {
     let (folder, certificates) = (TempDir::new().unwrap(), Certificates::make());
     let server = Server::with_tls(certificates.server_for_known(), |_, _| Reply::ok(r#"{"metadata":{}}"#));
     let cluster = json!({"server": server.url(), "certificate-authority-data": certificates.authority_data()});
@@ -185,7 +185,7 @@ async fn a_client_certificate_comes_from_files_or_stands_there() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_told() {
+async fn server_without_tls_is_told() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {

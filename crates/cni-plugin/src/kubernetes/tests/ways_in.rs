@@ -37,7 +37,7 @@ fn refused(kubernetes: &Kubernetes) -> String {
 }
 
 #[tokio::test]
-async fn users_are_known_by_a_token_or_a_password() {
+async fn login_is_by_token_or_password() {
     for (user, expected) in [
         (json!({"token": TOKEN}), Some("Bearer hidden-token")),
         (json!({"tokenFile": "token"}), Some("Bearer hidden-in-file")),
@@ -56,7 +56,7 @@ async fn users_are_known_by_a_token_or_a_password() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_replaced_counts_from_the_next_question_on() {
+async fn login_token_is_read_again_when_replaced() {
     let (folder, server) = (TempDir::new().unwrap(), api());
     let token = folder.path().join("token");
     write(&token, "one");
@@ -77,7 +77,7 @@ async fn a_token_that_is_replaced_counts_from_the_next_question_on() {
 }
 
 #[tokio::test]
-async fn the_configuration_beats_the_kubeconfig() {
+async fn login_configuration_beats_kubeconfig() {
     let (folder, server, other) = (TempDir::new().unwrap(), api(), api());
     kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": "nowhere"}));
     let path = folder.path().join("kubeconfig");
@@ -97,7 +97,7 @@ async fn the_configuration_beats_the_kubeconfig() {
 }
 
 #[test]
-fn nothing_at_all_and_a_kubeconfig_that_is_missing() {
+fn login_error_when_kubeconfig_is_missing_or_not_named() {
     let nothing =
         "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
     assert_eq!(refused(&kubernetes(&json!({}))), nothing);
@@ -107,7 +107,7 @@ fn nothing_at_all_and_a_kubeconfig_that_is_missing() {
 }
 
 #[test]
-fn what_is_not_supported_names_what_is() {
+fn login_error_names_supported_ways() {
     let folder = TempDir::new().unwrap();
     let cluster = json!({"server": "https://127.0.0.1:1"});
     for (user, what) in [
@@ -134,7 +134,7 @@ fn what_is_not_supported_names_what_is() {
 }
 
 #[test]
-fn a_kubeconfig_that_makes_no_sense_is_not_repeated() {
+fn kubeconfig_is_not_repeated_when_malformed() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("kubeconfig");
     let kubernetes = kubernetes(&json!({"kubernetes": {"kubeconfig": path}}));
@@ -198,7 +198,7 @@ fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
 
 /// Needs root.
 #[test]
-fn files_that_others_may_write_to_are_refused() {
+fn kubeconfig_is_refused_when_writable_by_others() {
     let folder = TempDir::new().unwrap();
     for (file, kubernetes) in each_file(&folder) {
         assert!(kubernetes.client().is_ok(), "{}", file.display());
@@ -231,7 +231,7 @@ fn files_that_others_may_write_to_are_refused() {
 const NAMESPACE: &str = r#"{"metadata":{"labels":{"team":"x"}}}"#;
 
 #[tokio::test]
-async fn a_proxy_reads_requests_without_tls() {
+async fn proxy_reads_requests_without_tls() {
     let (folder, proxy) = (TempDir::new().unwrap(), Server::saying(Reply::ok(NAMESPACE)));
     let cluster = json!({"server": "http://api.example:8080/x", "proxy-url": proxy.url()});
     let kubernetes = kubeconfig(&folder, &cluster, &json!({"token": TOKEN}));
@@ -248,7 +248,7 @@ async fn a_proxy_reads_requests_without_tls() {
 }
 
 #[tokio::test]
-async fn a_proxy_passes_on_what_it_cannot_read() {
+async fn proxy_passes_on_what_it_cannot_read() {
     let (folder, certificates) = (TempDir::new().unwrap(), Certificates::make());
     let server = Server::with_tls(certificates.server(), |_, _| Reply::ok(NAMESPACE));
     let proxy = Server::saying(Reply::Tunnel);
@@ -269,7 +269,7 @@ async fn a_proxy_passes_on_what_it_cannot_read() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_or_says_nothing_is_told() {
+async fn proxy_is_named_when_it_refuses_or_is_silent() {
     let folder = TempDir::new().unwrap();
     for (status, code) in [("407 Proxy Authentication Required", 999), ("403 Forbidden", 999), ("502 Bad Gateway", 11)]
     {
@@ -306,7 +306,7 @@ async fn a_proxy_that_refuses_or_says_nothing_is_told() {
 }
 
 #[test]
-fn other_kinds_of_proxies_are_refused() {
+fn proxy_of_other_kind_is_refused() {
     let folder = TempDir::new().unwrap();
     for url in
         ["https://user:hidden@127.0.0.1:1", "socks5://user:hidden@127.0.0.1:1", "hidden", "http://", "://hidden", "a b"]

@@ -64,12 +64,12 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
 }
 
 #[test]
-fn a_commit_that_lands_after_the_del_leaves_nothing() {
+fn late_commit_leaves_nothing_after_del() {
     assert_eq!(left_of_a_late_add(|_| ()), 0);
 }
 
 #[test]
-fn a_commit_that_lands_after_the_del_and_was_not_noted_is_found_out() {
+fn late_commit_is_found_when_it_was_not_noted() {
     let lose = |noted: &[PathBuf]| noted.iter().for_each(|note| fs::remove_file(note).unwrap());
     assert_eq!(left_of_a_late_add(lose), 1);
 }

@@ -179,7 +179,7 @@ impl Drop for Saying {
 }
 
 #[test]
-fn a_late_add_leaves_nothing_behind() {
+fn late_add_leaves_nothing_behind() {
     let (seed, rounds) = (setting("MARGAY_LATE_SEED", SEED), setting("MARGAY_LATE_ROUNDS", ROUNDS));
     println!("MARGAY_LATE_SEED={seed} MARGAY_LATE_ROUNDS={rounds}");
     let begun = Instant::now();

@@ -185,7 +185,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
 }
 
 #[test]
-fn calicos_calls_for_virtual_machines_come_to_the_same_or_better() {
+fn kubevirt_calls_match_calico_or_better() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/kubevirt/transcript.json");
     let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let stage = Stage::new();

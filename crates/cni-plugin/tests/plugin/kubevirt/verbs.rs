@@ -24,7 +24,7 @@ fn willing() -> Scripted {
 }
 
 #[test]
-fn on_other_networks_a_launcher_is_a_pod_like_any_other() {
+fn kubevirt_launcher_is_plain_pod_on_other_networks() {
     let allocator = willing();
     let conf = CALICO.replace("calico", "bridge");
     for verb in ["ADD", "DEL"] {
@@ -37,7 +37,7 @@ fn on_other_networks_a_launcher_is_a_pod_like_any_other() {
 
 /// An address of the container's own is never left behind because the API cannot be reached.
 #[test]
-fn without_an_api_a_launcher_is_refused_and_its_container_released() {
+fn kubevirt_launcher_is_refused_and_released_without_api() {
     let allocator = willing();
     for verb in ["ADD", "DEL"] {
         let (code, text, details) = error_of(&call(PluginName::Margay, &launcher(verb), CALICO.as_bytes(), &allocator));
@@ -50,7 +50,7 @@ fn without_an_api_a_launcher_is_refused_and_its_container_released() {
 }
 
 #[test]
-fn check_takes_the_address_of_a_machine_for_its_pods() {
+fn kubevirt_check_takes_machine_address_for_its_pods() {
     let check = |env: &BTreeMap<String, String>, standing: Standing| -> ProcessOutcome {
         let standings = vec![("10.0.0.5".parse().unwrap(), standing)];
         let compared = CheckAnswer::Compared(CheckResult { held: Vec::new(), standings });
@@ -64,7 +64,7 @@ fn check_takes_the_address_of_a_machine_for_its_pods() {
 }
 
 #[test]
-fn whatever_the_api_says_the_outcome_is_an_answer_or_an_error() {
+fn kubevirt_call_ends_whatever_api_says() {
     let api = Api::start();
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = super::write_kubeconfig(folder.path(), &api.url);

@@ -417,7 +417,7 @@ fn held(content: &Content) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn every_damage_is_found_and_mended_without_touching_an_address() {
+async fn damage_is_found_and_repaired_without_touching_address() {
     let whole = whole().await;
     let sound = inspect(&world_of(&whole).await).await;
     assert!(sound.findings.is_empty(), "{}", reported(&sound.findings));

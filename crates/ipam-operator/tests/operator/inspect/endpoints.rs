@@ -50,7 +50,7 @@ async fn reported(world: &World) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_address_belongs_to_the_container_that_its_endpoint_names() {
+async fn endpoint_names_container_of_address() {
     let (world, one, two) = world().await;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
@@ -81,7 +81,7 @@ async fn an_address_belongs_to_the_container_that_its_endpoint_names() {
 }
 
 #[tokio::test]
-async fn what_ipam_does_not_give_out_is_no_business_of_its() {
+async fn endpoint_of_foreign_address_is_ignored() {
     let (world, one, two) = world().await;
     let networks = |ip: &str| json!([format!("{ip}/32")]);
     // host-local, or an address that the pod itself brings.
@@ -124,7 +124,7 @@ async fn hold(world: &World, handle: &str, attributes: &[(&str, String)]) -> Str
 }
 
 #[tokio::test]
-async fn a_container_of_a_calico_network_has_an_endpoint() {
+async fn endpoint_is_required_for_container_of_calico_network() {
     let (world, one, two) = world().await;
     let old = || ("timestamp", go_string(now() - time::Duration::seconds(60)));
     let text = str::to_owned;
@@ -181,7 +181,7 @@ async fn a_container_of_a_calico_network_has_an_endpoint() {
 }
 
 #[tokio::test]
-async fn endpoints_of_a_node_that_is_gone_are_deleted_and_no_others() {
+async fn endpoints_of_departed_node_alone_are_deleted() {
     let (world, one, two) = world().await;
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;

@@ -12,7 +12,7 @@ use crate::Operated;
 use crate::world::{World, attachment, ip, soon};
 
 #[tokio::test]
-async fn what_we_write_is_in_order() {
+async fn inspection_finds_nothing_in_own_records() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/27").await;
     world.add_pool("six", "fd00::/124").await;
@@ -59,7 +59,7 @@ async fn what_we_write_is_in_order() {
 
 /// A whole datastore that the real Calico wrote.
 #[tokio::test]
-async fn what_calico_writes_has_no_problem() {
+async fn inspection_finds_no_problem_in_calico_records() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
     let rows: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let text = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
@@ -75,7 +75,7 @@ async fn what_calico_writes_has_no_problem() {
 }
 
 #[tokio::test]
-async fn a_repair_leaves_alone_what_has_changed() {
+async fn repair_leaves_what_has_changed() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
     let address = world.one("a", "c0").await.unwrap();
@@ -101,7 +101,7 @@ async fn a_repair_leaves_alone_what_has_changed() {
 }
 
 #[tokio::test]
-async fn only_what_is_as_the_report_says_is_taken_back() {
+async fn reclaim_takes_only_what_is_as_reported() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
     let mut requests = Vec::new();
@@ -128,7 +128,7 @@ async fn only_what_is_as_the_report_says_is_taken_back() {
 
 /// calicoctl says of each address of a secondary network that nobody uses it: no workload endpoint has it.
 #[tokio::test]
-async fn addresses_of_secondary_networks_are_kept_while_their_node_is_registered() {
+async fn reclaim_keeps_secondary_addresses_while_node_exists() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
     let mut bridged = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
@@ -146,7 +146,7 @@ async fn addresses_of_secondary_networks_are_kept_while_their_node_is_registered
 }
 
 #[tokio::test]
-async fn a_handle_goes_only_if_it_holds_nothing_and_is_as_it_was() {
+async fn repair_removes_handle_only_when_empty_and_unchanged() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
     world.one("a", "c0").await.unwrap();
@@ -165,7 +165,7 @@ async fn a_handle_goes_only_if_it_holds_nothing_and_is_as_it_was() {
 
 /// Containers are started and stopped while damage comes and is mended: nobody loses an address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn containers_come_and_go_during_repairs() {
+async fn repair_loses_no_address_while_containers_come_and_go() {
     const ROUNDS: usize = 40;
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/22").await;
@@ -204,7 +204,7 @@ async fn containers_come_and_go_during_repairs() {
 
 /// The page that people look codes up in.
 #[test]
-fn every_code_is_told_in_the_book() {
+fn finding_codes_are_all_in_book() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/check-and-repair.md");
     let page = std::fs::read_to_string(path).unwrap();
     for code in Code::ALL {

@@ -36,7 +36,7 @@ async fn in_order(world: &World, after: &str) {
 }
 
 #[tokio::test]
-async fn what_a_workload_does_leaves_its_record_in_order() {
+async fn workload_record_stays_in_order() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let own = sticky(&world, "c1", WEB).await;
@@ -57,7 +57,7 @@ async fn what_a_workload_does_leaves_its_record_in_order() {
 }
 
 #[tokio::test]
-async fn a_workload_whose_record_was_lost_gets_its_address_again_after_the_repair() {
+async fn workload_gets_its_address_again_when_record_was_lost() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
     world.operator().pin(ip("10.0.0.9"), WEB, Some("other"), soon()).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_workload_whose_record_was_lost_gets_its_address_again_after_the_repai
 }
 
 #[tokio::test]
-async fn a_record_that_is_in_order_by_now_is_left_alone() {
+async fn workload_record_is_left_alone_when_in_order_again() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let own = sticky(&world, "c1", WEB).await;

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_takes_the_store_for_one_word() {
+    fn store_name_is_one_word_for_shell() {
         assert_eq!(quoted("etcd://a:2379,b:2379"), "etcd://a:2379,b:2379");
         assert_eq!(quoted("etcd://[::1]:2379"), "'etcd://[::1]:2379'");
         assert_eq!(quoted("redb:///a b/it's;$(x)"), "'redb:///a b/it'\\''s;$(x)'");
