@@ -1,7 +1,6 @@
 //! Measures Margay beside other plugins and minimal programs, in one run and in turns, and prints medians and ratios.
 //!
-//! Times are those of calls, or of whole processes from before the spawn to after the wait, as a container runtime sees
-//! them.
+//! A time is of a call, or of a whole process from before the spawn to after the wait, as a container runtime sees it.
 //!
 //! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The parts `single` and `cold` measure the baseline,
 //! another build of the plugin, in turns with this build. `bench report FILE` updates the pages of the book with the

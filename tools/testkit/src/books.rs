@@ -95,7 +95,7 @@ impl Lab {
 }
 
 impl Books {
-    /// How many addresses a handle has.
+    /// The number of addresses of a handle.
     pub fn count_of(&self, handle: &str) -> usize {
         self.held.values().filter(|holder| *holder == handle).count()
     }

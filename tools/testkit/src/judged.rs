@@ -22,7 +22,7 @@ pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[Kno
     conformance::main_knowing(OnDisk(engine), &ignored, known)
 }
 
-/// Whether a process with the rights of this one may mount a file system in namespaces of its own.
+/// True if a process with the rights of this one may mount a file system in namespaces of its own.
 fn may_mount() -> bool {
     static MAY: LazyLock<bool> = LazyLock::new(|| {
         let mount = ["--mount", "--map-root-user", "mount", "-t", "tmpfs", "test", "/tmp"];

@@ -274,7 +274,7 @@ pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether every thread of a process has stopped. Threads stop one after the other, and may serve requests until then.
+/// True if every thread of a process has stopped. Threads stop one after the other, and may serve requests until then.
 fn has_stopped(process: u32) -> std::io::Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;

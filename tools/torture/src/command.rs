@@ -261,7 +261,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// How often an event happened.
+    /// The number of times that an event happened.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }

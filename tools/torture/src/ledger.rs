@@ -128,7 +128,7 @@ impl Ledger {
         books.violate(what, &about.into_iter().collect::<Vec<_>>());
     }
 
-    /// How often each event happened.
+    /// The number of times that each event happened.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
     }

@@ -268,7 +268,7 @@ fn requests(ground: &Ground, wirer: &Wirer, findings: &mut Findings) -> Outcome<
     Ok(())
 }
 
-/// How many requests for keys this etcd has started to serve.
+/// Reads from etcd's metrics how many requests for keys it has started to serve.
 fn served_requests(address: std::net::SocketAddr) -> Outcome<f64> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;

@@ -61,7 +61,7 @@ impl Ledger {
         Ok(self.acknowledged)
     }
 
-    /// How many calls were acknowledged in this round.
+    /// The number of calls acknowledged in this round.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
