@@ -24,13 +24,11 @@ impl Shared {
         Arc::clone(&self.lock())
     }
 
-    /// Replaces the rows.
     pub(crate) fn replace(&self, rows: Arc<RowMap>) {
         *self.lock() = rows;
     }
 }
 
-/// Applies writes to the rows.
 pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
     for write in writes {
         match write {

@@ -69,12 +69,10 @@ impl Findings {
         self.tables.insert(name.to_owned(), Table { title, header, rows });
     }
 
-    /// Adds a measured value with its bound.
     pub(crate) fn goal(&mut self, what: &str, measured: f64, bound: Bound) {
         self.goals.push(Goal { what: what.to_owned(), measured, bound });
     }
 
-    /// Adds a plot.
     pub(crate) fn plot(&mut self, name: &str, plot: Plot) {
         self.plots.insert(name.to_owned(), plot);
     }

@@ -7,7 +7,6 @@ use etcd_api::{Backing, Identity, Place, Sizes};
 use kv::{Granted, Key, Lease, LeaseId, Revision};
 use kv_mvcc::MvccStore;
 
-/// A store in memory.
 #[derive(Debug)]
 pub struct Memory {
     pub store: Arc<MvccStore>,

@@ -131,7 +131,6 @@ impl Lab {
         });
     }
 
-    /// The location of the store.
     pub fn location(&self) -> Location {
         if self.engine != Engine::ETCD {
             return self.engine.at(&self.store);

@@ -36,9 +36,9 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
-/// Adds and deletes containers of several workloads repeatedly. The ADD and the first DEL of a container are killed half
-/// of the time, and a second DEL always follows, as from a runtime. Each workload must get one address for ever, and no
-/// two workloads may share one. Returns the addresses, each of which now waits for its workload.
+/// Adds and deletes containers of several workloads repeatedly. The ADD and the first DEL of a container are killed
+/// half of the time, and a second DEL always follows, as from a runtime. Each workload must get one address for ever,
+/// and no two workloads may share one. Returns the addresses, each of which now waits for its workload.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

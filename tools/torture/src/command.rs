@@ -186,7 +186,6 @@ pub enum Reach {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The stores of this program.
     drivers: Drivers,
     /// The driver of the store. Each run creates the store: in memory, in a temporary folder, or on a new etcd.
     driver: &'static dyn Driver,
@@ -230,17 +229,14 @@ impl Plan {
         self.driver.facts().scope
     }
 
-    /// The location of the store in a folder.
     pub(crate) fn in_folder(&self, folder: &Path) -> Location {
         self.drivers.at_folder(self.driver, folder)
     }
 
-    /// The location of a store in memory.
     pub(crate) fn in_memory(&self) -> Location {
         self.drivers.memory()
     }
 
-    /// The name of a node.
     pub(crate) fn node(number: usize) -> String {
         format!("node{number}")
     }

@@ -1,4 +1,4 @@
-//! Workers as tasks of this process, on one open store that fails.
+//! Workers as tasks of this process, on one open store that injects faults.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -65,7 +65,6 @@ pub(crate) fn instead() -> Option<&'static str> {
     Some(plugged_store().0)
 }
 
-/// The folder with all programs.
 pub(crate) fn programs() -> PathBuf {
     PROGRAMS.clone()
 }
@@ -80,7 +79,6 @@ pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")
 }
 
-/// The path of the plugin.
 pub(crate) fn plugin() -> PathBuf {
     PROGRAMS.join("margay-ipam")
 }

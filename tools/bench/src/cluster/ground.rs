@@ -155,7 +155,6 @@ impl Ground {
         Ok(())
     }
 
-    /// Registers nodes.
     pub(super) async fn register(&self, names: impl IntoIterator<Item = String>) -> Outcome<()> {
         let nodes: Outcome<Documents> = names.into_iter().map(|name| node(&name)).collect();
         self.write(nodes?).await

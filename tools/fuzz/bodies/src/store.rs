@@ -5,7 +5,6 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use kv_mvcc::{Blocking, Clock, MvccStore, Options, Retention, Table};
 
-/// Runs a future to its end.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }

@@ -1,9 +1,9 @@
 //! A model of the part of Calico's kube-controllers that releases leaked addresses.
 //!
-//! The controller checks each address that is recorded with a node, a pod and a namespace. An address whose pod is gone, or whose
-//! pod does not report it, is a candidate. If it still is one some checks later, it is released by address, handle and
-//! sequence number. The controller keeps the attributes that it first saw for an address, even if they have changed
-//! since.
+//! The controller checks each address that is recorded with a node, a pod and a namespace. An address is a candidate if
+//! its pod is gone or does not report it. If the address is still a candidate some checks later, the controller releases
+//! it by address, handle and sequence number. The controller keeps the attributes that it first saw for an address, even
+//! if they have changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
