@@ -1,11 +1,11 @@
-//! The meaning of fjall's errors. The only place that looks at them.
+//! Maps fjall's errors to kinds of errors. No other module inspects them.
 
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Turns fjall's error in `operation` on `store` into one of a store.
+/// Turns fjall's error in `operation` on `store` into a store error.
 pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
@@ -13,13 +13,13 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // A file that another one names is gone, is too short for where its parts should begin, or is there without the other.
+            // A file that another file names is missing or too short, or exists without the other file.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },
         fjall::Error::Locked => ErrorKind::Locked,
         fjall::Error::Poisoned => ErrorKind::CommitIo,
-        // A part of a file is not what fjall writes, or a file is gone.
+        // Part of a file is not in fjall's format, or a file is missing.
         _ => ErrorKind::Corrupt,
     }
 }

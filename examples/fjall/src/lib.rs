@@ -1,5 +1,5 @@
-//! A store on fjall, a log-structured merge tree in pure Rust: the second example, which shows that the seam fits an engine of
-//! another kind than [SQLite's](https://sqlite.org). `table.rs` keeps rows in one keyspace.
+//! A store on fjall, a log-structured merge tree in pure Rust. This second example shows that [`kv_mvcc::Table`] also
+//! fits an engine of another kind than [SQLite](https://sqlite.org). `table.rs` keeps rows in one keyspace.
 
 mod error;
 mod table;
@@ -13,7 +13,7 @@ use kv_mvcc::Table;
 
 pub use table::FjallTable;
 
-/// fjall, as an engine of [`kv_local`].
+/// Fjall as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fjall;
 
@@ -39,5 +39,5 @@ impl Engine for Fjall {
     }
 }
 
-/// fjall as Margay's programs see it: the line that plugs it in.
+/// The driver through which Margay's programs use fjall.
 pub static DRIVER: LocalDriver<Fjall> = LocalDriver::new(Fjall);

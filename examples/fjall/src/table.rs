@@ -14,15 +14,16 @@ use crate::error::from_fjall;
 /// The keyspace of the rows.
 const ROWS: &str = "rows";
 
-/// With so many bytes in memory fjall writes them to a table. Each opening, so each call of the plugin, reads the whole journal,
-/// which grows to 64 MB, and passes over what the tables have: at 20 MB/s, and much more slowly with the default of 64 MiB.
+/// The bytes in memory at which fjall writes a table. Each opening, and therefore each call of the plugin, reads the
+/// whole journal, which grows to 64 MB, and skips the part that tables contain. That takes 20 MB/s with this size, and
+/// much longer with the default of 64 MiB.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// A database of fjall with one keyspace. A view is one of fjall's snapshots, which no commit waits for.
+/// A fjall database with one keyspace. A view is a fjall snapshot and does not block commits.
 pub struct FjallTable {
     path: PathBuf,
     store: String,
-    /// `None` only after a failed attempt to open it again.
+    /// `None` only after a failed attempt to reopen.
     opened: Mutex<Option<Opened>>,
 }
 
@@ -39,7 +40,7 @@ impl fmt::Debug for FjallTable {
 }
 
 impl FjallTable {
-    /// Opens the folder, or makes it; `store` names it in errors.
+    /// Opens the database in a folder, and creates both if they are missing. `store` is the name in errors.
     ///
     /// # Errors
     /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
@@ -49,7 +50,7 @@ impl FjallTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Opened>> {
-        // The guarded handles are whole at every moment, also after a panic of the lock holder.
+        // The guarded handles are always intact, even after a panic of the lock holder.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,7 +61,7 @@ impl FjallTable {
 }
 
 fn open(path: &Path, store: &str) -> Result<Opened> {
-    // One thread is enough for what one process writes in one call.
+    // One thread is enough for the writes of one call of one process.
     let open = || {
         let database = Database::builder(path).worker_threads(1).open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MAX_MEMTABLE_BYTES);
@@ -76,7 +77,8 @@ impl Table for FjallTable {
         Ok(Box::new(FjallView { store: &self.store, snapshot: database.snapshot(), rows }))
     }
 
-    /// fjall's default leaves a commit in buffers of the operating system: `SyncAll` makes it durable before it is visible.
+    /// By default fjall leaves a commit in buffers of the operating system. `SyncAll` makes it durable before it is
+    /// visible.
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let Opened { database, rows } = self.opened(Operation::Txn)?;
         let mut batch = database.batch().durability(Some(PersistMode::SyncAll));
@@ -91,7 +93,7 @@ impl Table for FjallTable {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.lock();
-        // Closed before it is opened again: it holds the lock on its folder.
+        // Close before reopening, because the open database holds the lock on its folder.
         *guard = None;
         *guard = Some(open(&self.path, &self.store)?);
         Ok(())

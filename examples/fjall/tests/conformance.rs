@@ -1,4 +1,4 @@
-//! The store on fjall, judged by all cases.
+//! Runs all cases of the conformance suite on the fjall store.
 
 use std::process::ExitCode;
 

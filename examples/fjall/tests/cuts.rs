@@ -1,4 +1,4 @@
-//! The store on fjall in its folder, on a disk that forgets what was not synced.
+//! Runs the fjall store on a disk that forgets unsynced data.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -8,6 +8,7 @@ use fjall_store::Fjall;
 use testkit::cuts;
 
 fn main() -> ExitCode {
-    // fjall 3.1.13 takes the end of its journal, where a power cut has left some pages and not others, for damage, and refuses the store.
+    // After a power cut, the end of the journal may lack some pages. Fjall 3.1.13 takes that for damage and refuses the
+    // store.
     cuts::main(Fjall, Some("JournalRecovery(ChecksumMismatch)"))
 }

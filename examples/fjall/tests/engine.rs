@@ -1,4 +1,4 @@
-//! The duties of an engine, on fjall.
+//! Tests the duties of an engine on fjall.
 
 use std::process::ExitCode;
 

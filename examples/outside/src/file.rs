@@ -1,5 +1,5 @@
-//! A table that writes all of its rows anew in each commit: durable, and quick with some thousand rows. A commit needs room on
-//! the disk for a second copy of them.
+//! A table that rewrites all of its rows in each commit. Commits are durable, and fast up to some thousand rows. A
+//! commit needs disk space for a second copy of the rows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -13,7 +13,7 @@ use kv_mvcc::{Table, View, Write, io_kind};
 
 use crate::memory::{RowMap, Shared, apply};
 
-/// The rows in memory, and a folder with the file that has them, after a checksum.
+/// The rows in memory, and a folder with a file that contains a checksum and the rows.
 #[derive(Debug)]
 pub struct FileTable {
     folder: PathBuf,
@@ -22,7 +22,7 @@ pub struct FileTable {
 }
 
 impl FileTable {
-    /// Opens the table in a folder, or makes it; `store` names it in errors.
+    /// Opens the table in a folder, and creates both if they are missing. `store` is the name in errors.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`.
@@ -35,7 +35,7 @@ impl FileTable {
 
     fn make_if_missing(&self) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        // Only a file that is certainly not there is made: a disk that cannot be read must not lose its rows.
+        // Creates a file only if it certainly does not exist: rows on an unreadable disk must not be lost.
         if fs::exists(self.file())? { Ok(()) } else { self.write(&RowMap::new()) }
     }
 
@@ -43,12 +43,12 @@ impl FileTable {
         self.folder.join("all")
     }
 
-    /// Writes all rows to a draft, then renames it over the file.
+    /// Writes all rows to a draft, then renames the draft over the file.
     fn write(&self, rows: &RowMap) -> io::Result<()> {
         let rows = bincode::encode_to_vec(rows, config::standard()).map_err(io::Error::other)?;
         let draft = self.folder.join("draft");
         let placed = write_synced(&draft, &rows).and_then(|()| fs::rename(&draft, self.file()));
-        // On a full disk it would take the room of the next commit.
+        // On a full disk the draft would take the space of the next commit.
         placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
         self.sync_folder()
     }
@@ -58,7 +58,7 @@ impl FileTable {
     }
 
     fn read(&self) -> io::Result<RowMap> {
-        // The last commit may have ended between its rename and this sync: what is shown must be durable.
+        // The last commit may have ended between its rename and this sync. Only durable rows may be shown.
         self.sync_folder()?;
         decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }

@@ -1,5 +1,5 @@
-//! A store of one's own: its rows in memory ([`Shared`]), and in a file beside them ([`FileTable`]). Margay's programs with it
-//! are in `src/bin`.
+//! An example of a custom store: its rows in memory ([`Shared`]), and in a file ([`FileTable`]). Margay's programs with
+//! this store are in `src/bin`.
 
 mod file;
 mod memory;
@@ -14,7 +14,7 @@ use kv_mvcc::Table;
 pub use file::FileTable;
 pub use memory::{Shared, open};
 
-/// The rows in a file, as an engine of [`kv_local`].
+/// The rows in a file as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug)]
 pub struct FileRows;
 
@@ -40,7 +40,7 @@ impl Engine for FileRows {
     }
 }
 
-/// The line that plugs it into programs.
+/// The driver through which programs use the store.
 pub static DRIVER: LocalDriver<FileRows> = LocalDriver::new(FileRows);
 
 /// The stores of Margay's programs, and this one.

@@ -1,4 +1,4 @@
-//! A table in memory whose snapshots cost nothing: a commit copies the rows if a snapshot still needs them.
+//! A table in memory with cheap snapshots: a commit copies the rows only while a snapshot still uses them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kv::Result;
 use kv_mvcc::{MvccStore, Options, Table, View, Visit, Write};
 
-/// The rows, in order.
+/// The rows, ordered by key.
 pub(crate) type RowMap = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The rows. Clones share them.
@@ -19,18 +19,16 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rows as they are now.
+    /// A snapshot of the rows.
     pub(crate) fn now(&self) -> Arc<RowMap> {
         Arc::clone(&self.lock())
     }
 
-    /// Replaces the rows.
     pub(crate) fn replace(&self, rows: Arc<RowMap>) {
         *self.lock() = rows;
     }
 }
 
-/// Changes rows.
 pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
     for write in writes {
         match write {
@@ -43,7 +41,7 @@ pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
 /// Opens a store on rows in memory.
 ///
 /// # Errors
-/// `Corrupt` if the rows are not those of a store.
+/// `Corrupt` if the rows are not a valid store.
 pub fn open(rows: &Shared) -> Result<MvccStore> {
     MvccStore::open(Box::new(rows.clone()), Options { name: "shared", ..Options::default() })
 }
@@ -63,7 +61,7 @@ impl Table for Shared {
     }
 }
 
-/// The rows as they were when it was made.
+/// The rows at the time of the snapshot.
 struct Snapshot(Arc<RowMap>);
 
 impl View for Snapshot {

@@ -1,4 +1,4 @@
-//! The duties of an engine, on the rows in a file.
+//! Tests the duties of an engine on the rows in a file.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Margay's own programs, on the store that they were made with here.
+//! Tests Margay's programs with the store that is compiled into them here.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-/// The output of a program that must succeed.
+/// The output of a program. Panics unless the program succeeded.
 #[track_caller]
 fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
@@ -14,7 +14,7 @@ fn said(output: &Output) -> String {
     out
 }
 
-/// The command.
+/// The command `margay` with this store.
 fn margay() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_outside-margay"));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
@@ -67,7 +67,7 @@ fn container_gets_address_and_gives_it_back() {
 #[test]
 fn command_judges_store() {
     let folder = tempfile::tempdir().unwrap();
-    // The suite judges the rows in memory, too; the file adds crashes and damage.
+    // `tests/conformance.rs` covers the rows in memory; the file adds crashes and damage.
     let judged = margay().args(["conformance", "--case", "D", &url(&folder.path().join("judged"))]).output().unwrap();
     let judged = said(&judged);
     assert!(judged.contains(" passed, 0 failed"), "{judged}");

@@ -1,4 +1,4 @@
-//! Margay's programs on a plugged store, which their registry has one line for.
+//! Tests Margay's programs on a plugged store, which one line in [`plugged::drivers`] adds to them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tested::{plugged_store, programs};
 use testkit::server;
 
-/// Room for stores, and the programs.
+/// A temporary folder for stores.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -41,7 +41,7 @@ impl Place {
         command
     }
 
-    /// Runs `margay` on a store; it must succeed. Returns its standard output.
+    /// Runs `margay` on a store and returns its standard output. Panics unless it succeeds.
     #[track_caller]
     fn margay(&self, store: &str, args: &[&str]) -> String {
         said(&self.command("margay").args(["--store", store]).args(args).output().unwrap())
@@ -67,7 +67,7 @@ impl Place {
         said(&child.wait_with_output().unwrap())
     }
 
-    /// A pool with some addresses in use.
+    /// Creates a pool with two addresses in use, and returns the store's URL.
     fn fill(&self, name: &str) -> String {
         let store = self.url(engine(), name);
         self.margay(&store, &["pool", "create", "lab", "10.88.0.0/16"]);
@@ -79,7 +79,7 @@ impl Place {
         store
     }
 
-    /// The addresses in use.
+    /// The number of addresses in use.
     fn in_use(&self, store: &str) -> Value {
         let shown: Value = serde_json::from_str(&self.margay(store, &["ipam", "show", "-o", "json"])).unwrap();
         shown["pools"][0]["in_use"].clone()
@@ -98,7 +98,7 @@ fn said(output: &Output) -> String {
     out
 }
 
-/// A daemon, which ends with this value.
+/// A daemon. Dropping it kills the process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -177,7 +177,7 @@ fn backup_is_restored_to_engine_and_others() {
     assert_eq!(status["engine"], engine());
 }
 
-/// The address on which a daemon says that it offers something, from its first line.
+/// The address after the text `after` in a line of the daemon.
 fn offered(line: &str, after: &str) -> String {
     let at = line.find(after).unwrap_or_else(|| panic!("no {after:?} in {line:?}")) + after.len();
     line[at..].split([',', ' ', '/']).next().unwrap().trim().to_owned()
@@ -236,7 +236,7 @@ fn torture_finds_nothing() {
     }
 }
 
-/// A store of an engine that a program is made without is named, and nothing is made beside it.
+/// A program without the engine of a store must name that engine and create nothing beside it.
 #[test]
 fn files_of_unknown_engine_are_left_alone() {
     let place = Place::new();

@@ -1,9 +1,9 @@
-//! The meaning of SQLite's errors. The only place that looks at them.
+//! Maps SQLite's errors to kinds of errors. No other module inspects them.
 
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;
 
-/// Turns SQLite's error in `operation` on `store` into one of a store.
+/// Turns SQLite's error in `operation` on `store` into a store error.
 pub(crate) fn from_sqlite(store: &str, operation: Operation, error: rusqlite::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
@@ -13,10 +13,10 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         Some(ErrorCode::DiskFull) => ErrorKind::NoSpace,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
-        // SQL that does not fit the schema, or a value of another type: only this crate makes the schema.
+        // SQL that does not fit the schema, or a value of another type. Only this crate creates the schema.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // Any other failure of a write leaves open whether the commit happened.
+        // After any other failed write, the commit may or may not have happened.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

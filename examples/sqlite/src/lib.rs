@@ -1,9 +1,9 @@
-//! A store on SQLite, as somebody outside this project would write it: an example of the seam
-//! [`kv_mvcc::Table`], judged by the crate `conformance` in `tests/conformance.rs`.
+//! A store on SQLite, as a third party would write it: an example of [`kv_mvcc::Table`], tested with the crate
+//! `conformance` in `tests/conformance.rs`.
 //!
-//! `table.rs` keeps rows in one SQLite table, which is all that an engine has to do; [`kv_mvcc::MvccStore`] makes
-//! revisions, history and watches of them. [`Sqlite`] says where the file lies, so that [`kv_local`] can do for it
-//! what it does for every store on disk: the folder, the queue of processes, and telling damage from a new store.
+//! `table.rs` keeps rows in one SQLite table. That is all that an engine must do: [`kv_mvcc::MvccStore`] adds
+//! revisions, history and watches. [`Sqlite`] names the engine's files, so that [`kv_local`] can manage them as for
+//! every store on disk: it creates the folder, queues processes, and distinguishes a damaged store from a new one.
 
 mod error;
 mod table;
@@ -17,7 +17,7 @@ use kv_mvcc::{MvccStore, Table};
 
 pub use table::SqliteTable;
 
-/// SQLite, as an engine of [`kv_local`].
+/// SQLite as an engine of [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sqlite;
 
@@ -43,13 +43,13 @@ impl Engine for Sqlite {
     }
 }
 
-/// SQLite as Margay's programs see it: the line that plugs it in.
+/// The driver through which Margay's programs use SQLite.
 pub static DRIVER: LocalDriver<Sqlite> = LocalDriver::new(Sqlite);
 
 /// Opens the store in the folder `path`.
 ///
 /// # Errors
-/// Those of [`kv_local::open_blocking`].
+/// The errors of [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Sqlite, path, options).await
 }

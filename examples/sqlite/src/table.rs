@@ -13,12 +13,11 @@ use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::from_sqlite;
 
-/// The file. SQLite keeps its log beside it, so an engine on SQLite has a folder.
+/// The database file. SQLite keeps its log beside it, so the engine has a folder.
 const FILE: &str = "db";
 
-/// `FULL` syncs SQLite's log in each commit, before anything of it can be read. The exclusive lock keeps other programs
-/// out at once; among processes of this store the queue of [`kv_local`] decides. Blobs are ordered by unsigned
-/// bytes.
+/// `FULL` syncs SQLite's log in each commit, before the commit is visible. The exclusive lock refuses other programs at
+/// once; processes of this store are ordered by the queue of [`kv_local`]. SQLite orders blobs by unsigned bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;
     PRAGMA locking_mode = EXCLUSIVE;
@@ -27,18 +26,18 @@ const SETUP: &str = "
     CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A folder with a SQLite file and its log, with one connection, which views and commits use in turn: so a view is a snapshot, and no view sees
-/// what a commit has not finished.
+/// A folder with a SQLite file and its log. Views and commits take turns on one connection, so a view is a snapshot and
+/// never shows an unfinished commit.
 #[derive(Debug)]
 pub struct SqliteTable {
     path: PathBuf,
     store: String,
-    /// `None` only after a failed attempt to open it again.
+    /// `None` only after a failed attempt to reopen.
     connection: Mutex<Option<Connection>>,
 }
 
 impl SqliteTable {
-    /// Opens the folder, or makes it; `store` names it in errors.
+    /// Opens the database in a folder, and creates both if they are missing. `store` is the name in errors.
     ///
     /// # Errors
     /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
@@ -48,7 +47,7 @@ impl SqliteTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        // The guarded connection is whole at every moment, also after a panic of the lock holder.
+        // The guarded connection is always intact, even after a panic of the lock holder.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,7 +58,7 @@ impl SqliteTable {
 
 fn connect(folder: &Path, store: &str) -> Result<Connection> {
     let path = &folder.join(FILE);
-    // SQLite gives its log the mode that the file has when it is opened.
+    // SQLite gives its log the mode that the file has at its opening.
     let file = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
     let made = match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -75,7 +74,7 @@ fn connect(folder: &Path, store: &str) -> Result<Connection> {
 }
 
 fn write_all(connection: &mut Connection, writes: &[Write]) -> rusqlite::Result<()> {
-    // Rolled back when it is dropped before its commit.
+    // Dropping the transaction before its commit rolls it back.
     let transaction = connection.transaction()?;
     for write in writes {
         match write {
@@ -101,14 +100,14 @@ impl Table for SqliteTable {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.lock();
-        // Closed before it is opened again: it holds the lock on the file.
+        // Close before reopening, because the open connection holds the lock on the file.
         *guard = None;
         *guard = Some(connect(&self.path, &self.store)?);
         Ok(())
     }
 }
 
-/// Holds up commits for as long as it lives, as a view may.
+/// A view that blocks commits while it lives, which [`Table`] permits.
 struct SqliteView<'t> {
     table: &'t SqliteTable,
     connection: MutexGuard<'t, Option<Connection>>,
@@ -156,7 +155,7 @@ mod tests {
         table.view().unwrap().get(key.as_bytes()).unwrap()
     }
 
-    /// SQLite passes over what it cannot do without a word, so what it does is asked for.
+    /// SQLite silently ignores settings that it cannot apply, so the test reads them back.
     #[test]
     fn commits_are_synced() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The store on SQLite, judged by all cases.
+//! Runs the conformance suite on the SQLite store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ struct Sqlite;
 struct OneStore {
     path: PathBuf,
     store: Arc<MvccStore>,
-    // This process clears away its own files.
+    // None if another process made the folder and will delete it.
     _folder: Option<TempDir>,
 }
 
@@ -88,7 +88,7 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// The cases that this environment cannot run, beside those that need servers.
+/// The cases that cannot run in this environment, besides those that need servers.
 const IGNORED: &[&str] = &[
     "D07_full_disk",
     "D08_data_gone",

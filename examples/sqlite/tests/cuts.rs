@@ -1,4 +1,4 @@
-//! The store on SQLite in its folder, on a disk that forgets what was not synced.
+//! Runs the SQLite store on a disk that forgets unsynced data.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! The duties of an engine, on SQLite.
+//! Tests the duties of an engine on SQLite.
 
 use std::process::ExitCode;
 

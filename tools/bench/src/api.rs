@@ -1,4 +1,5 @@
-//! etcd's API over an embedded store (`margay serve --listen`), beside Debian's etcd: the same client library, over TCP.
+//! Measures etcd's API over an embedded store (`margay serve --listen`) beside Debian's etcd, with one client library
+//! over TCP.
 
 use std::any::Any;
 use std::fs;
@@ -19,28 +20,28 @@ use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 use testkit::server::{Etcd, dead_address};
 
-/// How many keys there are, and how large each value is.
+/// The number of keys, and the size of each value.
 const KEYS: u32 = 100_000;
 const VALUE_BYTES: usize = 1024;
-/// How many keys are put at once to fill a store.
+/// How many keys are put in one transaction while a store is filled.
 const FILL: u32 = 128;
-/// The numbers of clients, and the rate / etcd's that is wanted of each on redb.
+/// Each number of clients, with the lower bound of redb's rate divided by etcd's.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
-/// How many rounds there are, and how long each contender puts in each: 60 s altogether.
+/// The number of rounds, and how long each contender puts in each: 60 s in total.
 const ROUNDS: usize = 6;
 const ROUND: Duration = Duration::from_secs(10);
-/// How many watches there are of keys that nobody puts.
+/// The number of watches on keys that never change.
 const WATCHES: usize = 1000;
-/// How many clients put beside them.
+/// How many clients put beside these watches.
 const BESIDE: usize = 16;
 
-/// A server of the API.
+/// A server of etcd's API.
 struct Server {
     name: &'static str,
     url: String,
-    /// The process, for its memory.
+    /// The process id, for reading its memory.
     process: u32,
-    /// Ends the process when it is dropped.
+    /// Ends the process when dropped.
     _running: Box<dyn Any>,
 }
 
@@ -67,14 +68,14 @@ impl Server {
         loop {
             let mut client = Client::connect([&self.url], None).await?;
             match client.status().await {
-                // A daemon has its private socket a little before it offers the API.
+                // The daemon opens its private socket shortly before it offers the API.
                 Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
                 answered => return answered.map(|_| client).map_err(Into::into),
             }
         }
     }
 
-    /// A field of the process's memory, in MiB.
+    /// A field of the process's `/proc` status, in MiB.
     fn mib(&self, field: &str) -> Outcome<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("no such field")?;
@@ -91,7 +92,7 @@ impl Server {
         Ok(())
     }
 
-    /// Has so many clients put for a round; puts a second, and the time of each.
+    /// Lets this many clients put for a round. Returns the puts per second and the time of each put.
     async fn put(&self, clients: usize) -> Outcome<(f64, Times)> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut putting = JoinSet::new();
@@ -119,7 +120,7 @@ impl Server {
     }
 }
 
-/// Runs a program to its end. It must succeed.
+/// Runs a program to its end. Fails unless it succeeds.
 fn run_to_its_end(command: &mut Command) -> Outcome<()> {
     let done = command.output()?;
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }
@@ -133,7 +134,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// A sequence that is the same in every run (xorshift).
+/// A pseudorandom sequence (xorshift) that is the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -199,7 +200,7 @@ async fn puts(servers: &[Server], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Memory after a start, beside watches and a list of all; and what idle watches cost.
+/// Measures the memory after a start, with watches and with a list of all keys, and the cost of idle watches.
 async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -1,4 +1,4 @@
-//! Many callers at once: how many ADDs a second, whether everybody gets a turn, and how long the unluckiest one waits.
+//! Measures many concurrent callers: ADDs per second, how evenly callers are served, and the longest wait.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,13 +14,13 @@ const QUEUED_CALLERS: usize = 32;
 const ROUND: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 3;
 
-/// The results of one contender in all its rounds.
+/// The measurements of one contender in all its rounds.
 #[derive(Debug, Default)]
 struct Tally {
     rates: Vec<f64>,
     spreads: Vec<f64>,
     failed: usize,
-    /// The longest call of a round, as a multiple of the mean of all.
+    /// The longest call of each round, as a multiple of the mean of all calls.
     worst: Vec<f64>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures how fair the queue in front of a store is.
+/// Measures the fairness of the queue for the store lock.
 pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("queue");
     std::fs::create_dir(&folder)?;
@@ -91,7 +91,7 @@ pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Every caller adds as fast as it can until the time is over; then everything is deleted again, unmeasured.
+/// Lets every caller add as fast as possible until the time is over, then deletes all containers unmeasured.
 fn one_round(contender: &Contender, callers: usize, round: usize, tally: &mut Tally) {
     let over = AtomicBool::new(false);
     let start = Instant::now();

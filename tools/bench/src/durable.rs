@@ -1,5 +1,5 @@
-//! The cost of a durable commit beside the least cost of durability: appending as many bytes to an open file and
-//! syncing it.
+//! Measures a durable commit beside the minimum cost of durability: appending as many bytes to an open file and syncing
+//! it.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,11 +15,11 @@ use crate::{Outcome, Programs};
 
 const ROUNDS: usize = 40;
 const COMMITS: usize = 25;
-/// The writes of an ADD beside 40 other containers: a block and a handle.
+/// The sizes of the writes of an ADD beside 40 other containers: a block and a handle.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 
-/// Measures commits a second, one thread, in turns.
+/// Measures commits per second on one thread, in turns.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("durable");
     std::fs::create_dir(&folder)?;

@@ -1,4 +1,4 @@
-//! The store on etcd beside bare calls of etcd's client library, on one server and in turns.
+//! Measures the etcd store beside bare calls of etcd's client library, on one server and in turns.
 
 use std::future::Future;
 use std::time::Instant;
@@ -13,16 +13,16 @@ use testkit::server::{Etcd, dead_address};
 
 /// How many times each call is measured.
 const ROUNDS: u32 = 3000;
-/// The calls before measuring begins.
+/// How many calls are made before measuring begins.
 const WARM_UP: u32 = 200;
 /// How many calls are made with a dead member.
 const CALLS: u32 = 1000;
-/// The value: about as large as a block.
+/// A value about as large as a block.
 const VALUE: [u8; 2048] = [b'v'; 2048];
-/// By how much the store may be slower.
+/// The upper bound of the store's time divided by the bare client's.
 const LIMIT: &str = "1.10";
 
-/// Measures both on an etcd of their own.
+/// Runs both measurements on a new etcd.
 pub(crate) fn run() -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let etcd = Etcd::start()?;
@@ -32,7 +32,7 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// The two that are compared, each with a key of its own, and the revision at which that was last written.
+/// The compared clients, each with its own key and the revision at which that key was last written.
 struct Pair {
     client: Client,
     store: EtcdStore,
@@ -93,7 +93,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
             times = Default::default();
         }
         let [bare_get, get, bare_txn, txn] = &mut times;
-        // Every other round the other way, so that nobody always follows the same one.
+        // Every other round runs in the other order, so that no call always follows the same one.
         if round % 2 == 0 {
             timed(bare_get, pair.bare_get()).await?;
             timed(get, pair.get()).await?;
@@ -119,7 +119,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
     Ok(())
 }
 
-/// One of three members is dead, and it is the one that is asked first.
+/// Measures puts while one of three members is dead and is asked first.
 async fn dead_member(etcd: &Etcd) -> Outcome<()> {
     let dead = format!("http://{}", dead_address()?);
     let by_name = etcd.url().replace("127.0.0.1", "localhost");

@@ -1,4 +1,4 @@
-//! Stores with much in them: addresses in use, and a log that is as long as it gets.
+//! Fills stores with addresses in use and with a log of maximum size.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -20,28 +20,27 @@ use time::OffsetDateTime;
 use crate::Outcome;
 use crate::contender::POOL;
 
-/// The node that the plugin works for, and the network that it serves.
+/// The node that the plugin works for, and its network.
 pub(crate) const NODE: &str = "node1";
 pub(crate) const NETWORK: &str = "bench";
 
-/// The boot in which all addresses were given.
+/// The boot id recorded with all addresses.
 const BOOT: &str = "0123abcd";
 
 /// The blocks and addresses of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
-    /// How many blocks.
     pub(crate) blocks: u32,
-    /// How many addresses of each block are in use.
+    /// The number of addresses in use in each block.
     pub(crate) used: usize,
 }
 
-/// Opens a store that is there.
+/// Opens an existing store.
 pub(crate) async fn open(engine: &str, path: &Path) -> Outcome<MvccStore> {
     open_as(engine, path, Create::Never).await
 }
 
-/// Makes a store.
+/// Opens a store, and creates it if it is missing.
 pub(crate) async fn create(engine: &str, path: &Path) -> Outcome<MvccStore> {
     open_as(engine, path, Create::IfMissing).await
 }
@@ -54,7 +53,7 @@ async fn open_as(engine: &str, path: &Path, create: Create) -> Outcome<MvccStore
     })
 }
 
-/// Gives a node blocks of the pool, after `skip` others. One commit each.
+/// Gives a node blocks of the pool, starting at block number `skip`, with one commit per block.
 pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share) -> Outcome<()> {
     for number in 0..share.blocks {
         let cidr = block_number(skip + number)?;
@@ -66,14 +65,15 @@ pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share)
     Ok(())
 }
 
-/// A block of 64 addresses of the plugin's pool `10.0.0.0/12`, counted from its end. The last one is left out: it has the
-/// broadcast address, which the plugin keeps free.
+/// The block of 64 addresses with this number, counted from the end of the plugin's pool `10.0.0.0/12`. The last block
+/// is left out, because it contains the broadcast address, which the plugin does not assign.
 pub(crate) fn block_number(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
     Ok(IpNet::new(Ipv4Addr::from(first).into(), 26)?)
 }
 
-/// The documents of a node's block in which each of these containers has an address: block, affinity, handles.
+/// The documents of a node's block in which each of these containers has an address: the affinity, the handles and the
+/// block.
 pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>) -> Outcome<Vec<(Key, Value)>> {
     let owner = Owner::Host(node.to_owned());
     let mut block = Block::new(cidr, Some(&owner), OffsetDateTime::now_utc(), None)?;
@@ -91,26 +91,26 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Has addresses come and go until the log is at its bound and loses as much as it gets.
+/// Assigns and releases addresses until the log is full, so that each commit removes as much as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // Beyond the point at which the first revision goes, and until what filling has left beyond the bound is gone: then
-    // each commit takes away as much as it adds.
+    // Continue after the first revision is removed, until the excess that filling left beyond the bound is gone. From
+    // then on each commit removes as much as it adds.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }
     Ok(())
 }
 
-/// Addresses that come and go.
+/// Assigns and releases addresses.
 pub(crate) struct Churn {
     ipam: Ipam,
     pairs: u64,
 }
 
 impl Churn {
-    /// Makes the network's pool, if it is missing.
+    /// Creates the network's pool if it is missing.
     pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
         if ipam.inventory(soon()).await?.pools.is_empty() {
@@ -119,7 +119,7 @@ impl Churn {
         Ok(Self { ipam, pairs: 0 })
     }
 
-    /// An address that stays.
+    /// Assigns an address and keeps it.
     pub(crate) async fn add(&mut self, number: u64) -> Outcome<Attachment> {
         let mut request = one_address(NODE, 1 << 40 | number);
         request.v4_pools = vec![NETWORK.to_owned()];
@@ -128,7 +128,7 @@ impl Churn {
         Ok(attachment)
     }
 
-    /// An address that comes and goes.
+    /// Assigns an address and releases it.
     pub(crate) async fn pair(&mut self) -> Outcome<()> {
         self.pairs += 1;
         let attachment = self.add(1 << 41 | self.pairs).await?;
@@ -137,7 +137,7 @@ impl Churn {
     }
 }
 
-/// An IPv4 address for the container with this number.
+/// A request for an IPv4 address for the container with this number.
 pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
     let attachment = Attachment {
         network: NETWORK.to_owned(),
@@ -151,12 +151,12 @@ pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
     request
 }
 
-/// Long enough for any call.
+/// A deadline that is long enough for any call.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// How many addresses are held, by the blocks.
+/// The number of addresses held in all blocks.
 pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
     let blocks = store.list(kv::Range::Prefix(keys::blocks_prefix(None))).await?;
     let mut held = 0;
@@ -166,7 +166,7 @@ pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
     Ok(held)
 }
 
-/// An id like those of container runtimes.
+/// A container id in the format of container runtimes.
 pub(crate) fn container(number: u64) -> String {
     format!("{:016x}{:048x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), number)
 }

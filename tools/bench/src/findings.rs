@@ -1,5 +1,5 @@
-//! The findings of a run: tables, plots, and bounds. Printed when it is there, and kept in a file from which the pages
-//! of the book are brought up to date.
+//! The findings of a run: tables, plots and bounds. They are printed as soon as they are measured, and saved to a file
+//! from which `bench report` updates the pages of the book.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use crate::Outcome;
 use crate::report::print;
 
-/// All that one run has found.
+/// The findings of a run or of one of its parts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
-    /// By the name under which a page shows them.
+    /// Tables by the name that a page uses for them.
     pub(crate) tables: BTreeMap<String, Table>,
-    /// By the name of their file.
+    /// Plots by the name of their file.
     pub(crate) plots: BTreeMap<String, Plot>,
     pub(crate) goals: Vec<Goal>,
 }
 
-/// A table: the first column is text, the others are numbers.
+/// A table. The first column is text, the others are numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
@@ -28,7 +28,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// A bound.
+/// A measured value and its bound.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -36,25 +36,25 @@ pub(crate) struct Goal {
     pub(crate) bound: Bound,
 }
 
-/// Which side of a number is the good one.
+/// The limit of a measured value, and whether it is a maximum or a minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Bound {
     AtMost(f64),
     AtLeast(f64),
 }
 
-/// Lines over one axis.
+/// A plot with several lines.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plot {
     pub(crate) title: String,
     pub(crate) x: String,
     pub(crate) y: String,
-    /// The label of each point at the axis.
+    /// The labels of the points on the x axis.
     pub(crate) points: Vec<String>,
     pub(crate) lines: Vec<Line>,
 }
 
-/// One of them: a number for each point.
+/// A line of a plot, with one value for each point.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
@@ -62,31 +62,29 @@ pub(crate) struct Line {
 }
 
 impl Findings {
-    /// Prints a table and keeps it.
+    /// Prints a table and adds it.
     pub(crate) fn table(&mut self, name: &str, title: String, header: &[&str], rows: Vec<Vec<String>>) {
         print(&title, header, rows.clone());
         let header = header.iter().map(|text| (*text).to_owned()).collect();
         self.tables.insert(name.to_owned(), Table { title, header, rows });
     }
 
-    /// Keeps a bound.
     pub(crate) fn goal(&mut self, what: &str, measured: f64, bound: Bound) {
         self.goals.push(Goal { what: what.to_owned(), measured, bound });
     }
 
-    /// Keeps a plot.
     pub(crate) fn plot(&mut self, name: &str, plot: Plot) {
         self.plots.insert(name.to_owned(), plot);
     }
 
-    /// Takes in what another part has found.
+    /// Adds the findings of another part.
     pub(crate) fn take(&mut self, other: Self) {
         self.tables.extend(other.tables);
         self.plots.extend(other.plots);
         self.goals.extend(other.goals);
     }
 
-    /// Prints what had to be reached, and keeps that as a table with this name, too.
+    /// Prints the bounds, and adds them as a table of this name.
     pub(crate) fn conclude(&mut self, name: &str) {
         let goals = std::mem::take(&mut self.goals);
         if goals.is_empty() {
@@ -118,7 +116,7 @@ impl Goal {
 }
 
 impl Table {
-    /// As pages have it.
+    /// The table in Markdown, as pages contain it.
     pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rule: String = (0..self.header.len()).map(|column| if column == 0 { "|---" } else { "|---:" }).collect();

@@ -1,5 +1,5 @@
-//! The cost of a full store for an ADD: whole cold processes on a store with a full log and many addresses, beside the
-//! same on a store that is empty.
+//! Measures the cost of a full store for an ADD: whole cold processes on a store with a full log and many addresses,
+//! beside an empty store.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::{Outcome, Programs};
 /// How many times each contender is measured.
 const ROUNDS: u32 = 200;
 
-/// A store that is filled, and what it is called in the report.
+/// The contents of a filled store, and its name in the report.
 struct Load {
     name: &'static str,
-    /// Of how many nodes, the own one left out.
+    /// The number of nodes besides the plugin's own.
     others: u32,
     own: Share,
 }
@@ -24,7 +24,7 @@ const LOADS: [Load; 2] = [
     Load { name: "log at its bound, 100,000 addresses", others: 79, own: Share { blocks: 20, used: 32 } },
 ];
 
-/// Measures ADD and DEL on an empty store and on filled ones.
+/// Measures ADD and DEL on an empty store and on filled stores.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("loaded");
     std::fs::create_dir(&folder)?;
@@ -32,7 +32,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     sled(programs, &folder)
 }
 
-/// A store of the plugin's, with one network and one address in use.
+/// The plugin on a new store with one network and one address in use.
 fn begun(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Outcome<Contender> {
     std::fs::create_dir(folder)?;
     let contender = Contender::margay(programs, folder, name, engine);

@@ -1,10 +1,10 @@
-//! Measures Margay against peers and floors, all in one run and in turns, and prints medians and ratios.
+//! Measures Margay beside other plugins and minimal programs, in one run and in turns, and prints medians and ratios.
 //!
-//! Times are of whole processes, from before the spawn to after the wait, as a container runtime sees them, or of calls.
+//! A time is of a call, or of a whole process from before the spawn to after the wait, as a container runtime sees it.
 //!
-//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN], or bench report FILE, which brings the pages of the book up to
-//! date with what was found. The parts `single` and `cold` measure the baseline, another build of the plugin, in turns with
-//! this one.
+//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The parts `single` and `cold` measure the baseline,
+//! another build of the plugin, in turns with this build. `bench report FILE` updates the pages of the book with the
+//! saved findings.
 
 mod api;
 mod cluster;
@@ -30,18 +30,18 @@ use std::time::Duration;
 
 use crate::findings::Findings;
 
-/// Hundreds of hosts in one process, and the bare clients beside them, allocate from all threads at once: so not what the C
-/// library has for that.
+/// Hundreds of simulated hosts and bare clients allocate from all threads at once, so this program does not use the C
+/// library's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The result of everything here.
+/// The result of all functions here.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// One part of the measurements: prints its table.
+/// One part of the measurements. Prints its table.
 type Part = fn(&Programs, &Path) -> Outcome<()>;
 
-/// Where the programs under test are.
+/// The paths of the programs under test.
 #[derive(Debug, Default)]
 struct Programs {
     plugin: PathBuf,
@@ -49,23 +49,24 @@ struct Programs {
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
-    /// Built and linked as the plugin is.
+    /// Built and linked like the plugin.
     floor_etcd: PathBuf,
-    /// Makes a pair of interfaces and a route; built and linked as the plugin is.
+    /// Creates a veth pair and a route. Built and linked like the plugin.
     floor_wire: PathBuf,
-    /// Another build of the plugin, measured in turns with this one.
+    /// Another build of the plugin, measured in turns with this build.
     baseline: Option<PathBuf>,
 }
 
 impl Programs {
-    /// The folder of the programs as they are installed.
+    /// The folder with the programs as they are installed.
     fn installed() -> Outcome<PathBuf> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
         Ok(folder.join(format!("../programs/{}", std::env::consts::ARCH)))
     }
 
-    /// Finds floors beside this program, programs to install beside its folder, and host-local where it is installed.
+    /// Finds the floor programs beside this program, the installed programs beside its folder, and host-local where
+    /// distributions install it.
     fn find(baseline: Option<PathBuf>) -> Outcome<Self> {
         if let Some(missing) = baseline.as_deref().filter(|path| !path.is_file()) {
             return Err(format!("{}: --baseline takes the file of another margay-ipam", missing.display()).into());
@@ -99,11 +100,11 @@ impl Programs {
     }
 }
 
-/// The user's wishes.
+/// The arguments of the command line.
 #[derive(Debug, Default)]
 struct Wish {
     parts: Vec<String>,
-    /// Where findings are kept.
+    /// The file for the findings.
     file: Option<PathBuf>,
     /// Another build of the plugin.
     baseline: Option<PathBuf>,
@@ -137,7 +138,7 @@ impl Wish {
     }
 }
 
-/// Parts that print what they measure: processes on stores of this machine, and calls to etcd.
+/// Parts that only print their measurements: processes on stores of this machine, and calls to etcd.
 const PRINTED: [(&str, Part); 7] = [
     ("single", single::run),
     ("crowd", crowd::run),
@@ -148,7 +149,7 @@ const PRINTED: [(&str, Part); 7] = [
     ("etcd", |_, _| etcd::run()),
 ];
 
-/// Parts that return what they measure.
+/// Parts that print and return their measurements.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
     [("operator", operator::run as cluster::Part), ("serve", serve::run), ("api", api::run)]
         .into_iter()
@@ -191,7 +192,7 @@ fn main() -> Outcome<()> {
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 
-/// Earlier writes must not slow the next part: each begins on an idle disk.
+/// Starts each part on an idle disk, so that earlier writes do not slow it.
 fn settle() {
     nix::unistd::sync();
     std::thread::sleep(Duration::from_secs(2));

@@ -1,4 +1,4 @@
-//! Every kind of call, for a program that records what it executes; see `scripts/find-hot`.
+//! Runs every kind of call once, for a plugin that records what it executes. See `scripts/find-hot`.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// How many containers an embedded store gets: redb moves its journal into its file after twenty to thirty commits.
+/// How many containers an embedded store gets. Redb moves its journal into its file after twenty to thirty commits.
 const CONTAINERS: u32 = 20;
 
-/// Runs ADD and DEL on a store, with `plugin` in the plugin's place.
+/// Runs ADD and DEL on a store, with `plugin` as the plugin.
 pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     let programs = Programs { plugin, margay: Programs::installed()?.join("margay"), ..Programs::default() };
     let folder = tempfile::Builder::new().prefix("margay-once").tempdir()?;
@@ -28,7 +28,7 @@ pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     }
 }
 
-/// Adds containers, and removes them.
+/// Adds containers and deletes them.
 pub(crate) fn add_and_del(contender: &Contender, containers: u32) -> Outcome<()> {
     for container in 0..containers {
         contender.add(&format!("c{container}"))?;

@@ -1,4 +1,4 @@
-//! The operator's command on stores with much in them, and what an ADD notices of it.
+//! Measures the operator's commands on full stores, and how much they delay an ADD.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,25 +21,25 @@ use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 use testkit::server::Etcd;
 
-/// The contents of the store: so many nodes, each with so many blocks of 64, each with so many addresses in use.
+/// The contents of the store: the number of nodes, of blocks of 64 per node, and of addresses in use per block.
 const NODES: u32 = 100;
 const BLOCKS: u32 = 100;
 const USED: u64 = 50;
 const ADDRESSES: u64 = NODES as u64 * BLOCKS as u64 * USED;
-/// How many commits wait together while it is filled.
+/// How many commits run concurrently while the store is filled.
 const FILLERS: usize = 64;
 /// How often each command is measured.
 const ROUNDS: usize = 3;
 /// How many ADDs are made beside each command.
 const ADDS: u32 = 200;
-/// The bounds of a command, in seconds and MiB, and the milliseconds by which it may hold up an ADD.
+/// The bounds of a command in seconds and MiB, and the milliseconds by which it may delay an ADD.
 const SECONDS: f64 = 5.0;
 const MEMORY: f64 = 300.0;
 const HELD_UP: f64 = 50.0;
-/// The number of addresses that must move in a second.
+/// The lower bound of a migration, in addresses per second.
 const MOVED: f64 = 50_000.0;
 
-/// How long a command took, and how much memory.
+/// The duration and peak memory of a command.
 #[derive(Clone, Copy)]
 struct Cost {
     seconds: f64,
@@ -68,11 +68,11 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Fills a store that the plugin has made.
+/// Fills a store that the plugin has created.
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // One more: the plugin has one of these.
+    // One block more than needed, because the plugin already has one of these.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;
@@ -96,7 +96,7 @@ async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Runs a command to its end, and says what it has cost.
+/// Runs a command to its end and returns its cost.
 fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();
@@ -111,7 +111,7 @@ fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     Ok(Cost { seconds, mib: kib / 1024.0 })
 }
 
-/// How fast a store is moved to another one.
+/// Measures the migration of a store to each target.
 fn moves(programs: &Programs, source: &str, targets: &[(&str, String)], findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for (engine, target) in targets {
@@ -136,7 +136,7 @@ fn moves(programs: &Programs, source: &str, targets: &[(&str, String)], findings
     Ok(())
 }
 
-/// The cost of a scan of a store.
+/// Measures the commands that read a whole store.
 fn looks(programs: &Programs, stores: &[(&str, String)], folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let file = folder.join("export").display().to_string();
     let mut rows = Vec::new();
@@ -175,7 +175,7 @@ fn commands(file: &str) -> [(&'static str, Vec<&str>); 3] {
     ]
 }
 
-/// How long an ADD takes while a command is at work, again and again.
+/// Measures ADDs while a command runs repeatedly.
 fn beside(
     programs: &Programs,
     contender: &Contender,
@@ -230,7 +230,7 @@ fn row(name: &str, times: &Times, alone: &Times, runs: usize) -> Vec<String> {
     ]
 }
 
-/// The times of ADDs, each followed by its DEL and a pause.
+/// Measures ADDs, each followed by its DEL and a pause.
 fn pairs(contender: &Contender, name: &str) -> Outcome<Times> {
     let mut times = Times::default();
     for number in 0..ADDS {

@@ -1,7 +1,7 @@
-//! Brings pages of the book up to date with what a run has found.
+//! Updates pages of the book with the findings of a run.
 //!
-//! A page marks where a table goes with `<!-- measured: NAME -->` and `<!-- end -->`; what is between them is replaced. Plots
-//! are files. Sections that the run has nothing for stay as they are.
+//! A page marks the place of a table with `<!-- measured: NAME -->` and `<!-- end -->`. The text between these marks is
+//! replaced. Plots are files. Sections without a finding stay unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::plot;
 const BEGIN: &str = "<!-- measured: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end -->";
-/// The pages that have such sections, and where plots are, from the top of the repository.
+/// The pages with marked sections, and the folder of plots, relative to the top of the repository.
 const PAGES: [&str; 1] = ["docs/performance.md"];
 const PLOTS: &str = "docs/performance";
 
@@ -37,7 +37,7 @@ pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// A page with the tables that there are, and how many these were.
+/// Replaces the marked tables that were found, and returns the page and the number of replaced tables.
 fn fill(page: &str, findings: &Findings) -> Result<(String, usize), String> {
     let (mut done, mut rest, mut filled) = (String::new(), page, 0);
     while let Some((before, after)) = rest.split_once(BEGIN) {

@@ -1,4 +1,4 @@
-//! Drawings of measurements, as SVG: dark on white, so that they can be read on light and on dark pages.
+//! Draws measurements as SVG, dark on white, so that they are readable on light and on dark pages.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use crate::Outcome;
 use crate::findings::Plot;
 
 const SIZE: (u32, u32) = (720, 380);
-/// Readers who see no colours can distinguish them, too: they differ in brightness.
+/// Colours that also differ in brightness, for readers who do not see colours.
 const COLOURS: [RGBColor; 3] = [RGBColor(0, 90, 181), RGBColor(220, 110, 0), RGBColor(110, 110, 110)];
 const TEXT: RGBColor = RGBColor(40, 40, 40);
 
-/// Draws a plot into a file. Points stand at equal distances, whatever their numbers; the other axis begins at 0.
+/// Draws a plot into a file. Points have equal distances, whatever their values. The y axis starts at 0.
 pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
@@ -46,7 +46,7 @@ pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
         chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, colour.filled())))?;
     }
-    // The points' names and what they are stand below, since the library would name places between them as well.
+    // The labels of the x axis are drawn here, since the library would also print labels between the points.
     let (places, bottom) = (chart.plotting_area().clone(), SIZE.1.cast_signed());
     let centred = |size: i32| {
         text(size).pos(plotters::style::text_anchor::Pos::new(

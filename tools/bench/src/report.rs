@@ -14,12 +14,11 @@ impl Times {
         self.0.push(time);
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Takes in those of another.
+    /// Appends the times of another contender.
     pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);
     }
@@ -34,7 +33,7 @@ impl Times {
         sorted.get(index).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
     }
 
-    /// All of them together, in milliseconds.
+    /// The total time in milliseconds.
     pub(crate) fn sum(&self) -> f64 {
         self.0.iter().sum::<Duration>().as_secs_f64() * 1000.0
     }
@@ -50,14 +49,14 @@ impl Extend<Duration> for Times {
     }
 }
 
-/// The middle one; NaN if there is none.
+/// The median, or NaN for an empty slice.
 pub(crate) fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a table under a title; the first column is text, the others are numbers.
+/// Prints a table with a title. The first column is text, the others are numbers.
 #[expect(clippy::print_stdout, reason = "the report is what this program is for")]
 pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
     let mut table = Table::new();

@@ -1,4 +1,5 @@
-//! The daemon `margay serve`: plugins that ask it, beside plugins that go by themselves, and what it costs.
+//! Measures plugins that use the daemon `margay serve` beside plugins that open the store themselves, and the daemon's
+//! cost.
 
 use std::fs;
 use std::path::Path;
@@ -21,34 +22,34 @@ use crate::{Outcome, Programs};
 const RESIDENTS: u32 = 40;
 /// How many times each contender is measured.
 const ROUNDS: u32 = 300;
-/// How many rounds of many callers there are.
+/// How many rounds with many callers there are.
 const CROWDS: usize = 10;
-/// How many blocks the store has whose daemon is started.
+/// How many blocks the store of the measured daemon has.
 const BLOCKS: u32 = 10_000;
 /// How often the daemon is started.
 const STARTS: usize = 10;
-/// For how long the idle daemon is looked at.
+/// How long the idle daemon is measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A daemon, until this is dropped.
+/// A running daemon. Dropping it ends the process with SIGTERM.
 pub(crate) struct Daemon {
     child: Child,
 }
 
 impl Daemon {
-    /// Starts the daemon of a store, and waits until it has its socket.
+    /// Starts the daemon of a store, and waits for its socket.
     pub(crate) fn start(programs: &Programs, url: &str) -> Outcome<Self> {
         Self::start_with(programs, url, &[])
     }
 
-    /// The same with options.
+    /// [`Daemon::start`] with further options of `margay serve`.
     pub(crate) fn start_with(programs: &Programs, url: &str, options: &[&str]) -> Outcome<Self> {
         let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
         let name = String::from_utf8(name.stdout)?;
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // As the systemd unit has it.
+        // The settings of the systemd unit.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -61,17 +62,17 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The number of the process.
+    /// The id of the process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// A field of a file of the process under /proc.
+    /// Reads a file of the process under /proc.
     fn process(&self, file: &str) -> Outcome<String> {
         Ok(fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?)
     }
 
-    /// The memory that it has now, in MiB.
+    /// The daemon's resident memory in MiB.
     fn mib(&self) -> Outcome<f64> {
         let status = self.process("status")?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
@@ -79,11 +80,11 @@ impl Daemon {
         Ok(kib / 1024.0)
     }
 
-    /// The processor time that it has used, in seconds, that of threads that have ended among it.
+    /// The processor time of the process in seconds, including threads that have ended.
     fn seconds(&self) -> Outcome<f64> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let stat = self.process("stat")?;
-        // The name of the program, in parentheses, may have blanks.
+        // The program's name, in parentheses, may contain spaces.
         let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / TICKS_PER_SECOND)
@@ -99,7 +100,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Measures calls with and without the daemon, and the daemon itself.
+/// Measures calls with and without the daemon, and the daemon's own cost.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut findings = Findings::default();
     let folder = folder.join("serve");
@@ -158,8 +159,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Many callers at once. The ratio of a tail is the median of the rounds: the machine's own pauses, of tens of milliseconds, fall
-/// into one or two rounds of every contender, empty processes among them, and would be the 99th percentile of all.
+/// Measures many concurrent callers. The ratio of a tail is the median over rounds: pauses of the machine, of tens of
+/// milliseconds, hit one or two rounds of every contender, even of empty processes, and would become the 99th
+/// percentile of all calls.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
@@ -170,7 +172,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
-            // The addresses are released again, unmeasured.
+            // Release the addresses again, unmeasured.
             at_once(contender, Verb::Del, round)?;
         }
     }
@@ -203,8 +205,8 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Memory and processor time of a daemon that nobody asks any more, and the time from its start to its first answer. The memory
-/// after a listing of all blocks is no goal: it is the store's size that decides.
+/// Measures the memory and processor time of an idle daemon, and the time from its start to its first answer. The
+/// memory after a list of all blocks has no bound, because it depends on the size of the store.
 fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

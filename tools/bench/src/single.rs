@@ -1,4 +1,4 @@
-//! One caller: whole cold processes, one after another, the contenders in turns.
+//! One caller: measures whole cold processes, one after another, with the contenders in turns.
 
 use std::fs;
 use std::path::Path;
@@ -60,7 +60,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     memory_and_size(programs, &redb)
 }
 
-/// The most memory that an ADD of a plugin has, in KiB.
+/// The peak memory of a plugin's ADD, in KiB.
 pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     let (program, netconf) = contender.as_plugin().ok_or("not a plugin")?;
     let kib = peak_of(program, netconf, &[])?;
@@ -68,7 +68,7 @@ pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     Ok(kib)
 }
 
-/// The most memory that an ADD of the container `peak` has, in KiB, with these variables beside the usual ones.
+/// The peak memory of an ADD of the container `peak`, in KiB, with these further environment variables.
 pub(crate) fn peak_of(program: &Path, netconf: &str, variables: &[(&str, &str)]) -> Outcome<f64> {
     let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
     peak.envs(variables.iter().copied()).args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
@@ -90,7 +90,7 @@ fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a program with our own environment, and prints the most memory that it had, in KiB.
+/// Runs a program in the environment of this process, and prints its peak memory in KiB.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_peak_of(arguments: &[String]) -> Outcome<()> {
     let [program, input, arguments @ ..] = arguments else {

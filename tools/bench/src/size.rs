@@ -1,4 +1,4 @@
-//! How large a store gets when addresses come and go for ever.
+//! Measures how large a store gets while addresses are assigned and released continuously.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use crate::fill::{self, Churn};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// How many pairs of ADD and DEL; `PAIRS` says otherwise.
+/// The number of pairs of ADD and DEL. The environment variable `PAIRS` overrides it.
 const PAIRS: u64 = 1_000_000;
-/// How often the size is looked at.
+/// The number of pairs between two measurements of the size.
 const LOOK_EVERY: u64 = 2_000;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Measures the size of stores in memory, where a sync costs nothing: the disk's speed does not matter here, and a
-/// million pairs would take hours.
+/// Measures stores on a file system in memory, where a sync costs nothing. The disk's speed does not matter here, and a
+/// million pairs on a disk would take hours.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let pairs = std::env::var("PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(PAIRS);
     let in_memory = Path::new("/dev/shm");
@@ -44,7 +44,7 @@ pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the largest size seen.
+/// Adds and deletes addresses, and returns the largest size in bytes.
 async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     let store = fill::create(engine, path).await?;
     let mut churn = Churn::begin(&store).await?;
@@ -63,7 +63,7 @@ async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     Ok(largest)
 }
 
-/// The bytes of all files in a folder, as many as they say.
+/// The sum of the lengths of all files in a folder.
 fn size(path: &Path) -> Outcome<u64> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() {
@@ -71,7 +71,7 @@ fn size(path: &Path) -> Outcome<u64> {
     }
     let mut sum = 0;
     for entry in fs::read_dir(path)? {
-        // sled removes files of its own meanwhile.
+        // A file may be gone: sled removes files meanwhile.
         sum += size(&entry?.path()).unwrap_or_default();
     }
     Ok(sum)

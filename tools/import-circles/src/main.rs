@@ -1,7 +1,7 @@
-//! Finds import circles: source files of a crate of which each needs the next, and the last the first.
+//! Finds import circles: source files of a crate of which each needs the next, and the last needs the first.
 //!
-//! `import-circles 3 FOLDER...` fails if a circle of more than three files is in one of these crates. A file needs another one if
-//! it names something of it; what a module re-exports counts as the file that has it. Tests count for nothing.
+//! `import-circles 3 FOLDER...` fails if one of these crates has a circle of more than three files. A file needs
+//! another file if it names an item there. A re-exported item counts for the file that defines it. Tests are ignored.
 
 mod source;
 
@@ -44,7 +44,8 @@ fn fail(text: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The circles of more than `most` files in a crate; for each file a line with what it needs of the others.
+/// Returns the circles of more than `most` files in a crate. Each file is a line with the other files of the circle
+/// that it needs.
 fn circles(folder: &Path, most: usize) -> Result<Vec<Vec<String>>, String> {
     let krate = Crate::read(&folder.join("src"))?;
     let mut graph = DiGraph::<&str, ()>::new();

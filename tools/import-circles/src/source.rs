@@ -1,4 +1,4 @@
-//! The source files of a crate, and the names of other files in each.
+//! The source files of a crate, and the items of other files that each names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -9,13 +9,13 @@ use proc_macro2::TokenStream;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 
-/// A path of names: of a module from the root on, or of anything as a file spells it.
+/// A path of names: of a module from the crate's root, or of an item as a file writes it.
 type Names = Vec<String>;
 
 /// The files of a crate.
 pub(crate) struct Crate {
     files: Vec<File>,
-    /// The file of each module.
+    /// The index of each module's file.
     modules: BTreeMap<Names, usize>,
 }
 
@@ -23,14 +23,14 @@ pub(crate) struct Crate {
 struct File {
     module: Names,
     name: String,
-    /// The names in it, from the crate's root on.
+    /// The paths in the file, from the crate's root.
     uses: Vec<Names>,
-    /// Its re-exports, by name.
+    /// The paths of re-exports, by name.
     exports: BTreeMap<String, Names>,
 }
 
 impl Crate {
-    /// Reads the files below a folder, but for those of tests.
+    /// Reads the files below a folder, except tests.
     pub(crate) fn read(folder: &Path) -> Result<Self, String> {
         let mut files = Vec::new();
         read_below(folder, &mut Vec::new(), &mut files)?;
@@ -38,12 +38,12 @@ impl Crate {
         Ok(Self { files, modules })
     }
 
-    /// The names of the files, as modules.
+    /// The modules' names, in the order of the files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|file| file.name.as_str())
     }
 
-    /// For each file the others that it needs.
+    /// The indexes of the other files that each file needs.
     pub(crate) fn needs(&self) -> Vec<BTreeSet<usize>> {
         let needs = |(at, file): (usize, &File)| {
             file.uses.iter().filter_map(|names| self.file_of(names)).filter(|other| *other != at).collect()
@@ -51,10 +51,10 @@ impl Crate {
         self.files.iter().enumerate().map(needs).collect()
     }
 
-    /// The file that has what these names mean.
+    /// The index of the file that defines an item.
     fn file_of(&self, names: &Names) -> Option<usize> {
         let mut names = names.clone();
-        // A re-export may lead to another one.
+        // A re-export may lead to another re-export.
         for _ in 0..16 {
             let length = (0..=names.len()).rev().find(|length| self.modules.contains_key(&names[..*length]))?;
             let at = self.modules[&names[..length]];
@@ -97,16 +97,16 @@ fn read_below(folder: &Path, module: &mut Names, files: &mut Vec<File>) -> Resul
     Ok(())
 }
 
-/// Collects what a file names.
+/// Collects the paths in a file.
 struct Reader {
     file: File,
-    /// The module whose items are being read: that of the file, or one within it.
+    /// The module whose items are being read: the file's module or one inside the file.
     place: Names,
 }
 
 impl Reader {
-    /// Names as the file spells them, from the crate's root on. Those of another crate seem to be of this module, which needs
-    /// nothing of itself.
+    /// Turns a path as the file writes it into a path from the crate's root. A path of another crate becomes one of
+    /// this module, which is harmless because a file does not need itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
         while let Some((first, after)) = rest.split_first() {
@@ -158,7 +158,7 @@ impl Reader {
         }
     }
 
-    /// The paths in the text that a macro gets.
+    /// Collects the paths in the tokens of a macro call.
     fn tokens(&mut self, tokens: &TokenStream) {
         let text = tokens.to_string().replace(" :: ", "::");
         let is_of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';

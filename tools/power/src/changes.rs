@@ -1,5 +1,5 @@
-//! Files and folders: for the content of the one and the names in the other, what is durable, what programs see, and the changes in
-//! between. A seed chooses the changes that survive a power cut.
+//! The durable and the visible state of file contents and folder entries, with the unsynced changes in between. A seed
+//! chooses the changes that survive a power cut.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,13 +7,13 @@ use std::ops::Range;
 
 use fastrand::Rng;
 
-/// A disk writes a sector as a whole or not at all.
+/// The unit of atomic writes, in bytes.
 const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
 enum ContentChange {
     Length(usize),
-    /// Within the length.
+    /// A write within the file's length.
     Write {
         at: usize,
         bytes: Vec<u8>,
@@ -39,7 +39,7 @@ impl File {
         &self.seen
     }
 
-    /// True if something is not durable yet.
+    /// True if a change is not durable yet.
     pub(crate) fn is_unsynced(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -58,7 +58,7 @@ impl File {
         self.changes.push(ContentChange::Write { at, bytes: bytes.to_vec() });
     }
 
-    /// Makes durable what programs see.
+    /// Makes the visible content durable.
     pub(crate) fn sync(&mut self) {
         for change in self.changes.drain(..) {
             match change {
@@ -68,7 +68,7 @@ impl File {
         }
     }
 
-    /// The content that a power cut leaves.
+    /// Draws the content that a power cut leaves.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Vec<u8> {
         let lengths = self.changes.iter().filter(|change| matches!(change, ContentChange::Length(_))).count();
         let mut lengths = luck.of_length(lengths);
@@ -105,7 +105,7 @@ impl File {
     }
 }
 
-/// The parts of a write that are in one sector each.
+/// Splits a write at sector boundaries.
 fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = at + length;
     let mut from = at;
@@ -116,7 +116,7 @@ fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Names, and the numbers of what they name.
+/// The entries of a folder: names, and the node numbers of files and folders.
 pub(crate) type Names = BTreeMap<OsString, u64>;
 
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl NameChange {
     }
 }
 
-/// A folder.
+/// The entries of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
     durable: Names,
@@ -163,7 +163,7 @@ impl Folder {
         &self.seen
     }
 
-    /// True if something is not durable yet.
+    /// True if a change is not durable yet.
     pub(crate) fn is_unsynced(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -180,7 +180,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Gives what has the name `from` the name `to`, instead of what has that one.
+    /// Renames the entry `from` to `to`, replacing an existing entry.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }
@@ -190,14 +190,14 @@ impl Folder {
         self.changes.push(change);
     }
 
-    /// Makes durable what programs see.
+    /// Makes the visible entries durable.
     pub(crate) fn sync(&mut self) {
         for change in self.changes.drain(..) {
             change.apply(&mut self.durable);
         }
     }
 
-    /// The entries that a power cut leaves.
+    /// Draws the entries that a power cut leaves.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Names {
         let mut left = self.durable.clone();
         let survivors = luck.of_folder(self.changes.len());
@@ -206,36 +206,36 @@ impl Folder {
     }
 }
 
-/// The unsynced changes to a folder that survive.
+/// Which unsynced changes to a folder survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folders {
-    /// The first so many, by chance: none, some or all.
+    /// A random number of the first changes: none, some or all.
     Prefix,
-    /// None: a name is durable when its folder was synced, and not before.
+    /// None. A name is durable only after a sync of its folder.
     Strict,
 }
 
-/// A power cut: the chances of what was not synced.
+/// The seed and rules that decide which unsynced changes survive a power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// The same seed and the same changes leave the same image.
+    /// The seed. One seed and one sequence of changes always leave the same image.
     pub seed: u64,
-    /// The changes to folders that survive.
+    /// Which changes to folders survive.
     pub folders: Folders,
 }
 
-/// The chances of one cut.
+/// Draws the changes that survive one cut.
 pub(crate) struct Luck {
     random: Rng,
     folders: Folders,
-    /// How many of a hundred sectors survive.
+    /// The percentage of sectors that survive.
     percent: u8,
 }
 
 impl Luck {
     pub(crate) fn new(cut: Cut) -> Self {
         let mut random = Rng::with_seed(cut.seed);
-        // Nearly all or nearly nothing finds other faults than a half.
+        // Cuts that keep nearly all or nearly nothing find other faults than cuts that keep half.
         let percent = random.choice([0, 10, 50, 50, 90, 100]).unwrap_or(50);
         Self { random, folders: cut.folders, percent }
     }
@@ -244,7 +244,7 @@ impl Luck {
         self.random.u8(0..100) < self.percent
     }
 
-    /// How many of the writes to one sector got through: none, all or some.
+    /// Draws how many of the writes to one sector survive: all, some or none.
     fn of_sector(&mut self, writes: usize) -> usize {
         match self.survives() {
             true if self.random.u8(0..4) == 0 => self.random.usize(1..=writes),
@@ -253,12 +253,12 @@ impl Luck {
         }
     }
 
-    /// How many of the changes of one length got through.
+    /// Draws how many of the changes to one file's length survive.
     fn of_length(&mut self, changes: usize) -> usize {
         if self.survives() { changes } else { self.random.usize(0..=changes) }
     }
 
-    /// How many of the changes to one folder got through.
+    /// Draws how many of the changes to one folder survive.
     pub(crate) fn of_folder(&mut self, changes: usize) -> usize {
         match self.folders {
             Folders::Prefix => self.of_length(changes),
@@ -266,7 +266,7 @@ impl Luck {
         }
     }
 
-    /// Whether the newer one of two times got through.
+    /// Draws whether the newer of two times survives.
     pub(crate) fn of_time(&mut self) -> bool {
         self.survives()
     }
@@ -278,12 +278,12 @@ mod tests {
 
     use super::{Cut, Folders, *};
 
-    /// All that cuts with many seeds leave.
+    /// The contents that cuts with many seeds leave.
     fn content_outcomes(file: &File) -> BTreeSet<Vec<u8>> {
         (0..2_000).map(|seed| file.after_cut(&mut Luck::new(Cut { seed, folders: Folders::Strict }))).collect()
     }
 
-    /// A file of sectors that are filled with one byte each.
+    /// A file of sectors, each filled with one byte.
     fn sectors(bytes: &[u8]) -> Vec<u8> {
         bytes.iter().flat_map(|byte| [*byte; SECTOR]).collect()
     }

@@ -1,4 +1,4 @@
-//! The disk: everything on it, its power, what it does about syncs, and its content while it has no power.
+//! The disk: its files and folders, its power, how it treats syncs, and its image while it has no power.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,18 +12,18 @@ use std::time::SystemTime;
 use crate::changes::{Cut, File, Folder, Luck, Names};
 use crate::serve::Mounted;
 
-/// The answer of a disk to a sync.
+/// How a disk treats a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncs {
-    /// Its purpose.
+    /// A sync makes the changes durable.
     Kept,
-    /// Nothing: it says that it is done.
+    /// A sync reports success and does nothing.
     Ignored,
-    /// The same for folders; syncs of files are kept.
+    /// Syncs of folders are ignored, and syncs of files are kept.
     IgnoredForFolders,
 }
 
-/// A disk. Copies of this value are the same disk.
+/// A disk. Clones share the same disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) state: Arc<Mutex<State>>,
@@ -33,7 +33,7 @@ pub struct Disk {
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
-    /// The entries of folders as they were when they were opened, by the numbers of these openings.
+    /// The entries of open folders, fixed when each was opened, by file handle.
     pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
     syncs: Syncs,
     power: Power,
@@ -45,7 +45,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// It fails after so many more operations.
+    /// The power fails after this many more operations.
     Left(u64),
     Cut,
 }
@@ -65,19 +65,19 @@ pub(crate) enum Kind {
 }
 
 impl Node {
-    /// A new one, of which nothing is durable.
+    /// A new file or folder, nothing of which is durable.
     pub(crate) fn new(about: About, kind: Kind) -> Self {
         Self { about, durable_time: about.changed, kind }
     }
 
-    /// Notes that it was changed now.
+    /// Sets the time of the last change to now.
     pub(crate) fn touch(&mut self) {
         self.about.changed = SystemTime::now();
     }
 }
 
 impl Disk {
-    /// A disk with this on it.
+    /// Creates a disk from an image.
     #[must_use]
     pub fn new(image: Image, syncs: Syncs) -> Self {
         let node = |saved: Saved| {
@@ -93,15 +93,15 @@ impl Disk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Mounts it on a folder. Only root can do that.
+    /// Mounts the disk on a folder. Needs root.
     ///
     /// # Errors
-    /// Those of `/dev/fuse` and of mounting.
+    /// `/dev/fuse` cannot be opened, or the mount fails.
     pub fn mount(&self, at: &Path) -> io::Result<Mounted> {
         Mounted::new(self, at)
     }
 
-    /// Cuts the power after so many more operations that change something or sync.
+    /// Cuts the power after this many more operations that change something or sync.
     pub fn cut_after(&self, operations: u64) {
         let mut state = self.state();
         if state.power != Power::Cut {
@@ -114,18 +114,18 @@ impl Disk {
         self.state().power = Power::Cut;
     }
 
-    /// Takes the cut back, as if the power had been there all the time: nothing is lost. Operations that failed meanwhile were not done.
-    /// So a program can be killed after an exact number of operations.
+    /// Restores the power as if it had never failed. No data is lost, and operations that failed meanwhile were not
+    /// done. This allows killing a program after an exact number of operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
 
-    /// Lets syncs wait, until [`go_on`](Self::go_on) or a cut. All other requests are answered.
+    /// Makes syncs wait until [`go_on`](Self::go_on) or a cut. All other requests are answered.
     pub fn hang(&self) {
         self.state().hangs = true;
     }
 
-    /// Ends [`hang`](Self::hang): the syncs that wait are carried out.
+    /// Ends [`hang`](Self::hang). The waiting syncs are carried out.
     pub fn go_on(&self) {
         self.state().hangs = false;
     }
@@ -136,19 +136,19 @@ impl Disk {
         self.state().power == Power::Cut
     }
 
-    /// Does something before the power is cut, or not at all: no cut comes in between. That must not wait for the disk.
+    /// Runs `work` unless the power was cut. No cut can happen while it runs. `work` must not wait for the disk.
     pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (state.power != Power::Cut).then(work)
     }
 
-    /// How many operations there were that changed something or synced.
+    /// The number of operations so far that changed something or synced.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// The files and folders with changes that are not durable, as programs see them; `/` is the disk itself.
+    /// The files and folders with unsynced changes, by the paths that programs see; `/` is the root of the disk.
     #[must_use]
     pub fn unsynced(&self) -> Vec<PathBuf> {
         let state = self.state();
@@ -170,7 +170,7 @@ impl Disk {
         unsynced
     }
 
-    /// The image that this cut leaves.
+    /// Draws the image that this cut leaves.
     #[must_use]
     pub fn after_cut(&self, cut: Cut) -> Image {
         let state = self.state();
@@ -202,17 +202,17 @@ impl Disk {
 }
 
 impl State {
-    /// True as long as there is power.
+    /// True unless the power was cut.
     pub(crate) fn is_on(&self) -> bool {
         self.power != Power::Cut
     }
 
-    /// True while syncs have to wait.
+    /// True while syncs must wait.
     pub(crate) fn hangs(&self) -> bool {
         self.hangs && self.is_on()
     }
 
-    /// Begins an operation that changes something or syncs. False if there is no power.
+    /// Counts an operation that changes something or syncs. Returns false if there is no power.
     pub(crate) fn begin(&mut self) -> bool {
         match &mut self.power {
             Power::Cut => return false,
@@ -227,7 +227,7 @@ impl State {
         true
     }
 
-    /// Makes a file or a folder durable, unless the disk lies.
+    /// Makes a file or a folder durable, unless the disk ignores the sync.
     pub(crate) fn sync(&mut self, number: u64) {
         let syncs = self.syncs;
         let Some(node) = self.nodes.get_mut(&number) else { return };
@@ -239,7 +239,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or a folder that has no name yet, and returns its number.
+    /// Adds a file or a folder without a name, and returns its number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -262,18 +262,18 @@ impl State {
     }
 }
 
-/// The number of the folder that everything else is in.
+/// The number of the root folder.
 const ROOT: u64 = 1;
 
-/// The content of a disk while it has no power: folders and files, all of them durable.
+/// The content of a disk without power: folders and files, all of them durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
-    /// A number that nothing ever had.
+    /// The next unused node number.
     pub(crate) next: u64,
 }
 
-/// A file or a folder.
+/// A file or a folder in an image.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     pub(crate) about: About,
@@ -286,7 +286,6 @@ pub(crate) struct About {
     pub(crate) mode: u16,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// When it was changed last.
     pub(crate) changed: SystemTime,
 }
 
@@ -297,7 +296,7 @@ pub(crate) enum Content {
 }
 
 impl Default for Image {
-    /// An empty disk.
+    /// The image of an empty disk.
     fn default() -> Self {
         let about = About { mode: 0o755, uid: 0, gid: 0, changed: SystemTime::UNIX_EPOCH };
         let root = Saved { about, content: Content::Folder(Names::new()) };
@@ -306,10 +305,10 @@ impl Default for Image {
 }
 
 impl Image {
-    /// A disk with what is in this folder.
+    /// Reads an image from a folder.
     ///
     /// # Errors
-    /// Those of reading it; `Unsupported` for what is no folder and no file.
+    /// Reading fails, or `Unsupported` for an entry that is neither a file nor a folder.
     pub fn of_folder(path: &Path) -> io::Result<Self> {
         let mut image = Self { nodes: BTreeMap::new(), next: ROOT + 1 };
         image.take_in(path, ROOT)?;
@@ -338,10 +337,10 @@ impl Image {
         Ok(())
     }
 
-    /// Copies everything on it into a folder, which is made.
+    /// Writes the image to a folder, which must not exist.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Writing fails.
     pub fn copy_to(&self, path: &Path) -> io::Result<()> {
         self.copy_node(ROOT, path)
     }

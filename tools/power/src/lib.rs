@@ -1,24 +1,24 @@
-//! A disk in user space that forgets what was not synced when its power is cut.
+//! A disk in user space that forgets unsynced data when its power is cut.
 //!
-//! A [`Disk`] is a file system in memory, mounted by FUSE, so that real programs run on it. It keeps two versions of
-//! everything: what programs see, and what a sync has made durable, with the changes in between. After [`Disk::cut`]
-//! every request fails, and [`Disk::after_cut`] gives one of the images that a real disk could hold then:
+//! A [`Disk`] is a file system in memory that is mounted with FUSE, so that real programs can use it. The disk keeps a
+//! visible and a durable version of everything, with the changes in between. After [`Disk::cut`] every request fails,
+//! and [`Disk::after_cut`] returns one of the images that a real disk could hold at that point:
 //!
-//! - **Content.** Each sector of 512 bytes survives by itself, in any version that it had since its file was synced
-//!   last.
-//! - **Lengths.** The length of a file is metadata. Of its changes since the last sync, the first so many survive. A
-//!   sector beyond the surviving length is gone. A length that survives without its sectors shows zeros, as on file
-//!   systems that never show what was deleted. `fsync` and `fdatasync` both make content and length durable.
-//! - **Names.** To make, remove or rename a file is a change to its folder. A sync of the folder makes it durable; a
-//!   sync of the file does not. Of the changes that were not synced, the first so many survive, in each folder by
-//!   itself, or none at all: see [`Folders`]. A rename is one change.
-//! - **Modes and owners** are durable at once. The time of the last change is the old one or the new one.
+//! - **Content.** Each sector of 512 bytes survives independently, in any version that it had since the last sync of
+//!   its file.
+//! - **Lengths.** The length of a file is metadata. A prefix of its changes since the last sync survives. A sector
+//!   beyond the surviving length is gone. A length that survives without its sectors shows zeros, as on file systems
+//!   that never expose deleted data. `fsync` and `fdatasync` both make content and length durable.
+//! - **Names.** Creating, removing or renaming a file is a change to its folder. A sync of the folder makes it durable;
+//!   a sync of the file does not. A prefix of the unsynced changes survives, independently in each folder, or none at
+//!   all: see [`Folders`]. A rename is one change.
+//! - **Modes and owners** are durable at once. The time of the last change is either the old or the new one.
 //!
-//! A disk can lie: see [`Syncs`]. There are no hard links and no symbolic links, no renames from one folder to another,
-//! and no shared maps that can be written: a program that needs them gets an error. Nothing that was removed is
-//! forgotten while the disk is mounted, so a disk is for minutes, not for days.
+//! A disk can ignore syncs: see [`Syncs`]. Hard links, symbolic links, renames between folders and writable shared maps
+//! are not supported and return errors. Removed files stay in memory while the disk is mounted, so a disk is for
+//! minutes, not for days.
 //!
-//! The kernel keeps the locks: `flock`, POSIX locks and OFD locks all work.
+//! The kernel manages the locks: `flock`, POSIX locks and OFD locks all work.
 
 mod changes;
 mod disk;

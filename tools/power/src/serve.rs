@@ -1,4 +1,4 @@
-//! A disk that is mounted, and the requests of the kernel to it.
+//! A mounted disk and its answers to the kernel's requests.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,18 +17,18 @@ use nix::mount::{MntFlags, umount2};
 use crate::changes::{File, Folder};
 use crate::disk::{About, Disk, Kind, Node, State};
 
-/// How long the kernel may remember an answer: nobody but the kernel changes anything here.
+/// How long the kernel may cache an answer. Only the kernel changes this file system.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// No file is longer: everything is in memory.
+/// Maximum length of a file, in bytes, because everything is in memory.
 const LONGEST: usize = 1 << 30;
-/// How much room the disk says that it has, in blocks.
+/// The size that the disk reports, in blocks.
 const BLOCKS: u64 = 1 << 20;
 const BLOCK: u32 = 4096;
 const UNIT: u64 = 512;
-/// How often a sync that hangs looks whether it may go on.
+/// The interval at which a hanging sync checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A disk, as the kernel sees it.
+/// The FUSE side of a disk.
 #[derive(Debug)]
 struct Served {
     disk: Disk,
@@ -41,13 +41,13 @@ impl Served {
         Self { disk }
     }
 
-    /// For what changes nothing.
+    /// Locks the state for an operation that changes nothing. Fails with EIO after a cut.
     fn look(&self) -> Answer<MutexGuard<'_, State>> {
         let state = self.disk.state();
         if state.is_on() { Ok(state) } else { Err(Errno::EIO) }
     }
 
-    /// For what changes something, or syncs.
+    /// Locks the state for an operation that changes something or syncs. Fails with EIO after a cut.
     fn change(&self) -> Answer<MutexGuard<'_, State>> {
         let mut state = self.disk.state();
         if state.begin() { Ok(state) } else { Err(Errno::EIO) }
@@ -158,7 +158,7 @@ impl Served {
         Ok(())
     }
 
-    /// Syncs, once syncs do not hang. Other requests are answered meanwhile.
+    /// Syncs as soon as syncs do not hang. The wait is on a thread, so that other requests are answered meanwhile.
     fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
         if !self.disk.state().hangs() {
             return reply_empty(reply, self.sync(number));
@@ -430,7 +430,7 @@ impl Filesystem for Served {
     }
 }
 
-/// A disk that is mounted; dropping it unmounts the disk, also if a program still has something open there.
+/// A mounted disk. Dropping it unmounts the disk, even if a program still has a file open there.
 #[derive(Debug)]
 pub struct Mounted {
     disk: Disk,
@@ -451,7 +451,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A process that still has a file open there gets errors instead of waiting.
+        // A process that still has a file open there gets errors and does not hang.
         self.disk.cut();
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
         drop(self.session.take());

@@ -1,4 +1,4 @@
-//! Tests that need a disk: where none can be mounted, they are shown as ignored, or fail in CI.
+//! Runs tests that need a disk. Where no disk can be mounted, the tests are ignored, or fail in CI.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -12,17 +12,17 @@ use nix::unistd::geteuid;
 
 use crate::disk::{Disk, Image, Syncs};
 
-/// The device that the kernel offers to file systems in user space.
+/// The kernel's device for file systems in user space.
 const DEVICE: &str = "/dev/fuse";
 
-/// A test: its name and what it does.
+/// A test: its name and its function.
 pub type Test = (String, Box<dyn FnOnce() + Send>);
 
-/// The `main` of a program with tests that mount disks.
+/// Runs tests that mount disks, as the `main` of a test program.
 ///
-/// Each test sees its mounts alone, with the threads and processes that it starts; the kernel unmounts all of them when
-/// these have ended, however they end. Where no disk can be mounted, the tests are ignored with the reason. If the
-/// environment variable `CI` is set, they fail instead.
+/// Each test runs in a mount namespace of its own, which its threads and processes share. The kernel unmounts
+/// everything when the last of them ends, even after a crash. Where no disk can be mounted, the tests are ignored and
+/// the reason is shown. If the environment variable `CI` is set, they fail instead.
 #[must_use]
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let reason = cannot_mount();
@@ -44,7 +44,7 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests.into_iter().map(trial).collect()).exit_code()
 }
 
-/// Why no disk can be mounted here.
+/// Returns the reason why no disk can be mounted here, if any.
 fn cannot_mount() -> Option<String> {
     if !geteuid().is_root() {
         return Some("mounting a disk needs root".to_owned());
@@ -52,13 +52,13 @@ fn cannot_mount() -> Option<String> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
         return Some(format!("no {DEVICE} here: {error}"));
     }
-    // On a thread of its own, which takes its mounts with it.
+    // On a thread of its own, so that the mounts disappear with it.
     let probed = std::thread::spawn(|| own_mounts().and_then(|()| probe())).join();
     let probed = probed.unwrap_or_else(|_| Err(io::Error::other("the probe panicked")));
     probed.err().map(|error| format!("no disk can be mounted here: {error}"))
 }
 
-/// Gives this thread, and the threads and processes that it starts, mounts of their own.
+/// Gives this thread and its children a mount namespace of their own.
 fn own_mounts() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -67,7 +67,7 @@ fn own_mounts() -> io::Result<()> {
 
 fn probe() -> io::Result<()> {
     let at = std::env::temp_dir().join(format!("margay-power-{}", std::process::id()));
-    // A process that was killed may have left it.
+    // A killed process may have left the folder.
     let _ = fs::remove_dir(&at);
     fs::create_dir(&at)?;
     let probed = mount_and_write(&at);

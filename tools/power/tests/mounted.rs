@@ -1,4 +1,4 @@
-//! A disk that is mounted: what programs can do there, and what a power cut leaves of it.
+//! Tests programs on a mounted disk, and the images that power cuts leave.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs::{self, File, OpenOptions};
@@ -28,10 +28,10 @@ fn main() -> ExitCode {
     power::main(tests.into_iter().map(|(name, test)| (name.to_owned(), Box::new(test) as _)).collect())
 }
 
-/// A disk on a folder of its own.
+/// A disk mounted on a temporary folder.
 struct Ground {
     disk: Disk,
-    // Unmounted before its folder is removed.
+    // Must be dropped before `folder`, which is its mount point.
     _mounted: Mounted,
     folder: TempDir,
 }
@@ -47,7 +47,7 @@ impl Ground {
         self.folder.path()
     }
 
-    /// The content of a folder after a power cut.
+    /// Cuts the power and returns a folder with the remaining image.
     fn after_cut(&self, seed: u64, folders: Folders) -> TempDir {
         self.disk.cut();
         let left = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ fn synced_data_survives() {
             let may_be_new = (2..6).contains(&number);
             assert!(sector == [1; 512] || (may_be_new && sector == [2; 512]), "sector {number} is torn");
         }
-        // The next disk begins with the image that was left.
+        // A disk made from the remaining image continues with its content.
         let next = Ground::new(Image::of_folder(&left.path().join("disk")).unwrap(), Syncs::Kept);
         assert_eq!(fs::read(next.path().join("file")).unwrap(), content);
     }
@@ -211,7 +211,7 @@ fn nothing_stays_mounted() {
 }
 
 fn tests_are_ignored_without_device_and_fail_in_ci() {
-    // Each test has mounts of its own: nobody else sees this.
+    // Each test has its own mount namespace, so no other process sees this mount.
     mount(Some("/dev/null"), "/dev/fuse", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let run = |ci: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());

@@ -1,4 +1,4 @@
-//! A store in memory as the etcd API needs it.
+//! A store in memory as the backing of etcd's API.
 
 use std::sync::Arc;
 
@@ -7,7 +7,6 @@ use etcd_api::{Backing, MemberIdentity, StoreGeneration, StoreSizes};
 use kv::{GrantOutcome, Key, Lease, LeaseId, Revision};
 use kv_mvcc::MvccStore;
 
-/// A store in memory.
 #[derive(Debug)]
 pub struct Memory {
     pub store: Arc<MvccStore>,

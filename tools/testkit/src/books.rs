@@ -1,4 +1,4 @@
-//! The contents of a store, read without the plugin.
+//! Reads the contents of a store without the plugin.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,21 +18,21 @@ use crate::lab::Lab;
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// All that is recorded.
+/// The recorded state of a store.
 #[derive(Clone, Debug, Default)]
 pub struct Books {
     /// The handle that holds each address.
     pub held: BTreeMap<IpAddr, String>,
-    /// The reservations: their addresses by their names.
+    /// The addresses of each reservation, by its name.
     pub reservations: BTreeMap<String, Vec<String>>,
-    /// The workload that each address waits for.
+    /// The workload that each waiting address is kept for.
     pub waiting: BTreeMap<IpAddr, String>,
-    /// How many addresses of each pool are in use.
+    /// How many addresses of each pool are in use, by the pool's name.
     pub in_use: BTreeMap<String, String>,
 }
 
 impl Lab {
-    /// Opens the store, does something with it, and closes it.
+    /// Opens the store, runs `work` with an allocator on it, and closes it.
     pub fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -43,7 +43,8 @@ impl Lab {
         })
     }
 
-    /// Makes a pool, and the store if it is not there. The blocks of a small pool are as small.
+    /// Creates a pool, and the store if it is missing. A pool smaller than a normal block gets one block of its own
+    /// size.
     pub fn pool(&self, name: &str, cidr: &str) {
         let cidr: IpNet = cidr.parse().unwrap();
         let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));
@@ -52,7 +53,7 @@ impl Lab {
         });
     }
 
-    /// Assigns one address behind the plugin's back.
+    /// Assigns one address directly in the store, without the plugin.
     pub fn assign(&self, request: &AssignRequest) -> IpAddr {
         self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
     }
@@ -65,12 +66,12 @@ impl Lab {
         })
     }
 
-    /// Does something while another process has the store open, as far as the queue can tell.
+    /// Runs `work` while this process has the store open, as another process in the store's queue would.
     pub fn while_open(&self, work: impl FnOnce()) {
         self.with_ipam(Create::Never, async |_, _| work());
     }
 
-    /// Reads everything. Blocks, handles and affinities must agree.
+    /// Reads everything. Fails unless blocks, handles and affinities agree.
     pub fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
             let (held, waiting) = consistent(ipam).await;
@@ -94,15 +95,15 @@ impl Lab {
 }
 
 impl Books {
-    /// How many addresses a handle has.
+    /// The number of addresses of a handle.
     pub fn count_of(&self, handle: &str) -> usize {
         self.held.values().filter(|holder| *holder == handle).count()
     }
 }
 
-/// The handle that holds each address. Each handle names exactly the blocks that it has addresses in, with how many;
-/// there is no other handle; each block that has an owner has its affinity, and there is no other affinity. An address that
-/// waits for a workload has no handle, and the workload's record has it.
+/// Returns the handle that holds each address, and the workload that each waiting address is kept for. Fails unless
+/// handles count exactly the addresses in blocks, affinities match the owners of blocks, and each waiting address has
+/// no handle and is in its workload's record.
 async fn consistent(ipam: &Ipam) -> (BTreeMap<IpAddr, String>, BTreeMap<IpAddr, String>) {
     let all = ipam.store().list(Range::All).await.unwrap();
     let (mut held, mut waiting) = (BTreeMap::new(), BTreeMap::new());

@@ -1,12 +1,13 @@
-//! SIGKILL at random moments, round by round.
+//! SIGKILL at random moments, in rounds.
 //!
-//! A round kills one call or several: an ADD or a DEL on a store whose log is full, so that each commit trims it too;
-//! the ADD that makes the store; or callers that wait in the queue behind a holder that stands still. After each round
-//! the store must open, every acknowledged address must be there, none of them twice, and a killed call whole or not at
-//! all; blocks, handles and affinities must agree. Then the runtime settles the killed calls, as runtimes do: with a
-//! DEL, or with the same ADD once more.
+//! A round kills one or several calls: an ADD or a DEL on a store whose log is full, so that each commit trims the log
+//! too; the ADD that creates the store; or callers that wait in the queue behind a stopped holder. After each round the
+//! store must open, every acknowledged address must be there, no address twice, and each killed call must have happened
+//! completely or not at all. Blocks, handles and affinities must agree. Then the runtime settles the killed calls with
+//! a DEL or a repeated ADD.
 //!
-//! `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose other kills and more of them; `make torture MODE=kill` sets them.
+//! `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose other kills and more rounds; `make torture MODE=kill` sets
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,30 +24,30 @@ use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
 
 pub const SEED: u64 = 20_261_121;
-/// Of so many rounds one makes a store and one is about a queue.
+/// Of this many consecutive rounds, one creates a store and one tests a queue.
 const KINDS: u64 = 5;
 /// How many revisions a store keeps.
 const FULL_LOG: usize = 10_000;
-/// How many containers there are at the most.
+/// Maximum number of containers.
 const MOST_HELD: usize = 100;
-/// How many calls are measured to find out how long one takes.
+/// How many calls are timed to learn how long a call takes.
 const MEASURED: usize = 24;
-/// How often a test tries to stop a call while it has the store.
+/// How often a test tries to stop a call while the call has the store open.
 const ATTEMPTS: usize = 200;
 
-/// Each container has an address of each family.
+/// A network configuration that gives each container one address of each family.
 fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// How often each thing happened.
+/// How often each event happened.
 type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// How long calls of one kind take, shortest first.
+/// The durations of calls of one kind, shortest first.
 pub struct Life(Vec<Duration>);
 
 impl Life {
@@ -55,8 +56,8 @@ impl Life {
         Self(calls)
     }
 
-    /// A moment in the life of such a call: half of them anywhere up to the longest, the others up to the median, since a
-    /// few calls take very long on a busy machine.
+    /// Draws a moment in the life of a call. Half of the moments are spread up to the longest duration. The others are
+    /// spread up to the median, because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -64,13 +65,13 @@ impl Life {
     }
 }
 
-/// Runs a call to its end and says how long that took.
+/// Runs a call to its end and returns its duration.
 pub fn measured(call: &Call) -> (Outcome, Duration) {
     let begun = Instant::now();
     (call.ok(), begun.elapsed())
 }
 
-/// A store, and the addresses that each container was answered with.
+/// A store, and the addresses acknowledged to each container.
 pub struct World {
     pub lab: Lab,
     conf: Value,
@@ -79,14 +80,14 @@ pub struct World {
 }
 
 impl World {
-    /// Without a store.
+    /// A world whose store does not exist yet.
     pub fn new(engine: Engine) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// With a store whose log is full, and how long an ADD and a DEL take on it.
+    /// A world whose store has a full log, and how long an ADD and a DEL take on it.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -136,14 +137,14 @@ impl World {
         Victim::start(self.call(verb, container), &self.lab.store)
     }
 
-    /// An ADD that nobody disturbs.
+    /// Runs an ADD undisturbed.
     pub fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();
         self.reported(container, &outcome).unwrap();
     }
 
-    /// Records an answer to ADD. No other container may have got these addresses.
+    /// Records the answer to an ADD. Fails if another container has one of its addresses.
     fn reported(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
@@ -158,8 +159,8 @@ impl World {
         }
     }
 
-    /// Opens the store and compares. Containers in `unsure` may have the addresses there (`None`: any two), or none.
-    /// Returns the addresses that they have.
+    /// Opens the store and compares it with the acknowledged addresses. Each container in `unsure` may have all of the
+    /// given addresses (`None`: any two) or none. Returns the addresses that these containers have.
     pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -188,7 +189,7 @@ impl World {
         self.check(&BTreeMap::new()).map(drop)
     }
 
-    /// Does as a runtime does about an ADD that has no answer: DEL, or the same ADD again.
+    /// Settles an ADD without an answer as a runtime does: with a DEL, or with the same ADD again.
     fn settle(&mut self, container: String, has: &BTreeSet<IpAddr>, random: &mut Random) -> Result<(), String> {
         if random.once_in(2) {
             self.call("DEL", &container).ok();
@@ -202,13 +203,13 @@ impl World {
         self.reported(container, &again)
     }
 
-    /// A round with one ADD or DEL.
+    /// Runs a round with one ADD or DEL.
     fn alone(&mut self, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let is_add = self.held.is_empty() || (self.held.len() < MOST_HELD && random.once_in(2));
         let verb = if is_add { "ADD" } else { "DEL" };
         let container =
             if is_add { self.name() } else { random.pick(&self.held.keys().cloned().collect::<Vec<_>>()).clone() };
-        // From the moment its DEL begins, a container may lose its addresses.
+        // A container may lose its addresses as soon as its DEL begins.
         let before = self.held.remove(&container);
         let mut victim = self.start(verb, &container);
         thread::sleep(life.moment(random));
@@ -235,7 +236,7 @@ impl World {
         self.check_all()
     }
 
-    /// A call that stands still while it has the store. Those that were stopped elsewhere go on to their end.
+    /// Starts ADDs until one is stopped while it has the store open, and returns that one. The others run to their end.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
@@ -254,7 +255,7 @@ impl World {
         Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
     }
 
-    /// Checks that no waiting call has come to the store, ended, or changed anything.
+    /// Checks that no waiting call has opened the store, ended, or changed anything.
     pub fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {
@@ -264,8 +265,8 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("somebody has committed".into()) }
     }
 
-    /// A round with a queue: the holder stands still, some of the waiting calls are killed, and then the holder goes on
-    /// or is killed, too, in every second such round.
+    /// Runs a round with a queue: the holder is stopped and some waiting calls are killed. Then the holder continues,
+    /// or is killed in every second of these rounds.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -305,7 +306,7 @@ impl World {
             let outcome = waiter.end();
             self.reported(container, &outcome)?;
         }
-        // Calls that never came to the store have left nothing there.
+        // A call that never opened the store has left nothing there.
         let found = self.check(&unsure)?;
         if let Some(has) = found.get(&first) {
             self.settle(first, has, random)?;
@@ -317,7 +318,7 @@ impl World {
         self.thin_out()
     }
 
-    /// Ends containers if there are many.
+    /// Deletes containers beyond [`MOST_HELD`].
     fn thin_out(&mut self) -> Result<(), String> {
         while self.held.len() > MOST_HELD {
             let Some((container, _)) = self.held.pop_first() else { break };
@@ -327,7 +328,7 @@ impl World {
     }
 }
 
-/// A round on a store that is not there: the calls that would make it are killed, and then one is left in peace.
+/// Runs a round without a store: calls that would create the store are killed, and a last one runs undisturbed.
 fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     let mut world = World::new(engine);
     let mut unsure = BTreeMap::new();
@@ -356,7 +357,7 @@ fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -
     Ok(())
 }
 
-/// How long the ADD that makes the store takes.
+/// Measures the ADD that creates the store.
 fn life_of_making(engine: Engine) -> Life {
     let life = |_| {
         let world = World::new(engine);
@@ -365,7 +366,7 @@ fn life_of_making(engine: Engine) -> Life {
     Life::of((0..MEASURED).map(life).collect())
 }
 
-/// Runs so many rounds, which must meet all that can happen, or as many as the setting says.
+/// Runs `usual` rounds, which must meet every kind of event, or as many rounds as `MARGAY_CRASH_ROUNDS` says.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", usual));
     println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");
@@ -389,7 +390,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     }
     assert!(trimmed > 0, "no commit has trimmed the log");
     let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
-    // Fewer rounds need not have met everything.
+    // Fewer rounds need not meet every event.
     if rounds >= usual {
         assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
         for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {

@@ -1,6 +1,6 @@
-//! An engine's store in its folder, on a disk that forgets what was not synced, judged by the case about power cuts.
+//! Runs the power-cut case of the conformance suite on an engine, on a disk that forgets unsynced data.
 //!
-//! The store stays open and commits until the power fails, while it is used or opened. Nothing closes it before.
+//! The store is open and committing when the power fails, or is just being opened. No test closes it before.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,7 +14,8 @@ use kv_mvcc::MvccStore;
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
-/// Runs the case, and shows that it can fail. `known` is in the error of an engine that now and then fails it.
+/// Runs the case, and proves that it fails on a disk that ignores syncs. `known` is part of the error of an engine that
+/// sometimes fails the case.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}
@@ -49,7 +50,7 @@ struct Held<E> {
     syncs: Syncs,
     store: Arc<MvccStore>,
     disk: Disk,
-    // Unmounted before its folder is removed.
+    // Must be dropped before `folder`, which is its mount point.
     _mounted: Mounted,
     folder: TempDir,
 }
@@ -102,7 +103,7 @@ impl<E: Engine + Copy + std::fmt::Debug + 'static> Fixture for Held<E> {
 
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         self.disk.cut();
-        // It finds no disk.
+        // The close fails because the disk has no power.
         let _ = self.store.close().await;
         let folders = if seed.is_multiple_of(2) { Folders::Strict } else { Folders::Prefix };
         let left = self.disk.after_cut(Cut { seed, folders });

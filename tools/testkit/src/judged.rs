@@ -1,4 +1,4 @@
-//! An engine's store, judged by the rules that every store has to keep.
+//! Runs the conformance suite on an engine's store.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 use tempfile::TempDir;
 
-/// Runs all cases. `known` are those that the engine fails.
+/// Runs all cases. `known` lists the cases that the engine fails.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
     let mut ignored = [conformance::WITHOUT_SERVERS, &["D10_power_cuts"]].concat();
     if !may_mount() {
@@ -22,7 +22,7 @@ pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[Kno
     conformance::main_knowing(OnDisk(engine), &ignored, known)
 }
 
-/// Whether a process without more rights than this one may mount a file system that only it sees.
+/// True if a process with the rights of this one may mount a file system in namespaces of its own.
 fn may_mount() -> bool {
     static MAY: LazyLock<bool> = LazyLock::new(|| {
         let mount = ["--mount", "--map-root-user", "mount", "-t", "tmpfs", "test", "/tmp"];
@@ -32,7 +32,7 @@ fn may_mount() -> bool {
     *MAY
 }
 
-/// The abilities over a store in a folder; the last only where it is permitted.
+/// The abilities of a store in a folder. `Mount` must be last: it is dropped where mounting is not permitted.
 const ABILITIES: [Ability; 12] = {
     use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
     [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]
@@ -45,7 +45,7 @@ struct Held<E> {
     engine: E,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // This process clears away its own files.
+    // None if another process made the folder and will delete it.
     _folder: Option<TempDir>,
 }
 
@@ -54,7 +54,7 @@ async fn open(engine: impl Engine + 'static, path: &Path, wait: Duration) -> kv:
     Ok(Arc::new(kv_local::open(engine, path, &options).await?))
 }
 
-/// How long a store that is opened again may be in use.
+/// How long to wait for a store that another process still has open.
 const WAIT: Duration = Duration::from_secs(10);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! Containers that are made and removed again and again while their plugins are killed; the same on every store.
+//! Adds and deletes containers repeatedly while their plugins are killed. Works on every store.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,13 +13,13 @@ use crate::random::Random;
 
 const CALLERS: u64 = 6;
 const ROUNDS: u64 = 25;
-/// A call takes some milliseconds alone and tens of them in a crowd.
+/// In milliseconds. A call takes a few milliseconds alone, and tens of them beside other calls.
 const KILL_WITHIN: u64 = 30;
-/// For so long a container lives at most.
+/// Maximum life of a container, in milliseconds.
 const LIFE: u64 = 20;
 
-/// A third of the ADDs is killed, and each container gets a DEL; an ADD may find no room. No two containers that live at
-/// once may have the same of what `has` finds in their results.
+/// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL; an ADD may find no free
+/// address. Two containers that live at the same time must not share the value that `has` reads from their results.
 pub fn nobody_shares<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {

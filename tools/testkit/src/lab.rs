@@ -1,4 +1,4 @@
-//! A store of its own, in a temporary folder or on an etcd, and configurations and calls that name it.
+//! A test's own store, in a temporary folder or on an etcd, with configurations and calls for it.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
@@ -13,11 +13,11 @@ use crate::process::Call;
 use crate::programs::drivers;
 use crate::server::Etcd;
 
-/// An engine that a store can be on.
+/// A kind of store: an embedded engine or etcd.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Engine {
     name: &'static str,
-    /// The file that its rows are in, below the store's folder.
+    /// The file that contains the engine's rows, relative to the store's folder.
     pub file: &'static str,
 }
 
@@ -27,14 +27,14 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// Etcd. Tests look at none of its files.
+    /// Etcd. Tests read none of its files.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
         Self { name, file }
     }
 
-    /// Its name in configurations.
+    /// The engine's name in configurations.
     pub fn name(self) -> &'static str {
         self.name
     }
@@ -62,49 +62,49 @@ const NODE: (&str, &str) = (
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-/// A temporary folder and a store, in the folder or on etcd servers. All of it ends with the lab.
+/// A temporary folder and a store, in the folder or on etcd servers. Dropping the lab removes everything.
 #[derive(Debug)]
 pub struct Lab {
     pub engine: Engine,
     pub root: TempDir,
-    /// The folder of an embedded store, which need not exist.
+    /// The folder of an embedded store. It need not exist.
     pub store: PathBuf,
     pub etcds: Vec<Etcd>,
-    /// More members of the configurations of an embedded store, such as `log_level`.
+    /// More members for the configurations of an embedded store, such as `log_level`.
     pub members: Value,
 }
 
 impl Lab {
-    /// Without a store; one will be in the folder.
+    /// A lab whose store, in the folder, does not exist yet.
     pub fn new(engine: Engine) -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = root.path().join("store");
         Self { engine, root, store, etcds: Vec::new(), members: gateway() }
     }
 
-    /// With a store in the folder that has one pool, `lab`.
+    /// A lab with a store in the folder that has one pool, `lab`.
     pub fn with_pool(engine: Engine, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.pool("lab", cidr);
         lab
     }
 
-    /// On these servers, which stay empty.
+    /// A lab on these servers, to which nothing is written.
     pub fn on_empty(etcds: Vec<Etcd>) -> Self {
         Self { etcds, ..Self::new(Engine::ETCD) }
     }
 
-    /// On these servers, with a registered node and a pool, `lab`.
+    /// A lab on these servers, with a registered node and a pool, `lab`.
     pub fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self::on_empty(etcds);
-        // An earlier lab may have had the same ports. Its hints would cost a call one more request.
+        // An earlier lab may have used the same ports. Its outdated hints would cost a call one more request.
         hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
         lab
     }
 
-    /// On one etcd, with a registered node and a pool, `lab`.
+    /// A lab on one new etcd, with a registered node and a pool, `lab`.
     pub fn start() -> Self {
         Self::on(vec![Etcd::start().unwrap()])
     }
@@ -114,7 +114,7 @@ impl Lab {
         &mut self.etcds[0]
     }
 
-    /// Writes a key of etcd behind everybody's back.
+    /// Writes a key directly to etcd.
     pub fn put(&self, key: &str, value: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -131,7 +131,6 @@ impl Lab {
         });
     }
 
-    /// The location of the store.
     pub fn location(&self) -> Location {
         if self.engine != Engine::ETCD {
             return self.engine.at(&self.store);
@@ -140,12 +139,12 @@ impl Lab {
         stores::at(&format!("etcd://{}", hosts.join(","))).unwrap()
     }
 
-    /// The file that is this host's lock for a store on etcd.
+    /// The file that this host locks for a store on etcd.
     pub fn lock_file(&self) -> PathBuf {
         self.root.path().join("ipam.lock")
     }
 
-    /// The configuration of a network on the store: a bridged one, and on etcd one of Calico's.
+    /// The configuration of a network on the store: a bridge network, or on etcd a Calico network.
     pub fn conf(&self) -> Value {
         if self.engine != Engine::ETCD {
             return self.conf_of("bridge");
@@ -154,7 +153,7 @@ impl Lab {
         self.conf_at(&urls)
     }
 
-    /// The configuration of a network of Calico's on these endpoints, with all that is logged.
+    /// The configuration of a Calico network on these endpoints, with debug logging.
     pub fn conf_at(&self, urls: &[String]) -> Value {
         json!({
             "cniVersion": "1.0.0",
@@ -174,22 +173,22 @@ impl Lab {
         self.conf_with(plugin, json!({}))
     }
 
-    /// [`conf_of`](Self::conf_of) with more in its `ipam`.
+    /// [`conf_of`](Self::conf_of) with more members in its `ipam`.
     pub fn conf_with(&self, plugin: &str, ipam: Value) -> Value {
         conf_having(&self.members, self.engine, &self.store, plugin, ipam)
     }
 
-    /// ADD on the network of [`conf`](Self::conf).
+    /// An ADD on the network of [`conf`](Self::conf).
     pub fn add(&self, container: &str) -> Call {
         Call::new("ADD", container, &self.conf())
     }
 
-    /// DEL on the network of [`conf`](Self::conf).
+    /// A DEL on the network of [`conf`](Self::conf).
     pub fn del(&self, container: &str) -> Call {
         Call::new("DEL", container, &self.conf())
     }
 
-    /// Checks that a call of this container finds a clean state on etcd: one address, which is gone after a DEL, twice.
+    /// Checks that the etcd store is clean and works: a repeated ADD returns one address, and two DELs leave nothing.
     pub fn all_is_well(&self, container: &str) {
         let first = self.add(container).ok().address();
         assert_eq!(self.add(container).ok().address(), first);
@@ -201,7 +200,7 @@ impl Lab {
         self.no_notes_are_left();
     }
 
-    /// Checks that no pending commit on this store is left on this machine.
+    /// Checks that no pending commit for this store is left on this machine.
     pub fn no_notes_are_left(&self) {
         let left = notes_about(&self.location().to_string());
         assert!(left.is_empty(), "{left:?} are left");
@@ -225,17 +224,17 @@ fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut 
     conf
 }
 
-/// The members of a configuration that a lab has at first: the bridge is the containers' gateway.
+/// The default members of a lab's configurations: the bridge is the containers' gateway.
 fn gateway() -> Value {
     json!({ "isGateway": true })
 }
 
-/// The configuration of a network of this type on an embedded store that has no lab, with more in its `ipam`.
+/// The configuration of a network of this type on an embedded store without a lab, with more members in its `ipam`.
 pub fn embedded_conf(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
     conf_having(&gateway(), engine, store, plugin, ipam)
 }
 
-/// The configuration for CHECK: with the addresses of an earlier result.
+/// The configuration for CHECK, with the addresses of an earlier result as `prevResult`.
 pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = cidrs.iter().map(|cidr| json!({"address": cidr})).collect();
@@ -243,21 +242,21 @@ pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     conf
 }
 
-/// The files of hints about a store, on this machine.
+/// The files of hints about a store on this machine.
 pub fn hints_about(store: &Location) -> Vec<PathBuf> {
     files_with(&format!("\"{}\"", store.in_order()), "/run/margay/hints")
 }
 
-/// The files of pending commits on a store, on this machine.
+/// The files of pending commits for a store on this machine.
 pub fn notes_about(store: &str) -> Vec<PathBuf> {
     files_with(store, agent::PENDING_COMMITS_FOLDER)
 }
 
-/// The files of a folder that contain a text.
+/// The files in a folder that contain a text.
 fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
     let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
     let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-    // The files of other tests come and go.
+    // Other tests create and delete files here, so a read may fail.
     folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
 }
 

@@ -1,12 +1,12 @@
-//! Helpers for the tests of several crates. Each part is behind a feature, so that a crate's tests compile no store that they do not
-//! use.
+//! Helpers for the tests of several crates. Each part has a feature, so that a crate's tests do not compile stores that
+//! they do not use.
 //!
 //! | feature | contents |
 //! |---|---|
 //! | `api` | a store for the server of etcd's API ([`backing`]) |
 //! | `etcd` | real etcd servers ([`server`]), [`certificates`], a [`dns`] server, [`room`] in a full etcd |
-//! | `engine` | the conformance suite on an engine of kv-local: [`judged`], and [`cuts`] of the power below it |
-//! | `programs` | [`programs`] under test, calls of the plugin ([`process`]), a store to call it on ([`lab`]) and what is recorded there ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
+//! | `engine` | the conformance suite on an engine of kv-local ([`judged`]), and power cuts below the engine ([`cuts`]) |
+//! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
 //! [`random`] numbers and [`copy`] need no feature. A helper that panics fails the test that called it.

@@ -1,23 +1,23 @@
-//! File systems that a test mounts. Needs root.
+//! Mounts file systems for a test. Needs root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A mounted file system; it is gone when this is.
+/// A mounted file system. Dropping it unmounts the file system.
 #[derive(Debug)]
 pub struct Mount {
     at: PathBuf,
 }
 
 impl Mount {
-    /// A file system in memory, of this size. Only root can have one.
+    /// Mounts a tmpfs of this size. Needs root.
     pub fn tmpfs(at: &Path, size: &str) -> Self {
         let options = format!("size={size},mode=700");
         run("mount", &["-t", "tmpfs", "-o", &options, "margay-test", path(at)]);
         Self { at: at.to_owned() }
     }
 
-    /// A folder once more, over itself, where nothing can be written.
+    /// Mounts a folder read-only over itself.
     pub fn read_only(at: &Path) -> Self {
         run("mount", &["--bind", path(at), path(at)]);
         let mount = Self { at: at.to_owned() };
@@ -25,7 +25,7 @@ impl Mount {
         mount
     }
 
-    /// Changes its options.
+    /// Changes the mount options.
     pub fn remount(&self, options: &str) {
         run("mount", &["-o", &format!("remount,{options}"), path(&self.at)]);
     }

@@ -1,4 +1,4 @@
-//! Calls of the plugin, with an end to every wait.
+//! Calls of the plugin. Every wait has a time limit.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -17,10 +17,10 @@ use serde_json::Value;
 
 use crate::programs::plugin;
 
-/// How long a call may take on a quiet machine, also in a crowd. Nothing here needs more than a small part of it.
+/// How long a call may take on a quiet machine, even beside other calls. A call needs only a small part of it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The texts that a panic leaves behind, which no user should ever see.
+/// Texts that a panic leaves in the output and that no user should see.
 const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
 
 /// One call of the plugin: an environment and a configuration.
@@ -33,7 +33,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call for the interface `eth0`, in the environment that a runtime sets and no other.
+    /// A call for the interface `eth0`, with only the environment variables that a runtime sets.
     pub fn new(verb: &str, container: &str, conf: &Value) -> Self {
         let variables = [
             ("CNI_COMMAND", verb),
@@ -46,31 +46,31 @@ impl Call {
         Self { program: plugin(), environment, conf: conf.to_string(), uid: None }
     }
 
-    /// With a variable set, or set to something else.
+    /// Sets an environment variable.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Without a variable.
+    /// Removes an environment variable.
     pub fn without(mut self, name: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self
     }
 
-    /// For this interface.
+    /// Sets the interface.
     pub fn on(self, interface: &str) -> Self {
         self.with("CNI_IFNAME", interface)
     }
 
-    /// By another program, such as another plugin.
+    /// Uses another program, such as another plugin.
     pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// As this user, in the group of the same number.
+    /// Runs the program as this user, in the group of the same number.
     pub fn as_user(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
         self
@@ -88,7 +88,7 @@ impl Call {
         command
     }
 
-    /// The same as the last words of another command, such as a shell that changes something first.
+    /// The command as the last words of another command, such as a shell that changes something first.
     pub fn command_through(&self, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
@@ -105,29 +105,29 @@ impl Call {
         }
     }
 
-    /// Starts a command that was made for this call, and gives it its configuration.
+    /// Starts a command of this call and writes the configuration to its input.
     pub fn start(&self, mut command: Command) -> Child {
         start(&mut command, self.conf.as_bytes())
     }
 
-    /// Runs to the end.
+    /// Runs the call to its end.
     pub fn run(&self) -> Outcome {
         self.run_as(self.command())
     }
 
-    /// Runs a command that was made for this call to its end.
+    /// Runs a command of this call to its end.
     pub fn run_as(&self, command: Command) -> Outcome {
         self.wait(self.start(command))
     }
 
-    /// Waits for the end of a process that was started for this call.
+    /// Waits for the end of a process of this call.
     pub fn wait(&self, child: Child) -> Outcome {
         let limit = patient(PATIENCE);
         let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));
         Outcome::new(output, self)
     }
 
-    /// Runs to the end, which must be success.
+    /// Runs the call to its end. Panics if it fails.
     pub fn ok(&self) -> Outcome {
         let outcome = self.run();
         assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
@@ -135,31 +135,32 @@ impl Call {
     }
 }
 
-/// Starts a program and gives it its input, if its standard input is a pipe.
+/// Starts a program and writes its input, if its standard input is a pipe.
 pub fn start(command: &mut Command, input: &[u8]) -> Child {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {:?}: {error}", command.get_program()));
     if let Some(mut stdin) = child.stdin.take() {
-        // It fits in the pipe, so this does not wait; the program may end without reading it.
+        // The input fits in the pipe, so this does not block. The program may end without reading it.
         let _ = stdin.write_all(input);
     }
     child
 }
 
-/// Waits for the end of a process and returns its output. `None`: it had not ended after this time, and was killed.
+/// Waits for the end of a process and returns its output. Returns `None` if the process was still running after
+/// `limit`; it is then killed.
 pub fn end_within(child: Child, limit: Duration) -> Option<Output> {
     let pid = Pid::from_raw(child.id().try_into().unwrap());
     let (done, output) = mpsc::channel();
     let waiting = thread::spawn(move || done.send(child.wait_with_output()));
     let ended = output.recv_timeout(limit);
     if ended.is_err() {
-        // It was not waited for to the end, so the number is still its own.
+        // The process was not reaped yet, so no other process has this number.
         let _ = kill(pid, Signal::SIGKILL);
     }
     let _ = waiting.join();
     ended.ok().map(|output| output.unwrap())
 }
 
-/// Waits until a condition holds. Fails after `limit`, which is longer on a busy machine (see [`patient`]).
+/// Waits until a condition holds. Panics after `limit`, which is extended on a busy machine (see [`patient`]).
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + patient(limit);
@@ -169,7 +170,7 @@ pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) 
     }
 }
 
-/// How a call ended.
+/// The exit code and output of a call.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub exit: i32,
@@ -177,16 +178,16 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// An error as a runtime reads it.
+/// A CNI error as a runtime reads it.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     pub code: u64,
-    /// The problem, and after it the remedy.
+    /// The message, and the details on the next line.
     pub text: String,
 }
 
 impl Outcome {
-    /// The outcome of a call that has ended. It must not show a panic.
+    /// The outcome of a call that has ended. Panics if the output shows a panic.
     pub fn new(output: Output, call: &Call) -> Self {
         let signal = output.status.signal();
         let outcome = Self {
@@ -207,7 +208,7 @@ impl Outcome {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The error on standard output: the call must have failed as CNI wants it, with a message.
+    /// The error on standard output. Panics unless the call failed with a CNI error that has a message.
     pub fn refusal(&self) -> Refusal {
         assert_eq!(self.exit, 1, "{self:?}");
         let json = self.json();
@@ -224,13 +225,13 @@ impl Outcome {
         ips.iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The addresses of such a result, bare.
+    /// The addresses of a result of CNI 0.3.0 or later, without prefix lengths.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let bare = |cidr: &String| cidr.split('/').next().unwrap().parse().unwrap();
         self.cidrs().iter().map(bare).collect()
     }
 
-    /// Its one address.
+    /// The only address of the result.
     pub fn address(&self) -> IpAddr {
         let addresses = self.addresses();
         assert_eq!(addresses.len(), 1, "{self:?}");
@@ -239,7 +240,7 @@ impl Outcome {
 }
 
 impl Refusal {
-    /// Checks that the error says all of this.
+    /// Checks that the error contains all these texts.
     #[track_caller]
     pub fn says(&self, texts: &[&str]) -> &Self {
         for text in texts {

@@ -1,11 +1,11 @@
-//! The programs under test and the stores that they know: Margay's own, unless [`use_instead`] names others.
+//! The programs under test and their stores: Margay's own, unless [`use_instead`] sets others.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use datastore::Drivers;
 
-/// Programs, and the stores that they know.
+/// Programs, and the store drivers that are compiled into them.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs {
     /// The folder with `margay` and `margay-ipam`.
@@ -13,7 +13,7 @@ pub struct Programs {
     pub drivers: fn() -> Drivers,
 }
 
-/// Margay's own. Cargo builds them into the folder above the one of the test programs.
+/// Margay's own programs. Cargo builds them into the parent of the folder of the test programs.
 const OWN: Programs = Programs {
     folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     drivers: stores::drivers,
@@ -21,10 +21,10 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run other programs in this process. Call it before any of them.
+/// Makes the helpers of this crate run other programs in this process. Must be called before any of them.
 ///
 /// # Panics
-/// Programs were run or named before.
+/// Programs were used or set before.
 pub fn use_instead(programs: Programs) {
     assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
 }
@@ -44,18 +44,18 @@ fn program(name: &str, package: &str) -> PathBuf {
     file
 }
 
-/// The stores that the programs know.
+/// The store drivers that are compiled into the programs.
 pub fn drivers() -> Drivers {
     (under_test().drivers)()
 }
 
-/// The plugin: the one that cargo built, or the one that `MARGAY_RELEASE_PLUGIN` names.
+/// The path of the plugin: the one that `MARGAY_RELEASE_PLUGIN` names, or else cargo's build.
 pub fn plugin() -> PathBuf {
     let named = std::env::var_os("MARGAY_RELEASE_PLUGIN");
     named.map_or_else(|| program("margay-ipam", "margay-cni-plugin"), PathBuf::from)
 }
 
-/// The operator's command.
+/// The path of the operator's command, `margay`.
 pub fn command() -> PathBuf {
     program("margay", "margay-cli")
 }

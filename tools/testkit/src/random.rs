@@ -1,11 +1,11 @@
-//! Numbers that look random and repeat with their seed.
+//! Pseudorandom numbers that repeat with their seed.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed and a number below it, so that each round of a test can be run alone.
+    /// The stream of a seed and a round, so that each round of a test can be run alone.
     pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         let start = random.next().wrapping_add(round);
@@ -21,12 +21,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Draws a number below `end`. Panics if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// One of several.
+    /// Draws one of several values.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let index = self.below(from.len() as u64);
         &from[usize::try_from(index).unwrap()]
@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// A number from the environment: a seed, or an amount of work.
+/// Reads a number from an environment variable, such as a seed or a number of rounds.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
 }

@@ -1,12 +1,12 @@
-//! Room in an etcd whose quota was used up.
+//! Frees space in an etcd whose quota was used up.
 
 use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
 
-/// Gives back what compacted revisions took, until the database has fewer bytes than `roomy`, and takes the alarm back.
+/// Defragments until the database has fewer bytes than `roomy`, and disarms the NOSPACE alarms.
 pub async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
-    // A compaction removes the old revisions some time after its answer; only then is there room to free.
+    // A compaction deletes old revisions some time after its answer. Defragmenting frees nothing before.
     loop {
         client.defragment().await?;
         if client.status().await?.db_size() < roomy {

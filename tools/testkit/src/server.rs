@@ -1,4 +1,4 @@
-//! A real etcd for tests: each member a process on free ports of the loopback address, in a temporary folder.
+//! A real etcd for tests: each member is a process on free ports of the loopback address, in a temporary folder.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// How long a member may take until it is well.
+/// How long a member may take to become healthy.
 const START: Duration = Duration::from_secs(120);
 
-/// A member. Dropping it ends the process.
+/// A member of a cluster. Dropping it ends the process.
 #[derive(Debug)]
 pub struct Etcd {
     folder: TempDir,
@@ -28,8 +28,8 @@ pub struct Etcd {
     child: Option<Child>,
 }
 
-/// As a cluster that Margay uses is set up, save that clients may look more often whether it lives, and that passwords are
-/// checked faster.
+/// The arguments of a typical cluster for Margay, except that clients may send keepalives more often and that password
+/// hashes are cheaper.
 const USUAL: [&str; 5] = [
     "--auto-compaction-mode=revision",
     "--auto-compaction-retention=10000",
@@ -38,16 +38,16 @@ const USUAL: [&str; 5] = [
     "--bcrypt-cost=4",
 ];
 
-/// Where the ports begin that are given to members: below those that the system gives to connections.
+/// The first port for members: below the kernel's range for outgoing connections.
 const FIRST_PORT: u16 = 12_000;
-/// How many there are.
+/// Number of ports.
 const PORTS: u16 = 16_000;
 
 /// The addresses of a member: for clients, for the other members, and for health checks.
 type Addresses = [SocketAddr; 3];
 
-/// Addresses that nobody listens on. Each is given once in this process, and processes begin at different ones, so
-/// that no member meets another one where it should be itself.
+/// Returns unused addresses. Each is returned once in this process, and processes start at different ports, so that no
+/// member connects to a member of another test.
 fn free_addresses() -> std::io::Result<Addresses> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let mut free = std::iter::from_fn(|| {
@@ -63,18 +63,18 @@ fn free_addresses() -> std::io::Result<Addresses> {
     }
 }
 
-/// An address on which nobody listens.
+/// Returns a loopback address on which no process listens.
 pub fn dead_address() -> std::io::Result<SocketAddr> {
     Ok(free_addresses()?[0])
 }
 
 impl Etcd {
-    /// A new, empty one.
+    /// Starts a new, empty etcd.
     pub fn start() -> std::io::Result<Self> {
         Self::start_with("http", &[])
     }
 
-    /// A new, empty one with these arguments besides.
+    /// Starts a new, empty etcd with further arguments.
     pub fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
         retried(|| {
             let addresses = free_addresses()?;
@@ -86,12 +86,12 @@ impl Etcd {
         })
     }
 
-    /// A cluster of three members.
+    /// Starts a cluster of three members.
     pub fn start_three() -> std::io::Result<[Self; 3]> {
         Self::start_three_with(&[])
     }
 
-    /// A cluster of three members with these arguments besides.
+    /// Starts a cluster of three members with further arguments.
     pub fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
         retried(|| {
             let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
@@ -112,7 +112,7 @@ impl Etcd {
         })
     }
 
-    /// A learner of this one's cluster, which need not listen yet.
+    /// Starts a learner in the cluster of `etcd`. The learner need not listen yet.
     pub async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
         let addresses = free_addresses()?;
         let members = format!("one=http://{},two=http://{}", etcd.addresses[1], addresses[1]);
@@ -131,17 +131,17 @@ impl Etcd {
         Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
     }
 
-    /// Its address, for clients.
+    /// The member's URL for clients.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.addresses[0])
     }
 
-    /// The folder in which it runs.
+    /// The folder in which the member runs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where it keeps its state.
+    /// The folder with the member's data.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -150,7 +150,7 @@ impl Etcd {
         self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
     }
 
-    /// The text about itself under `path`: `/health`, or `/metrics`.
+    /// Requests `path`, either `/health` or `/metrics`, and returns the whole HTTP response.
     pub fn ask(&self, path: &str) -> std::io::Result<String> {
         let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -160,7 +160,7 @@ impl Etcd {
         Ok(answer)
     }
 
-    /// Starts the process and waits until it is well.
+    /// Starts the process and waits until it is healthy.
     pub fn run(&mut self) -> std::io::Result<()> {
         self.spawn()?;
         self.wait()
@@ -188,43 +188,43 @@ impl Etcd {
         Ok(())
     }
 
-    /// Waits until the member is well, which takes a leader.
+    /// Waits until the member is healthy, which needs a leader.
     fn wait(&mut self) -> std::io::Result<()> {
         wait_for(std::slice::from_mut(self))
     }
 
-    /// Starts the process again, without waiting until it is well: that may take other members.
+    /// Restarts the process without waiting until it is healthy, which may need other members.
     pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()
     }
 
-    /// Where clients reach it.
+    /// The member's address for clients.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
 
-    /// Its process, if it runs.
+    /// The id of the process, if it runs.
     pub fn process(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends the process a signal. A server that must stop has stopped when this returns.
+    /// Sends the process a signal. After SIGSTOP, waits until the process has stopped.
     pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         send_signal(child.id(), signal)
     }
 
-    /// Ends the process at once.
+    /// Kills the process.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended already.
+            // The process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Asks the process to end, and waits until it has.
+    /// Sends SIGTERM and waits for the end of the process.
     pub fn shut_down(&mut self) -> std::io::Result<()> {
         self.signal(Signal::SIGTERM)?;
         match self.child.take() {
@@ -234,7 +234,7 @@ impl Etcd {
     }
 }
 
-/// Starts servers, at other ports if another process took one of theirs before etcd did.
+/// Starts servers, and retries with other ports if another process took a port first.
 fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     let mut last = std::io::Error::other("etcd was not started");
     for _ in 0..5 {
@@ -246,7 +246,7 @@ fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     Err(last)
 }
 
-/// Waits until all these members are well. A member that has ended is an error at once: the others may wait for it.
+/// Waits until all these members are healthy. Fails at once if a member has ended, because the others may wait for it.
 fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     let until = Instant::now() + START;
     while !etcds.iter().all(Etcd::is_well) {
@@ -263,18 +263,18 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends a process a signal. A process that must stop has stopped when this returns.
+/// Sends a process a signal. After SIGSTOP, waits until the process has stopped.
 pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
-    // A thread that ends while it is looked at is no reason to give up.
+    // A thread may end while its state is read, so an error only means another try.
     while signal == Signal::SIGSTOP && !has_stopped(process).unwrap_or(false) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// Whether every thread of a process has stopped: they learn of the signal one after the other, and until then may serve.
+/// True if every thread of a process has stopped. Threads stop one after the other, and may serve requests until then.
 fn has_stopped(process: u32) -> std::io::Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
@@ -292,7 +292,7 @@ impl Drop for Etcd {
     }
 }
 
-/// The version of the etcd that is installed: major, minor, patch.
+/// The version of the installed etcd: major, minor, patch.
 pub fn version() -> std::io::Result<[u32; 3]> {
     let output = Command::new("etcd").arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -302,12 +302,12 @@ pub fn version() -> std::io::Result<[u32; 3]> {
     Ok(*first)
 }
 
-/// The bytes of a file.
+/// The size of a file in bytes.
 pub fn bytes_of(path: &Path) -> std::io::Result<u64> {
     Ok(path.metadata()?.len())
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a file, or a folder with its contents.
 pub fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     if !from.is_dir() {
         return std::fs::copy(from, to).map(|_| ());

@@ -1,4 +1,4 @@
-//! Workloads that keep their addresses while their plugins are killed; the same on every store.
+//! Workloads that keep their addresses while their plugins are killed. Works on every store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
-/// A call takes some milliseconds alone and tens of them in a crowd.
+/// In milliseconds. A call takes a few milliseconds alone, and tens of them beside other calls.
 const KILL_WITHIN: u64 = 60;
-/// A slow machine goes on until each workload has had so many answers.
+/// A slow machine continues until each workload has had this many answers.
 const FEWEST: u32 = 5;
 
-/// A call of a container of a workload.
+/// A call for a container of a workload.
 pub fn call(verb: &str, container: &str, workload: &str, conf: &Value) -> Call {
     Call::new(verb, container, conf)
         .with("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={workload}"))
 }
 
-/// Runs a call to its end, or kills it at any moment. The answer, if there was one.
+/// Runs a call to its end, or kills it at a random moment. Returns its address if it answered.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     let mut child = call.start(call.command());
     if random.once_in(2) {
@@ -36,9 +36,9 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
-/// A workload is made and removed again and again, by plugins that are killed half of the time; a runtime sends a DEL
-/// after each ADD that it has no answer of, and repeats a DEL. Each workload must get one address for ever, and no two the
-/// same. Returns the addresses; each waits for its workload then.
+/// Adds and deletes containers of several workloads repeatedly. The ADD and the first DEL of a container are killed
+/// half of the time, and a second DEL always follows, as from a runtime. Each workload must get one address for ever,
+/// and no two workloads may share one. Returns the addresses, each of which now waits for its workload.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

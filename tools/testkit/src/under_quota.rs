@@ -1,4 +1,4 @@
-//! Plugins that are killed at random while a namespace is at its quota. Used on embedded stores and on etcd.
+//! Kills plugins at random while a namespace is at its quota. Used on embedded stores and on etcd.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -22,7 +22,7 @@ pub fn shop() -> QuotaSubject {
     QuotaSubject::new(QuotaKind::Namespace, "shop")
 }
 
-/// Sets a quota behind everybody's back.
+/// Sets a quota directly in the store.
 pub fn limit(lab: &Lab, subject: &QuotaSubject, limit: u64) {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let mut quotas = Quotas::default();
@@ -37,7 +37,7 @@ pub fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
     Call::new(verb, container, conf).with("CNI_ARGS", &pod)
 }
 
-/// Whether the quota refused a call, which must succeed otherwise.
+/// True if the quota refused the call. Panics if the call failed for another reason.
 #[track_caller]
 pub fn is_refused(outcome: &Outcome) -> bool {
     if outcome.exit == 0 {
@@ -53,7 +53,7 @@ fn held(block: &Block) -> u64 {
     block.allocated().filter(|(_, entry)| is_its(entry)).count() as u64
 }
 
-/// The most addresses that the namespace had at any revision. At none it had more than its counter says.
+/// The most addresses that the namespace had at any revision. Fails if a revision shows more of them than the counter.
 fn most_at_once(lab: &Lab, since: Revision) -> u64 {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let end = ipam.store().list(Range::All).await.unwrap().revision;
@@ -86,7 +86,7 @@ fn revision(lab: &Lab) -> Revision {
     lab.with_ipam(Create::Never, async |ipam, _| ipam.store().list(Range::All).await.unwrap().revision)
 }
 
-/// Runs a call, or kills it at a random moment. `None` if it was killed.
+/// Runs a call, or kills it at a random moment. Returns `None` if it was killed.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     if !random.once_in(2) {
         return Some(call.run());
@@ -98,8 +98,8 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     None
 }
 
-/// Callers add and delete under a quota, and half of their calls are killed. At no time there were more addresses than the
-/// quota allows, and in the end all of its room is there.
+/// Adds and deletes containers under a quota, and kills half of the calls. The namespace must never have more addresses
+/// than the quota allows, and in the end the whole quota must be free.
 pub fn kills_leave_the_quota_exact(lab: &Lab, conf: &Value) {
     const LIMIT: u64 = 3;
     limit(lab, &shop(), LIMIT);

@@ -12,22 +12,22 @@ use nix::unistd::Pid;
 use crate::process::{Call, Outcome};
 use crate::programs::drivers;
 
-/// How far a process had come when it was stopped, by its open files and its traces on disk.
+/// How far a process has come, judged by its open files and its traces on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It had not come to the store yet.
+    /// The process has not reached the store yet.
     Starting,
-    /// It was in the queue, or held the lock and had not opened the engine.
+    /// The process is in the queue, or has the lock and has not opened the engine.
     AtTheQueue,
-    /// It was making the store.
+    /// The process is creating the store.
     Making,
-    /// It had the store open and had not committed.
+    /// The process has the store open and has not committed.
     Open,
-    /// It had the store open and had committed.
+    /// The process has the store open and has committed.
     Committed,
-    /// It had closed the store again.
+    /// The process has closed the store again.
     Leaving,
-    /// It was over.
+    /// The process has ended.
     Ended,
 }
 
@@ -44,23 +44,23 @@ impl Phase {
         }
     }
 
-    /// True if it had the store open then.
+    /// True if the process has the store open.
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Open | Self::Committed)
     }
 }
 
-/// A call on its way. It is killed when this is dropped.
+/// A running call. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Victim {
     pub call: Call,
     store: PathBuf,
-    /// The content of the file `head` when it started: the newest revision.
+    /// The content of the file `head` when the call started: the newest revision.
     head: Vec<u8>,
     child: Option<Child>,
 }
 
-/// The newest revision as the store records it beside its engine; nothing if there is no store.
+/// The newest revision as the store records it beside its engine. Empty if there is no store.
 pub fn head(store: &Path) -> Vec<u8> {
     fs::read(store.join("head")).unwrap_or_default()
 }
@@ -80,11 +80,11 @@ impl Victim {
         Pid::from_raw(self.child().id().try_into().unwrap())
     }
 
-    /// Stops it, and says how far it has come.
+    /// Stops the process and returns its phase.
     pub fn stop(&mut self) -> Phase {
         let pid = self.pid();
         kill(pid, Signal::SIGSTOP).unwrap();
-        // It is not waited for to the end here, so that its number and its answer stay.
+        // WNOWAIT does not reap the process, so its number and its answer stay available.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(pid), flags).unwrap() {
             WaitStatus::Stopped(..) => self.scan(),
@@ -92,7 +92,7 @@ impl Victim {
         }
     }
 
-    /// How far it has come; if it runs, it may be further by now.
+    /// The phase of the process. A running process may be further by now.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
@@ -110,18 +110,18 @@ impl Victim {
         }
     }
 
-    /// Lets it go on.
+    /// Resumes a stopped process.
     pub fn go_on(&mut self) {
         kill(self.pid(), Signal::SIGCONT).unwrap();
     }
 
-    /// True if it is over.
+    /// True if the process has ended.
     pub fn is_over(&mut self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills it. `None` if that met it alive, else its answer.
+    /// Kills the process. Returns its answer if it had ended before.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -132,7 +132,7 @@ impl Victim {
         }
     }
 
-    /// Waits for its answer, which must be success.
+    /// Waits for the answer. Panics unless the call succeeded.
     pub fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);

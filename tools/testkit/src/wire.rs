@@ -1,4 +1,4 @@
-//! A wire with a device on it: a pair of interfaces, one of them in a network namespace of its own. Needs root.
+//! A network link with a device on it: a veth pair with one end in a network namespace of its own. Needs root.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,18 +8,18 @@ use crate::process::wait_until;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// The wire. It is gone when this is dropped.
+/// A veth pair. Dropping it removes the pair, the bridge and the namespace.
 #[derive(Debug)]
 pub struct Wire {
-    /// The interface of this machine on the wire.
+    /// The end of the pair in this namespace.
     pub interface: String,
-    /// The bridge that the interface is a port of, and the namespace of the device.
+    /// The bridge for [`Wire::bridged`], and the network namespace of the device.
     bridge: String,
     namespace: String,
 }
 
 impl Wire {
-    /// A wire whose device has these addresses, with their prefix lengths.
+    /// Creates a pair whose device has these addresses, with their prefix lengths.
     pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };
@@ -33,13 +33,13 @@ impl Wire {
         wire
     }
 
-    /// The device gets an address ("add"), or has it no more ("del").
+    /// Adds an address to the device ("add") or removes it ("del").
     pub fn device(&self, what: &str, address: &str) {
         let nodad = if what == "add" && address.contains(':') { " nodad" } else { "" };
         ip(&format!("-n {} address {what} {address} dev dev0{nodad}", self.namespace));
     }
 
-    /// Makes the wire a part of a bridge of this machine, and returns the bridge's name.
+    /// Attaches the interface to a new bridge of this machine, and returns the bridge's name.
     pub fn bridged(&self) -> &str {
         ip(&format!("link add {} type bridge", self.bridge));
         ip(&format!("link set {} master {}", self.interface, self.bridge));
@@ -63,7 +63,7 @@ impl Drop for Wire {
     }
 }
 
-/// Waits for the kernel to say that the link is up, which takes it up to a second.
+/// Waits until the kernel reports the link as up, which takes up to a second.
 fn until_up(interface: &str) {
     let state = format!("/sys/class/net/{interface}/operstate");
     wait_until(&format!("{interface} is up"), Duration::from_secs(20), || {

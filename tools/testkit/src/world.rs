@@ -1,4 +1,4 @@
-//! A store with pools and nodes, a clock that a test sets, and the checks that every test may make.
+//! A store with pools and nodes, a clock that a test sets, and consistency checks for every test.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use kv::{Deadline, Key, Kv, Range, Store, StoreExt};
 use kv_mvcc::{Blocking, MemoryTable, MvccStore, Options};
 use time::OffsetDateTime;
 
-/// A store of a cluster with the nodes `a`, `b` and `c`.
+/// A store with the registered nodes `a`, `b` and `c`.
 #[derive(Clone, Debug)]
 pub struct World {
     pub store: Arc<dyn Store>,
@@ -39,8 +39,8 @@ impl World {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
-    /// For tests in which one caller acts at a time: the store answers on the caller's thread. Callers at the same time would
-    /// take turns.
+    /// A world for tests with one caller at a time: the store runs on the caller's thread. Concurrent callers would be
+    /// serialized.
     pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
@@ -68,14 +68,15 @@ impl World {
         Self { store, ipam, clock }
     }
 
-    /// An allocator with the same clock on another store, which leads to this one.
+    /// An allocator with the same clock on another store, which wraps this one.
     pub fn through(&self, store: Arc<dyn Store>) -> Ipam {
         let reading = Arc::clone(&self.clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
-    /// A pool of four addresses with a cooldown of a minute. All are in use but one, whose release is dated ten years ahead.
+    /// A pool of four addresses with a cooldown of a minute. Three are in use, and the fourth has a release dated ten
+    /// years ahead.
     pub async fn full_but_for_a_release_dated_ahead() -> Self {
         let world = Self::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
@@ -100,7 +101,7 @@ impl World {
         self.put(keys::resource(ResourceKind::Node, name), &node).await;
     }
 
-    /// A pool with blocks of four addresses.
+    /// Creates a pool with blocks of four addresses.
     pub async fn add_pool(&self, name: &str, cidr: &str) {
         let bits = if cidr.contains(':') { 126 } else { 30 };
         self.add(NewPool::new(name, cidr.parse().unwrap()).with_block_size(bits)).await;
@@ -142,7 +143,7 @@ impl World {
         self.ipam.assign(request, soon()).await
     }
 
-    /// One IPv4 address for a container on a node.
+    /// Assigns one IPv4 address to a container on a node.
     pub async fn one(&self, node: &str, container: &str) -> Result<IpAddr> {
         let assigned =
             self.assign(&AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0))).await?;
@@ -154,12 +155,12 @@ impl World {
         self.ipam.release_attachment(&attachment(node, container), &[], soon()).await.unwrap()
     }
 
-    /// Every key and value.
+    /// Returns every row of the store.
     pub async fn dump(&self) -> Vec<Kv> {
         self.store.list(Range::All).await.unwrap().kvs
     }
 
-    /// That blocks, handles and affinities tell the same.
+    /// Fails unless blocks, handles and affinities agree.
     pub async fn check(&self) {
         consistent(&self.dump().await);
     }
@@ -170,7 +171,7 @@ pub async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
     ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
 }
 
-/// Interface `eth0` of a container in network `net`.
+/// The interface `eth0` of a container in the network `net`.
 pub fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),
@@ -181,8 +182,8 @@ pub fn attachment(node: &str, container: &str) -> Attachment {
     }
 }
 
-/// Fails unless blocks, handles and affinities tell the same: each handle counts exactly what the blocks hold of it, each
-/// owned block has a confirmed affinity, and each affinity has a block of that owner.
+/// Fails unless blocks, handles and affinities agree. Each handle must count exactly its addresses in blocks, each
+/// owned block must have a confirmed affinity, and each affinity must have a block of its owner.
 pub fn consistent(kvs: &[Kv]) {
     let mut held: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     let mut owned = Vec::new();

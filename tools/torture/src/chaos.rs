@@ -1,5 +1,5 @@
-//! The processes that have the store, real etcd servers and `margay serve`, and their fate: one is frozen for a while, or killed and
-//! started again.
+//! Faults of the processes that hold the store: etcd servers and `margay serve` are frozen for a moment, or killed and
+//! restarted.
 
 use std::fs;
 use std::io;
@@ -22,24 +22,23 @@ use crate::ledger::Ledger;
 
 pub(crate) use testkit::server::Etcd;
 
-/// The two troubles that every run has, as the ledger counts them.
+/// The two faults that every run has, under the names that the ledger counts.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
-/// A process that others depend on.
+/// A server process that the workers depend on.
 pub(crate) trait Victim: Send + 'static {
     /// The program's name.
     const NAME: &'static str;
 
-    /// Sends it a signal.
     fn signal(&self, signal: Signal) -> io::Result<()>;
 
-    /// Has it let another process have the store for a moment. False if it does not do that.
+    /// Makes the process release the store to another process for a moment. Returns false if it cannot.
     fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Kills it, and starts it again.
+    /// Kills the process and starts it again.
     fn restart(&mut self) -> io::Result<()>;
 }
 
@@ -56,7 +55,7 @@ impl Victim for Etcd {
     }
 }
 
-/// A thread that makes trouble until [`Chaos::end`].
+/// A thread that injects faults into a process until [`Chaos::end`].
 pub(crate) struct Chaos<V> {
     victim: Arc<Mutex<V>>,
     stop: Arc<AtomicBool>,
@@ -64,7 +63,7 @@ pub(crate) struct Chaos<V> {
 }
 
 impl<V: Victim> Chaos<V> {
-    /// Begins to make trouble.
+    /// Starts the thread.
     pub(crate) fn begin(victim: V, seed: u64, ledger: Arc<Ledger>) -> Self {
         let victim = Arc::new(Mutex::new(victim));
         let stop = Arc::new(AtomicBool::new(false));
@@ -73,7 +72,7 @@ impl<V: Victim> Chaos<V> {
         Self { victim, stop, thread }
     }
 
-    /// Ends the trouble; the process runs, and lives as long as what is returned.
+    /// Stops the faults. The process runs until the returned value is dropped.
     pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
@@ -81,7 +80,8 @@ impl<V: Victim> Chaos<V> {
     }
 }
 
-/// A freeze and a kill come first and early, so that a short run has both; then troubles come at random.
+/// Injects faults until `stop` is set. A freeze and a kill come first, so that even a short run has both; the rest is
+/// random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
@@ -106,24 +106,24 @@ fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledge
     Ok(())
 }
 
-/// An address on which nobody listens.
+/// Returns a loopback address on which no process listens.
 pub(crate) fn free_address() -> io::Result<SocketAddr> {
     testkit::server::dead_address()
 }
 
-/// An etcd as a long run needs it: history is given up, and there is room.
+/// Starts an etcd for a long run, with automatic compaction and a database quota of 8 GiB.
 pub(crate) fn start_etcd() -> io::Result<Etcd> {
     let arguments =
         ["--auto-compaction-mode=revision", "--auto-compaction-retention=5000", "--quota-backend-bytes=8589934592"];
     Etcd::start_with("http", &arguments.map(str::to_owned))
 }
 
-/// The daemon of a store, with the environment that its systemd unit sets.
+/// A `margay serve` process with the environment that its systemd unit sets.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     program: PathBuf,
     location: Location,
-    /// Where it offers etcd's API.
+    /// The URL on which the daemon offers etcd's API.
     api: Option<String>,
     /// Further arguments of `margay serve`.
     options: &'static [&'static str],
@@ -131,12 +131,12 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it; it may not listen yet. With a URL it offers etcd's API there.
+    /// Starts the daemon without waiting until it listens. With a URL, the daemon offers etcd's API there.
     pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
         Self::start_with(program, location, api, &[])
     }
 
-    /// Starts it with further arguments of `margay serve`.
+    /// [`Daemon::start`] with further arguments of `margay serve`.
     pub(crate) fn start_with(
         program: &Path,
         location: &Location,
@@ -148,7 +148,7 @@ impl Daemon {
         Ok(Self { program: program.to_owned(), location: location.clone(), api, options, child })
     }
 
-    /// The memory that it has now, in MiB.
+    /// The daemon's resident memory in MiB.
     pub(crate) fn mib(&self) -> io::Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -178,7 +178,7 @@ impl Victim for Daemon {
     }
 
     fn hand_over(&self) -> io::Result<bool> {
-        // This command opens the store's files.
+        // `store status` opens the store's files, so the daemon must release them.
         let mut status = Command::new(&self.program);
         status.args(["--store", &self.location.to_string(), "store", "status"]);
         let done = status.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;

@@ -1,4 +1,5 @@
-//! Follows the store and looks at every revision: the documents are read and replayed here, without any code of `ipam_core::model`.
+//! Follows a store's watch and checks every revision. The documents are decoded and replayed here, without any code of
+//! `ipam_core::model`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::Failure;
 use crate::ledger::{Change, Ledger};
 
-/// Follows a store.
+/// Replays a store's revisions and checks each.
 pub(crate) struct Checker {
     pub(crate) replay: Replay,
     ledger: Arc<Ledger>,
@@ -23,7 +24,7 @@ pub(crate) struct Checker {
 }
 
 impl Checker {
-    /// Begins with the store as it is.
+    /// Starts from the current state of the store.
     pub(crate) async fn begin(store: &Arc<dyn Store>, ledger: Arc<Ledger>) -> Result<Self, Failure> {
         let start = store.list(Range::All).await?;
         let replay = Replay::begin(&start.kvs, start.revision.get()).map_err(Failure)?;
@@ -31,12 +32,12 @@ impl Checker {
         Ok(Self { replay, ledger, checked })
     }
 
-    /// Where the revision can be seen that was checked last.
+    /// Returns a receiver of the last checked revision.
     pub(crate) fn progress(&self) -> watch::Receiver<i64> {
         self.checked.subscribe()
     }
 
-    /// Follows the store beside what is done to it.
+    /// Spawns a task that follows the store while the workers run.
     pub(crate) fn in_the_background(mut self, store: &Arc<dyn Store>) -> Following {
         let (store, first) = (Arc::clone(store), self.replay.revision);
         let (set_goal, goal) = watch::channel(None);
@@ -50,10 +51,10 @@ impl Checker {
         Following { store, first, set_goal, task }
     }
 
-    /// Follows the store from where it was left until the goal is known and reached.
+    /// Checks revisions from the last checked one on, until the goal is set and reached.
     ///
     /// # Errors
-    /// The fault.
+    /// The first violation, or a store error that is not transient.
     pub(crate) async fn follow(
         &mut self,
         store: &Arc<dyn Store>,
@@ -76,7 +77,7 @@ impl Checker {
                 }
                 let batch = tokio::select! {
                     batch = changes.next() => batch,
-                    // The caller that sets the goal may be gone; then there is a violation already.
+                    // The sender is dropped only after a violation.
                     changed = goal.changed() => match changed {
                         Ok(()) => continue,
                         Err(_) => return Ok(()),
@@ -103,7 +104,8 @@ impl Checker {
         self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what + &changed(&batch.events))))
     }
 
-    /// That the store has what was replayed, that every container is accounted for, and that nothing is left.
+    /// Checks that the replayed state matches the store, that every container was released, and that no document is
+    /// left.
     pub(crate) async fn end(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let now = store.list(Range::All).await?;
         let stored = Replay::begin(&now.kvs, now.revision.get()).map_err(Failure)?;
@@ -125,26 +127,27 @@ impl Checker {
     }
 }
 
-/// A checker that follows a store in the background.
+/// A checker that runs in the background.
 pub(crate) struct Following {
     store: Arc<dyn Store>,
-    /// The revision at which it began.
+    /// The revision at which the checker started.
     first: i64,
     set_goal: watch::Sender<Option<i64>>,
     task: JoinHandle<(Checker, Result<(), Failure>)>,
 }
 
 impl Following {
-    /// Looks at everything that there is by now, and at what is left. Returns how many revisions there were.
+    /// Lets the checker catch up with the store, runs the final checks, and returns the number of checked revisions.
     ///
-    /// `worked` is what came of the work; what it was done with, such as a server, is kept until the end.
+    /// `worked` is the result of the workload. Its value, for example a server, is kept alive until the checker is
+    /// done.
     ///
     /// # Errors
-    /// The finding of the checker, or else the failure of the work.
+    /// The checker's violation, or else the failure of the workload.
     pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
         let goal = match &worked {
             Ok(_) => self.store.list(Range::All).await?.revision.get(),
-            // The fault is reported; the checker need not wait for more.
+            // The failure is reported anyway, so the checker need not catch up.
             Err(_) => 0,
         };
         self.set_goal.send_replace(Some(goal));
@@ -160,10 +163,10 @@ impl Following {
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 const AFFINITIES: &str = "/calico/ipam/v2/host/";
-/// A key that the modelled Calico writes along with what it does.
+/// A key that the modelled Calico writes in each of its transactions.
 pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
 
-/// A block, as it is stored.
+/// A block as stored in JSON.
 #[derive(Clone, Debug, Deserialize)]
 struct Block {
     cidr: String,
@@ -194,40 +197,38 @@ struct Affinity {
 
 type Counts = BTreeMap<String, BTreeMap<String, i64>>;
 
-/// The state of the store at a revision.
+/// The state of the store at one revision.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
-    /// The revision.
     pub(crate) revision: i64,
     blocks: BTreeMap<String, Block>,
-    /// The counts in handles, by handle and block.
+    /// The counts in handle documents, by handle and block.
     counted: Counts,
-    /// The addresses in blocks, by handle and block.
+    /// The number of addresses that blocks record, by handle and block.
     held: Counts,
-    /// Owner and block, by what the affinities say.
+    /// The owner and block of each affinity document.
     affine: BTreeSet<(String, String)>,
-    /// Those among them whose blocks the modelled Calico took away.
+    /// Affinities whose blocks the modelled Calico deleted.
     abandoned: BTreeSet<(String, String)>,
 }
 
-/// The documents that one revision touched, for a comparison when all of it is known.
+/// The documents that one revision changed. They are compared once the whole revision is applied.
 #[derive(Default)]
 struct Touched {
     handles: BTreeSet<String>,
     blocks: BTreeSet<String>,
     affinities: BTreeSet<(String, String)>,
     changes: Vec<Change>,
-    /// Blocks that were not there before.
+    /// Blocks that this revision created.
     made: BTreeSet<String>,
-    /// Whether the modelled Calico wrote this revision.
     by_calico: bool,
 }
 
 impl Replay {
-    /// Begins with what is stored at a revision.
+    /// Starts from the rows of one revision.
     ///
     /// # Errors
-    /// The fault.
+    /// The first contradiction among the documents.
     pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
         let mut replay = Self { revision, ..Self::default() };
         let mut touched = Touched::default();
@@ -238,10 +239,10 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Goes on by one revision, and says who got and lost what.
+    /// Applies the next revision and returns which containers got or lost which addresses.
     ///
     /// # Errors
-    /// The contradiction after it, with the keys that it changed.
+    /// A contradiction in the new state, with the keys that the revision changed.
     fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
         let mut touched = Touched::default();
         let done = self.advance_all(revision, events, &mut touched);
@@ -262,14 +263,14 @@ impl Replay {
         self.compare(touched)
     }
 
-    /// The addresses of a container.
+    /// The addresses that a container holds.
     fn held_by(&self, container: &str) -> Vec<IpAddr> {
         let handle = handle_of(container);
         let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
         blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
     }
 
-    /// The remaining blocks, handles and affinities.
+    /// Describes the remaining blocks, handles and affinities.
     pub(crate) fn left(&self) -> Vec<String> {
         let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
         let handles = self.counted.keys().map(|id| format!("handle {id}"));
@@ -277,7 +278,7 @@ impl Replay {
         blocks.chain(handles).chain(affinities).collect()
     }
 
-    /// Changes one key.
+    /// Applies the change of one key. `None` deletes the key.
     fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
         if let Some(rest) = key.strip_prefix(BLOCKS) {
             let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
@@ -366,7 +367,7 @@ impl Replay {
         Ok(())
     }
 
-    /// That what was touched agrees.
+    /// Checks that the changed documents agree with each other.
     fn compare(&self, touched: &Touched) -> Result<(), String> {
         for handle in &touched.handles {
             let (held, counted) = (self.held.get(handle), self.counted.get(handle));
@@ -403,7 +404,7 @@ impl Replay {
 }
 
 impl Block {
-    /// That its lists agree.
+    /// Checks that the lists of the block agree.
     fn check(&self, cidr: &str) -> Result<(), String> {
         let attributes = self.attributes.as_deref().unwrap_or_default();
         let allocated: BTreeSet<usize> =
@@ -427,7 +428,7 @@ impl Block {
         }
     }
 
-    /// The holders of addresses.
+    /// The handle of each allocated address.
     fn holders(&self) -> BTreeMap<IpAddr, String> {
         let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
         let slots = self.allocations.iter().enumerate();
@@ -449,13 +450,13 @@ impl Block {
     }
 }
 
-/// The number of addresses of a small network.
+/// The number of addresses in a small network.
 fn size_of(cidr: &str) -> Option<usize> {
     let net: IpNet = cidr.parse().ok()?;
     1_usize.checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
 }
 
-/// The keys that a revision changed, for a message.
+/// Lists the keys that a revision changed, for an error message.
 pub(crate) fn changed(events: &[Event]) -> String {
     let key = |event: &Event| match event.kind {
         EventKind::Put if event.kv.version == 1 => format!("new {}", event.kv.key),
@@ -465,7 +466,7 @@ pub(crate) fn changed(events: &[Event]) -> String {
     format!("\n  changed: {}", events.iter().map(key).collect::<Vec<_>>().join(", "))
 }
 
-/// The handle of a container.
+/// The handle of a container in the network `net`.
 fn handle_of(container: &str) -> String {
     format!("net.{container}")
 }
@@ -488,7 +489,7 @@ mod tests {
     const HANDLE: &str = "/calico/ipam/v2/handle/net.c";
     const AFFINITY: &str = "/calico/ipam/v2/host/n/ipv4/block/10.0.0.0-29";
 
-    /// A block of which `c` holds the third address.
+    /// A block in which `c` holds the third address.
     const HELD: &str = r#"{"cidr":"10.0.0.0/29","affinity":"host:n","allocations":[null,null,0,null,null,null,null,null],
         "unallocated":[3,4,5,6,7,0,1],"attributes":[{"handle_id":"net.c","secondary":{"node":"n"}}],
         "sequenceNumber":8,"deleted":false}"#;
@@ -507,7 +508,7 @@ mod tests {
         Event { kind: if value.is_some() { EventKind::Put } else { EventKind::Delete }, kv, prev: None }
     }
 
-    /// The store after one revision with everything as it should be.
+    /// A consistent store in which `c` holds one address, at revision 2.
     fn held() -> Replay {
         let mut replay = Replay::begin(&[], 1).unwrap();
         let all = [event(BLOCK, Some(HELD)), event(HANDLE, Some(COUNTED)), event(AFFINITY, Some(CONFIRMED))];
@@ -517,10 +518,10 @@ mod tests {
         replay
     }
 
-    /// The verdict on a further revision.
+    /// Applies a further revision and returns its contradiction.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
-        // The keys are there already.
+        // The keys exist already, so these are not creations.
         events.iter_mut().for_each(|event| event.kv.version = 2);
         held().advance(3, &events).unwrap_err()
     }

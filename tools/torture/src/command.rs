@@ -1,5 +1,5 @@
-//! The command line of `torture`, which tortures the allocator on a store and says what it found; the plan of a run, which is the store,
-//! the amount and the seed; and its report.
+//! The command line of `torture`, the plan of a run (the store, the number of operations and the seed) and the report
+//! of a run.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is what the program is for")]
 
@@ -27,65 +27,66 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Tortures a store.
+    /// Runs many nodes on one store, with faults and kills.
     Run {
         /// The name of the store.
         #[arg(long, default_value = "memory")]
         store: String,
-        /// The kind of the workers.
+        /// How workers run.
         #[arg(long, value_enum, default_value = "in-process")]
         mode: Mode,
-        /// How many operations.
+        /// The minimum number of operations.
         #[arg(long, default_value_t = 10_000)]
         ops: u64,
-        /// Where random decisions come from; a random one if it is not given.
+        /// The seed of all random decisions. Default: a random seed, which is printed.
         #[arg(long)]
         seed: Option<u64>,
-        /// How many nodes.
+        /// The number of nodes.
         #[arg(long, default_value_t = 4)]
         nodes: usize,
-        /// How many workers on each.
+        /// The number of workers on each node.
         #[arg(long, default_value_t = 3)]
         workers: usize,
-        /// Have the daemon of an embedded store run beside the processes, frozen and killed now and then. The program `margay` must
-        /// be beside this one.
+        /// Run the daemon of an embedded store beside the workers, and freeze and kill it now and then. The program
+        /// `margay` must be in the folder of this program.
         #[arg(long)]
         serve: bool,
-        /// Have the processes reach an embedded store by etcd's API of its daemon alone, which is frozen and killed now and then, and
-        /// hands the store over. The program `margay` must be beside this one.
+        /// Let the workers reach an embedded store only through etcd's API of its daemon. The daemon is frozen and
+        /// killed now and then and releases the store to other processes. The program `margay` must be in the folder of
+        /// this program.
         #[arg(long, conflicts_with = "serve")]
         api: bool,
     },
-    /// Has the daemon of an embedded store work for hours.
+    /// Runs the daemon of an embedded store for hours.
     Soak {
-        /// The program `margay`.
+        /// The path of the program `margay`.
         #[arg(long)]
         margay: PathBuf,
-        /// Which store: sled or redb.
+        /// The engine: sled or redb.
         #[arg(long, default_value = datastore::DEFAULT_ENGINE)]
         store: String,
-        /// For how many hours.
+        /// The duration in hours.
         #[arg(long)]
         hours: f64,
     },
-    /// Has a crowd of clients press the daemon of an embedded store while processes take the store.
+    /// Loads the daemon of an embedded store with many clients while other processes take the store.
     Press {
-        /// The program `margay`.
+        /// The path of the program `margay`.
         #[arg(long)]
         margay: PathBuf,
-        /// Which store: sled or redb.
+        /// The engine: sled or redb.
         #[arg(long)]
         store: String,
-        /// For how many seconds.
+        /// The duration in seconds.
         #[arg(long, default_value_t = 600)]
         seconds: u64,
     },
-    /// Is a worker of a run with processes.
+    /// Runs one worker of a run with processes.
     #[command(hide = true)]
     Work(ChildPlan),
 }
 
-/// The whole program, made with these stores.
+/// Runs the program with these store drivers.
 pub fn main(drivers: &Drivers) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
@@ -160,56 +161,55 @@ fn failed(error: &dyn std::error::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The kind of the workers, and their deaths.
+/// How workers run and how they die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Tasks of this process, on a store that fails; a death is a dropped future.
+    /// Tasks of this process, on a store that injects faults. A death is a dropped future.
     InProcess,
-    /// Processes that SIGKILL ends.
+    /// Processes that are killed with SIGKILL.
     Processes,
 }
 
-/// How processes reach an embedded store.
+/// How worker processes reach an embedded store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Reach {
-    /// They open its files.
+    /// Workers open the store's files.
     #[default]
     Files,
-    /// `margay serve` has the store. They connect to it, and open the files if it does not answer.
+    /// `margay serve` holds the store. Workers connect to the daemon, and open the files if it does not answer.
     Daemon,
-    /// `margay serve` has the store, and they reach it by etcd's API alone.
+    /// `margay serve` holds the store. Workers use etcd's API only.
     Api,
 }
 
-/// A plan.
+/// What a run does: the store, the number of operations, the workers and the seed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The stores of this program.
     drivers: Drivers,
-    /// The kind of the store, which is made anew: in memory, in a temporary folder, or an etcd of its own.
+    /// The driver of the store. Each run creates the store: in memory, in a temporary folder, or on a new etcd.
     driver: &'static dyn Driver,
-    /// The kind of the workers.
+    /// How workers run.
     pub mode: Mode,
-    /// How many operations, at least.
+    /// The minimum number of operations.
     pub ops: u64,
-    /// Where all random decisions come from.
+    /// The seed of all random decisions.
     pub seed: u64,
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: usize,
-    /// How many workers on each.
+    /// The number of workers on each node.
     pub workers: usize,
-    /// How processes reach an embedded store.
+    /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part that is broken on purpose; in one process only.
+    /// The part that is broken on purpose. Used only with [`Mode::InProcess`].
     pub sabotage: Sabotage,
 }
 
 impl Plan {
-    /// A plan for `ops` operations on a store of this name, by three workers on each of four nodes.
+    /// Plans `ops` operations on the store of this name, with four nodes and three workers on each.
     ///
     /// # Errors
-    /// A name that none of these drivers has.
+    /// No driver has this name.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
@@ -224,43 +224,40 @@ impl Plan {
         self.driver.facts().name
     }
 
-    /// The machines that use the store.
+    /// The processes or machines that can share the store.
     pub(crate) fn scope(&self) -> Scope {
         self.driver.facts().scope
     }
 
-    /// The store in a folder.
     pub(crate) fn in_folder(&self, folder: &Path) -> Location {
         self.drivers.at_folder(self.driver, folder)
     }
 
-    /// A store in memory.
     pub(crate) fn in_memory(&self) -> Location {
         self.drivers.memory()
     }
 
-    /// The name of a node.
     pub(crate) fn node(number: usize) -> String {
         format!("node{number}")
     }
 }
 
-/// The report of a run without violations.
+/// The report of a run that found no violation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The plan.
+    /// The plan of the run.
     pub plan: Plan,
-    /// How often each thing happened.
+    /// How often each event happened, by name.
     pub counts: BTreeMap<String, u64>,
-    /// How many revisions were checked.
+    /// The number of checked revisions.
     pub revisions: i64,
-    /// How long it took.
+    /// The duration of the run.
     pub duration: Duration,
 }
 
 impl Report {
-    /// How often something happened.
+    /// The number of times that an event happened.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }

@@ -1,5 +1,5 @@
-//! Stores around a store: one that notes how far the store is, one that lets commits land late, and those that are broken on purpose,
-//! to see that the torture notices.
+//! Store wrappers for the torture: one records the newest revision seen, one delays commits, and one breaks the store's
+//! contract on purpose, to prove that the torture notices.
 
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,23 +20,23 @@ use tokio::task::JoinSet;
 
 use crate::ledger::Ledger;
 
-/// The newest revision that answers have shown.
+/// The newest revision that any answer has shown. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Newest(Arc<AtomicI64>);
 
 impl Newest {
-    /// It.
+    /// The revision, or 0 before the first answer.
     pub(crate) fn get(&self) -> i64 {
         self.0.load(SeqCst)
     }
 
-    /// Notes an answer.
+    /// Records the revision of an answer.
     pub(crate) fn note(&self, revision: i64) {
         self.0.fetch_max(revision, SeqCst);
     }
 }
 
-/// A store that notes how far the store behind it is.
+/// A store that records the newest revision of its answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
     inner: Arc<dyn Store>,
@@ -72,15 +72,15 @@ impl Store for Observed {
     }
 }
 
-/// A store of which some commits land later, on their own, when their sender has given up: what a frozen server does.
+/// A store on which some commits take effect only after their sender got a timeout, as on a frozen server.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// One commit of so many lands late.
+    /// One in this many commits is late.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
-    /// Those that are on their way.
+    /// Late commits that are still pending.
     late: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -89,13 +89,13 @@ impl Late {
         Self { inner, rarity, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
     }
 
-    /// Waits until all that is on its way has landed.
+    /// Waits until all late commits have been carried out.
     pub(crate) async fn landed(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
         late.join_all().await;
     }
 
-    /// How late this commit lands, if it does.
+    /// Draws the delay of this commit. None for most commits and for all reads.
     fn lateness(&self, txn: &Txn) -> Option<Duration> {
         if txn.is_read_only() {
             return None;
@@ -117,7 +117,7 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // Its sender does not hear of it. The checker sees the outcome.
+        // The sender never learns the outcome. The checker sees it.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
@@ -135,7 +135,7 @@ impl Store for Late {
     }
 }
 
-/// The faults of [`kv::wrap::FaultyStore`]: about one call of forty goes wrong.
+/// Draws the faults for [`kv::wrap::FaultyStore`]: about one call in forty fails or is delayed.
 pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> Option<Fault> + Send + Sync {
     let rng = Mutex::new(Rng::with_seed(seed));
     move |_| {
@@ -153,34 +153,34 @@ pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> 
     }
 }
 
-/// The broken part.
+/// The part that is broken on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Nothing.
+    /// Nothing is broken.
     #[default]
     None,
-    /// Now and then the store carries a commit out although its guards do not hold.
+    /// One commit in fifty is carried out without checking its guards.
     Guards,
-    /// Now and then the store acknowledges a commit that it has not carried out.
+    /// One commit in fifty is acknowledged without being carried out.
     Commits,
-    /// Now and then the store leaves out the last write of a commit.
+    /// One commit in fifty loses its last write.
     Atomicity,
-    /// Callers that break off leave no notes.
+    /// Callers record no pending commits.
     Intents,
 }
 
 impl Sabotage {
-    /// One commit of so many lands late. Callers without notes are wrong only where such a commit lands after a DEL, so that is
-    /// frequent with them: the torture notices it within seconds.
+    /// One in this many commits is late. A caller without pending commits fails only when a late commit takes effect
+    /// after a DEL, so late commits are frequent in that case: the torture then notices within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// How many commits go well for one that does not.
+/// One commit in this many is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
-/// A store that is broken.
+/// A store that is broken on purpose.
 #[derive(Clone, Debug)]
 pub(crate) struct Broken {
     inner: Arc<dyn Store>,
@@ -189,7 +189,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// The store itself, if nothing of it must be broken.
+    /// Wraps the store, or returns it unchanged if the sabotage is not in the store.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,
@@ -226,7 +226,7 @@ impl Store for Broken {
     }
 }
 
-/// Notes nothing.
+/// Records no pending commits.
 #[derive(Debug)]
 pub(crate) struct NoIntents;
 

@@ -1,4 +1,4 @@
-//! Workers as tasks of this process, on one open store that fails.
+//! Workers as tasks of this process, on one open store that injects faults.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// How far the workers may be ahead of the checker, in revisions: less than any store here keeps of its history.
+/// How many revisions the workers may be ahead of the checker. Every store here keeps a longer history.
 const LEAD: i64 = 1_000;
-/// How long the checker may stand still.
+/// How long the checker may make no progress.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A store, and what makes trouble on it.
+/// The opened store and, on etcd, the thread that injects faults into the server.
 struct Place {
     store: Arc<dyn Store>,
     chaos: Option<Chaos<chaos::Etcd>>,
@@ -46,7 +46,7 @@ async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place,
     Ok(Place { store, chaos: None })
 }
 
-/// Carries out a plan.
+/// Runs a plan in this process.
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let begun = Instant::now();
     let folder = tempfile::tempdir()?;
@@ -70,7 +70,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let worked = work(plan, &access, &ledger, &progress).await;
 
     let server = chaos.map(Chaos::end).transpose();
-    // After that nothing may come any more, and the checker is still looking.
+    // No commit may arrive after this point. The checker still runs.
     late.landed().await;
     let ended = match worked.and(server) {
         Ok(server) => scene::take_back(&store, plan).await.map(|()| server),
@@ -80,7 +80,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     Ok(Report { plan: plan.clone(), counts: ledger.counts(), revisions, duration: begun.elapsed() })
 }
 
-/// Lets all workers work, until there were enough operations or something is wrong.
+/// Runs all workers until the planned operations are done or a violation is found.
 async fn work(
     plan: &Plan,
     access: &Access,
@@ -113,7 +113,7 @@ async fn work(
     outcome
 }
 
-/// Waits while the checker is far behind: a store gives up its history.
+/// Waits while the checker is far behind, because the store compacts old revisions.
 async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
     let near = |checked: &i64| access.newest() - *checked < LEAD;
     let near = tokio::time::timeout(PATIENCE, progress.wait_for(near)).await;
@@ -125,7 +125,7 @@ async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Resu
     }
 }
 
-/// Does something again until it works, for a while: the server may be down.
+/// Retries until success or [`PATIENCE`], because the server may be down.
 async fn patiently<T>(what: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {

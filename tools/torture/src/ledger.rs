@@ -1,28 +1,29 @@
-//! The reports of workers, compared with the store's revisions. A [`Witness`] sees each act of a worker, before and after it.
+//! The ledger of the workers' reports, compared with the store's revisions. A [`Witness`] is called before and after
+//! each act of a worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many lines of an address's history are kept.
+/// Maximum number of history lines kept for each address.
 const REMEMBERED: usize = 24;
 
-/// The effect of an event of the store on an address.
+/// How an event of the store changed the holder of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// A container holds it from now on.
+    /// The container holds the address from now on.
     Given(IpAddr, String),
-    /// The container does not hold it any more.
+    /// The container no longer holds the address.
     Taken(IpAddr, String),
 }
 
-/// How far a container has come.
+/// The stage of a container's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Adding,
     Held,
-    /// Its DEL began when the store was at least at this revision.
+    /// The newest known revision when the DEL was sent.
     Deleting(i64),
 }
 
@@ -31,25 +32,25 @@ struct Container {
     stage: Stage,
     acknowledged: BTreeSet<IpAddr>,
     given: BTreeSet<IpAddr>,
-    /// Addresses that went, before the DEL was heard of.
+    /// Addresses released before a DEL was reported, with the revision.
     taken_early: Vec<(IpAddr, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
     containers: HashMap<String, Container>,
-    /// Containers of which a revision has shown the DEL.
+    /// Containers whose DEL a revision has shown.
     gone: HashSet<String>,
-    /// The container that was answered that an address is its own.
+    /// The container to which an address was last reported in a result.
     holders: HashMap<IpAddr, String>,
-    /// Containers of which the DEL was acknowledged, and the revision that shows it.
+    /// Containers whose DEL was acknowledged, with the revision by which the release must be visible.
     leaving: VecDeque<(i64, String)>,
     history: HashMap<IpAddr, VecDeque<String>>,
     counts: BTreeMap<String, u64>,
     violation: Option<String>,
 }
 
-/// The reports of workers. The first contradiction stays.
+/// Compares the reports of workers with the store. Only the first violation is kept.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -84,7 +85,7 @@ impl Books {
             self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
             return;
         }
-        // The store may be quicker than the line in which a process has said that it is about to ask for it.
+        // The store may be quicker than the output line in which a worker process announces its ADD.
         self.containers.entry(container.to_owned()).or_default().given.insert(ip);
     }
 
@@ -109,12 +110,12 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fault, if there is one.
+    /// The first violation, if any.
     pub(crate) fn violation(&self) -> Option<String> {
         self.books().violation.clone()
     }
 
-    /// Takes note of a revision after which the documents do not agree, with what is known of its containers' addresses.
+    /// Records a contradiction between documents, with the history of the addresses of the containers involved.
     pub(crate) fn violated(&self, what: String, batch: &kv::Batch) {
         let mut books = self.books();
         let named = |name: &String| {
@@ -127,22 +128,22 @@ impl Ledger {
         books.violate(what, &about.into_iter().collect::<Vec<_>>());
     }
 
-    /// How often each thing happened.
+    /// The number of times that each event happened.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
     }
 
-    /// How many operations are over.
+    /// The number of finished operations.
     pub(crate) fn operations(&self) -> u64 {
         self.books().counts.get("operation").copied().unwrap_or(0)
     }
 
-    /// Adds to how often something happened.
+    /// Adds to the count of an event.
     pub(crate) fn count(&self, what: &str, by: u64) {
         *self.books().counts.entry(what.to_owned()).or_default() += by;
     }
 
-    /// The containers whose names begin like this and of which no DEL was acknowledged.
+    /// Lists the containers whose names have this prefix and whose DEL was not acknowledged.
     pub(crate) fn left_by(&self, prefix: &str) -> Vec<String> {
         let books = self.books();
         let leaving: BTreeSet<&String> = books.leaving.iter().map(|(_, name)| name).collect();
@@ -156,8 +157,8 @@ impl Ledger {
         left
     }
 
-    /// Takes note of a revision, and closes the books on containers whose DEL it shows. `held` says what a container holds
-    /// at that revision.
+    /// Records a revision, and checks and forgets containers whose DEL it shows. `held` returns the addresses of a
+    /// container at that revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {
@@ -181,7 +182,7 @@ impl Ledger {
         }
     }
 
-    /// Fails if some container is not accounted for.
+    /// Records a violation if a container's DEL was not shown by any revision.
     pub(crate) fn close(&self) {
         let mut books = self.books();
         let mut open: Vec<String> = books.containers.keys().cloned().collect();
@@ -245,19 +246,19 @@ impl Witness for Ledger {
     }
 }
 
-/// A witness of the workers' acts. Revisions are the newest that the worker knows of.
+/// Receives the reports of a worker. Revisions are the newest that the worker has seen.
 pub(crate) trait Witness: Send + Sync {
-    /// An ADD is about to be sent.
+    /// An ADD will be sent.
     fn adding(&self, container: &str, node: &str);
-    /// It was acknowledged, with these addresses.
+    /// The ADD was acknowledged with these addresses.
     fn added(&self, container: &str, addresses: &[IpAddr], revision: i64);
-    /// A DEL is about to be sent.
+    /// A DEL will be sent.
     fn deleting(&self, container: &str, revision: i64);
-    /// It was acknowledged.
+    /// The DEL was acknowledged.
     fn deleted(&self, container: &str, revision: i64);
-    /// An operation is over, and came out like this.
+    /// An operation ended with this outcome.
     fn counted(&self, what: &'static str);
-    /// Something happened that must not.
+    /// The worker found a violation.
     fn failed(&self, what: String);
 }
 
@@ -275,7 +276,7 @@ mod tests {
         Vec::new()
     }
 
-    /// A container that has an address since revision 5.
+    /// A container that holds an address since revision 5.
     fn held() -> Ledger {
         let ledger = Ledger::default();
         ledger.adding(C, "n");

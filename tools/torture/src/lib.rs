@@ -1,22 +1,22 @@
-//! Many nodes at once on a real store, with faults and kills, checked at every revision.
+//! Simulates many nodes on a real store, with faults and kills, and checks every revision.
 //!
-//! Workers on several nodes add and delete containers in pools that are too small for all of them, so that they borrow
-//! from each other and take over each other's empty blocks; meanwhile they claim and release affinities. Calls fail as
-//! networks and servers make them fail, and callers die between sending and knowing. A checker follows the store and looks
-//! at every revision:
+//! Workers on several nodes add and delete containers in pools that are too small for all of them. They borrow
+//! addresses from each other, take over each other's empty blocks, and claim and release affinities. Calls fail as they
+//! do with real networks and servers, and callers die after sending a commit and before its answer. A checker follows
+//! the store and checks at every revision:
 //!
-//! - no address is held twice, and none that was acknowledged goes before its DEL has begun;
-//! - what blocks hold is what handles count, and what blocks say of their owners is what affinities say;
-//! - a block's own lists agree, and its sequence number rises by one with each write;
-//! - after its DEL a container has nothing and gets nothing any more;
-//! - after the DEL of everything nothing is left.
+//! - No address is held twice, and no acknowledged address is released before its DEL has begun.
+//! - Handle counts match the blocks, and affinities match the owners of blocks.
+//! - The lists in a block agree, and its sequence number rises by one with each write.
+//! - After its DEL, a container holds nothing and gets nothing.
+//! - After the DEL of all containers, the store is empty.
 //!
-//! The checker reads the documents by itself: the module `checker` shares no code with `ipam_core::model`. Two ways of
-//! running: [in one process](Mode::InProcess), where a death is a dropped future and faults are injected; and
-//! [in several](Mode::Processes), where workers are processes of this program that SIGKILL ends. On etcd the server is
-//! killed, stopped and started again, too.
+//! The checker decodes the documents itself: the module `checker` shares no code with `ipam_core::model`. A run has one
+//! of two modes: [in one process](Mode::InProcess), where a death is a dropped future and faults are injected, or [in
+//! several](Mode::Processes), where workers are processes of this program that are killed with SIGKILL. An etcd server
+//! is also killed, frozen and restarted.
 //!
-//! The acts of each worker follow from the seed. Its encounters do not: they depend on the quicker one.
+//! The seed determines the acts of each worker, but not their timing, so two runs with one seed can differ.
 
 mod chaos;
 mod checker;
@@ -36,7 +36,7 @@ pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use soak::{SoakPlan, SoakReport, soak};
 
-/// A fault that the torture found, or the reason why it could not go on.
+/// A violation that the torture found, or the reason why it stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
@@ -66,10 +66,11 @@ impl From<ipam_core::Error> for Failure {
     }
 }
 
-/// Carries out a plan. Must be called on a tokio runtime with several threads. For processes, `program` is this program.
+/// Runs a plan. Must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], `program` is the path of
+/// this program.
 ///
 /// # Errors
-/// The fault, with the revision, the keys and the history of the addresses.
+/// The violation, with the revision, the keys and the history of the addresses; or the reason why the run stopped.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
     if plan.way != Reach::Files && (plan.mode == Mode::InProcess || plan.scope() != datastore::Scope::Machine) {
         return Err(Failure("a daemon runs beside processes on a store in a folder".into()));

@@ -1,4 +1,4 @@
-//! `torture`: tortures the allocator on a store, and says what it found.
+//! `torture`: tests the allocator on a store with faults and kills, and reports violations.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,6 @@
-//! Clients that do not read, watches that come and go, and processes that take the store, all at once: no call of another client
-//! may stand still, and a process that takes the store again and again leaves the daemon's clients their share.
+//! Loads the daemon with clients that do not read, clients that restart watches, and processes that take the store. No
+//! call of another client may hang, and a process that takes the store repeatedly must leave enough throughput to the
+//! daemon's clients.
 
 use std::fmt;
 use std::future::Future;
@@ -19,40 +20,40 @@ use tokio::time::{sleep, timeout};
 use crate::chaos::{self, Daemon};
 use crate::scene::open_etcd;
 
-/// Number of clients that watch everything and read nothing.
+/// Number of clients that watch all keys and read no events.
 const DEAF: usize = 60;
-/// Number of clients whose watches come and go, and of the watches of each.
+/// Number of clients that restart their watches, and the number of watches of each.
 const RESTLESS: usize = 4;
 const WATCHES: i64 = 10;
 /// Number of processes that take the store.
 const TAKERS: usize = 4;
-/// The interval of the requests for progress of a client.
+/// The interval between progress requests of one client.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of these requests between two changes of its watches.
+/// Number of progress requests between two changes of watches.
 const REPORTS: usize = 10;
-/// A call that takes this long does not come to an end.
+/// A call that takes longer counts as hung.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
-/// The history is short: `store status` reads all of it.
+/// Keeps the history short, because `store status` reads all of it.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
 
-/// The plan of a run.
+/// What a run loads, for how long, and its limits.
 #[derive(Clone, Debug)]
 pub struct PressPlan {
-    /// The program `margay`.
+    /// The path of the program `margay`.
     pub margay: PathBuf,
     /// The stores of this program.
     pub drivers: Drivers,
-    /// The name of the store.
+    /// The name of the engine.
     pub engine: String,
-    /// The time of the whole run. A fifth of it is for measuring the throughput.
+    /// The duration of the whole run. Two tenths of it measure the throughput.
     pub time: Duration,
-    /// The longest time that a call may take. A process that takes the store has twice as long.
+    /// The limit for one call. A process that takes the store has twice as long.
     pub max_call: Duration,
-    /// The least part of the usual throughput that is left beside one process that takes the store again and again.
+    /// The minimum share of the normal throughput that must remain beside one process that takes the store repeatedly.
     pub min_share: f64,
 }
 
-/// The findings of a run.
+/// The measurements of a run.
 #[derive(Debug)]
 pub struct PressReport {
     calls: u64,
@@ -74,7 +75,7 @@ impl fmt::Display for PressReport {
     }
 }
 
-/// Calls of one kind.
+/// The number and slowest duration of calls of one kind.
 #[derive(Debug, Default)]
 struct Calls {
     count: AtomicU64,
@@ -96,7 +97,7 @@ impl Calls {
         *self.slowest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Measures a call.
+    /// Runs a call and records its duration.
     async fn measure<T, E: fmt::Display>(
         &self,
         what: &str,
@@ -124,10 +125,10 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs it.
+/// Runs the plan.
 ///
 /// # Errors
-/// A call that took too long, failed, or did not end; too little of the usual throughput beside one process that takes the store.
+/// A call took too long, failed or hung, or the throughput beside a process that takes the store was too low.
 pub async fn press(plan: &PressPlan) -> Result<PressReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-press").tempdir().map_err(text)?;
     let location = plan.drivers.of_engine(&plan.engine, folder.path().join("store")).map_err(text)?;
@@ -169,7 +170,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
     Err("the daemon does not come up".to_owned())
 }
 
-/// Runs `margay` on the store's files.
+/// Runs `margay` directly on the store's files.
 fn take(margay: &Path, location: &Location, arguments: &[&str]) -> Result<(), String> {
     let mut command = Command::new(margay);
     command.args(["--store", &location.to_string()]).args(arguments).stdin(Stdio::null());
@@ -183,12 +184,13 @@ impl Press {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Takes the store again and again.
+    /// Takes the store repeatedly.
     async fn take_store(self: Arc<Self>) -> Result<(), String> {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // It waits for two seconds and then says so: the time that it took tells more.
+            // The command fails after waiting two seconds for the store. The measured duration shows that better than
+            // the failure.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -200,7 +202,7 @@ impl Press {
         Ok(())
     }
 
-    /// Puts and reads by etcd's API.
+    /// Puts and reads through etcd's API.
     async fn call_api(self: Arc<Self>, number: usize) -> Result<(), String> {
         let store = open_etcd(&self.api).map_err(text)?;
         let key = format!("/press/{number}");
@@ -211,7 +213,7 @@ impl Press {
         Ok(())
     }
 
-    /// Puts and reads by the daemon's own socket.
+    /// Puts and reads through the daemon's own socket.
     async fn call_socket(self: Arc<Self>, store: ServedStore) -> Result<(), String> {
         while !self.is_over() {
             self.calls.measure("a put at the socket", store.put("/press/own", "1")).await?;
@@ -221,7 +223,7 @@ impl Press {
         Ok(())
     }
 
-    /// Watches everything and reads nothing.
+    /// Watches all keys and reads no events.
     async fn be_deaf(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let everything = WatchOptions::new().with_all_keys().with_start_revision(1).with_prev_key();
@@ -233,7 +235,7 @@ impl Press {
         Ok(())
     }
 
-    /// Begins and ends watches on one stream, and asks for progress all the time.
+    /// Restarts watches on one stream and requests progress continuously.
     async fn be_restless(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let first = WatchOptions::new().with_prefix().with_watch_id(WATCHES + 1);
@@ -267,7 +269,7 @@ impl Press {
         }
     }
 
-    /// Calls per second of one client, beside so many processes that take the store.
+    /// Measures the calls per second of one client while this many processes take the store.
     async fn throughput(self: &Arc<Self>, takers: usize, time: Duration) -> Result<f64, String> {
         let mut tasks = JoinSet::new();
         for _ in 0..takers {
@@ -282,7 +284,7 @@ impl Press {
         Ok(rate)
     }
 
-    /// All at once.
+    /// Runs all kinds of clients and processes at once.
     async fn crowd(self: &Arc<Self>, private: ServedStore, time: Duration) -> Result<(&Calls, &Calls), String> {
         let mut tasks = JoinSet::new();
         for _ in 0..DEAF {
@@ -300,7 +302,7 @@ impl Press {
         tasks.spawn(Arc::clone(self).call_socket(private));
         let end = Instant::now() + time;
         while Instant::now() < end && !tasks.is_empty() {
-            // A task that has ended has failed.
+            // A task ends early only with an error.
             let Ok(ended) = timeout(end.saturating_duration_since(Instant::now()), tasks.join_next()).await else {
                 break;
             };

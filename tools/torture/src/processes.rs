@@ -1,10 +1,9 @@
-//! Workers as processes that SIGKILL ends, between sending and knowing among other moments.
+//! Workers as processes that are killed with SIGKILL, for example after sending a commit and before its answer.
 //!
-//! A run goes in rounds: some workers are started, each with a name of its own; each is killed a little later; then
-//! what they left is deleted as a runtime would delete it. Workers say on their standard output what they are about to
-//! do and what came of it; what is written to a pipe is there however the writer ends. An embedded store is the
-//! workers' alone while they live, and checked from where it was left after each round; an etcd is followed all the
-//! time.
+//! A run has rounds. A round starts some workers under new names, kills each a little later, and deletes the containers
+//! that they left, as a runtime does. Workers report on standard output each act before they start it, and then its
+//! result; a pipe keeps the written lines when the writer is killed. Only the workers use an embedded store while they
+//! live, and the checker catches up after each round. An etcd is followed all the time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -31,12 +30,12 @@ use crate::ledger::{Ledger, Witness};
 use crate::scene::{self, Access, open, open_etcd, open_options};
 use crate::worker::{Deaths, Worker, attachment};
 
-/// The name of the store in intents.
+/// The store name under which pending commits are recorded.
 const STORE: &str = "torture";
-/// How long a started worker may take until it says something.
+/// How long a new worker may take until its first line.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The beginning of the URL of a server.
+/// The scheme of a server's URL.
 const HTTP: &str = "http://";
 
 /// The job of a worker process.
@@ -45,28 +44,28 @@ pub struct ChildPlan {
     /// The URL of the store, or of a server with etcd's API.
     #[arg(long)]
     at: String,
-    /// Where intents are noted.
+    /// The folder for pending commits.
     #[arg(long)]
     intents: PathBuf,
-    /// The node.
+    /// The name of the node.
     #[arg(long)]
     node: String,
-    /// The beginning of containers' names.
+    /// The prefix of container names.
     #[arg(long)]
     name: String,
-    /// Where random decisions come from.
+    /// The seed of all random decisions.
     #[arg(long)]
     seed: u64,
-    /// Connect to the store's daemon, if there is one.
+    /// Connect to the store's daemon if it runs.
     #[arg(long)]
     served: bool,
 }
 
-/// Says on standard output what a worker does, a line each.
+/// Prints the acts of a worker on standard output, one per line.
 struct Lines;
 
 impl Lines {
-    /// Nobody reads any more: then nobody needs this process either.
+    /// Prints a line. A closed pipe means that the parent is gone, so the worker exits.
     fn say(line: &str) {
         let mut out = std::io::stdout().lock();
         if out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -102,7 +101,7 @@ impl Witness for Lines {
     }
 }
 
-/// Takes down a line of a worker.
+/// Records a line of a worker in the ledger. Returns `None` if the line is incomplete.
 fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
     let (verb, rest) = line.split_once(' ')?;
     match verb {
@@ -127,10 +126,10 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
     Some(())
 }
 
-/// Is a worker, until it is killed.
+/// Runs a worker until it is killed.
 ///
 /// # Errors
-/// The obstacle to going on.
+/// The store cannot be opened. A failed step is reported on standard output instead.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -150,11 +149,11 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
     }
 }
 
-/// A worker process, and the reader of its reports.
+/// A worker process and the reader of its reports.
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
-    /// Its first line has come.
+    /// Receives a message for each line.
     begun: std::sync::mpsc::Receiver<()>,
     node: String,
     name: String,
@@ -175,20 +174,20 @@ impl Process {
         let (tell, begun) = std::sync::mpsc::channel();
         let ledger = Arc::clone(ledger);
         let reader = std::thread::spawn(move || {
-            // The last line may be cut off: then the event of that line has not happened yet.
+            // The last line may be incomplete. The act that it announces has not begun then.
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // Nobody waits for it any more after the first.
+                // The receiver is used for the first line only and may be gone.
                 let _ = tell.send(());
             }
         });
         Ok(Self { child, reader, begun, node: plan.node.clone(), name: plan.name.clone() })
     }
 
-    /// Kills it after this time, and waits for all that it said.
+    /// Kills the worker this long after its first line, and waits until all its lines are read.
     fn kill_after(mut self, life: Duration) -> Result<(String, String), Failure> {
         let begun = self.begun.recv_timeout(PATIENCE);
         std::thread::sleep(life);
@@ -200,13 +199,12 @@ impl Process {
     }
 }
 
-/// Where the store is, in this process.
+/// Where the store is.
 enum Place {
     Folder(PathBuf),
     Server(String),
 }
 
-/// A run with processes.
 struct Run<'a> {
     plan: &'a Plan,
     program: &'a Path,
@@ -218,7 +216,7 @@ struct Run<'a> {
     rounds: u64,
 }
 
-/// Carries out a plan.
+/// Runs a plan with worker processes.
 pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> {
     if plan.scope() == Scope::Process {
         return Err(Failure("processes cannot share a store in memory".into()));
@@ -252,7 +250,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
 }
 
 impl Run<'_> {
-    /// On an embedded store: after each round it is opened here, and checked.
+    /// Runs rounds on an embedded store. After each round this process opens the store and checks it.
     async fn in_a_folder(&mut self) -> Result<i64, Failure> {
         let Place::Folder(folder) = &self.place else { return Ok(0) };
         let folder = folder.clone();
@@ -273,8 +271,8 @@ impl Run<'_> {
         worked.and_then(|revisions| daemon.map(|_| revisions))
     }
 
-    /// True after all operations, once the process that has the store has met both troubles. A run in which they do not come
-    /// ends after ten times as many.
+    /// True when the planned operations are done and the process that holds the store was frozen and killed at least
+    /// once. A run without these faults ends after ten times the planned operations.
     fn is_done(&self) -> bool {
         let operations = self.ledger.operations();
         if operations < self.plan.ops {
@@ -308,12 +306,12 @@ impl Run<'_> {
         }
     }
 
-    /// The program `margay`.
+    /// The path of the program `margay`.
     fn margay(&self) -> PathBuf {
         self.program.with_file_name("margay")
     }
 
-    /// A daemon of an embedded store that can have leases, with etcd's API.
+    /// Starts a daemon with etcd's API on an embedded store whose format supports leases.
     async fn daemon(&self) -> Result<(Daemon, String), Failure> {
         let Place::Folder(folder) = &self.place else { return Err(Failure("a daemon has a folder".into())) };
         let options = open_options(Create::IfMissing).with_format(FORMAT_WITH_LEASES);
@@ -331,7 +329,8 @@ impl Run<'_> {
         Ok((daemon, url))
     }
 
-    /// On an etcd, or a daemon that looks like one, which is followed all the time and has troubles of its own.
+    /// Runs rounds on an etcd, or on a daemon with etcd's API. The checker follows the server all the time while faults
+    /// are injected into it.
     async fn on_a_server<V: Victim>(&mut self, server: V, url: String) -> Result<i64, Failure> {
         let store = open_etcd(&url)?;
         self.place = Place::Server(url);
@@ -359,7 +358,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts workers and kills them. Returns the nodes and containers that they left.
+    /// Starts workers and kills them. Returns the node and name of each container that they left.
     async fn round(&mut self) -> Result<Vec<(String, String)>, Failure> {
         self.rounds += 1;
         let mut killers = Vec::new();
@@ -389,7 +388,7 @@ impl Run<'_> {
         self.ledger.violation().map_or(Ok(left), |what| Err(Failure(what)))
     }
 
-    /// Deletes what killed workers left, as a runtime would.
+    /// Deletes the containers of killed workers, as a runtime does.
     async fn clean(&self, ipam: &ipam_core::Ipam, left: &[(String, String)]) -> Result<(), Failure> {
         for (node, container) in left {
             self.ledger.deleting(container, self.newest.get());
@@ -407,7 +406,7 @@ impl Run<'_> {
     }
 }
 
-/// Checks all revisions that there are by now.
+/// Checks all revisions up to the current one.
 async fn catch_up(checker: &mut Checker, store: &Arc<dyn Store>) -> Result<(), Failure> {
     let now = store.list(Range::All).await?.revision.get();
     let (_keep, goal) = watch::channel(Some(now));

@@ -1,6 +1,6 @@
-//! The store as the torture finds it, with pools that are too small for everybody, registered nodes and a clock that runs fast; and how
-//! a worker gets at it: it has it open all the time, or opens it for each operation, as the plugin does, or connects to a daemon for
-//! each operation, and opens the store if there is none.
+//! The setup of a run: pools that are too small for all nodes, registered nodes and a fast clock. Also how a worker
+//! reaches the store: through a store that stays open, by opening it for each operation as the plugin does, or through
+//! a daemon, with the files as a fallback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,31 +22,32 @@ use crate::faults::{Newest, Observed};
 
 /// The IPv4 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V4: &str = "10.0.0.0/26";
-/// The IPv6 pool, as large.
+/// The IPv6 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V6: &str = "fd00::/122";
 
-/// How much faster the clock of the allocators runs, so that empty blocks are old enough to be taken over in a second.
+/// How many times faster the allocators' clock runs, so that empty blocks are old enough for a takeover within a
+/// second.
 const FASTER: i32 = 60;
-/// When it showed the right time: 2026-01-01.
+/// The moment at which the fast clock shows the right time: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
 
-/// The longest that one call may take.
+/// The limit for one call.
 pub(crate) fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// A clock that runs fast, and shows the same time in every process.
+/// A fast clock that shows the same time in every process.
 fn clock() -> Clock {
     let epoch = OffsetDateTime::from_unix_timestamp(EPOCH).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     Arc::new(move || epoch + (OffsetDateTime::now_utc() - epoch) * FASTER)
 }
 
-/// The allocator on a store of a cluster.
+/// An allocator on a store with registered nodes.
 pub(crate) fn allocator(store: Arc<dyn Store>) -> Ipam {
     Ipam::new(store, Nodes::Registered).with_clock(clock())
 }
 
-/// Makes pools and nodes.
+/// Creates the nodes and pools.
 pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     for number in 0..plan.nodes {
         let name = Plan::node(number);
@@ -62,7 +63,7 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), F
     Ok(())
 }
 
-/// Takes the blocks of all nodes back.
+/// Releases the blocks of all nodes.
 pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     let ipam = allocator(Arc::clone(store));
     for number in 0..plan.nodes {
@@ -71,58 +72,56 @@ pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(),
     Ok(())
 }
 
-/// How long a process waits for the lock.
+/// How long a process waits for the store lock.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
-/// The options with which an embedded store is opened.
+/// The options for opening an embedded store.
 pub(crate) fn open_options(create: Create) -> OpenOptions {
     create.with_wait(LOCK_WAIT)
 }
 
-/// Opens an embedded store.
 pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStore> {
     datastore::open(location, &open_options(create)).await
 }
 
-/// A client of an etcd. It gives up on a call that takes long, so that servers that stand still are noticed.
+/// Opens a client of an etcd. Its call timeout is short, so that frozen servers are noticed.
 pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
     let options = Options::new([url]).with_call_timeout(Duration::from_secs(2));
     Ok(Arc::new(EtcdStore::open(&options)?))
 }
 
-/// A store that a worker can get at.
+/// How a worker reaches the store.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
-    /// It is open.
+    /// The store stays open.
     Open(Ipam, Newest),
-    /// It is in a folder, and one process has it at a time.
+    /// The store is in a folder. One process at a time has it open.
     Folder(Location, Newest),
-    /// The same, and that process may be a daemon.
+    /// The store is in a folder, and a daemon may have it open.
     Served(Location, Newest),
 }
 
-/// The store, for one operation.
+/// The store, opened for one operation.
 pub(crate) struct Session {
     pub(crate) ipam: Ipam,
     opened: Option<OpenStore>,
-    /// Whether a daemon has the store.
     pub(crate) is_served: bool,
 }
 
 impl Access {
-    /// A store that is open, where what is about to be done is noted.
+    /// Wraps a store that stays open. Pending commits are recorded in `intents`.
     pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn PendingCommits>) -> Self {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
 
-    /// How far the store is, as far as is known here.
+    /// The newest revision seen so far.
     pub(crate) fn newest(&self) -> i64 {
         match self {
             Self::Open(_, newest) | Self::Folder(_, newest) | Self::Served(_, newest) => newest.get(),
         }
     }
 
-    /// Gets at it.
+    /// Opens the store or connects to it for one operation.
     pub(crate) async fn begin(&self) -> Result<Session> {
         match self {
             Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
@@ -143,7 +142,7 @@ impl Access {
 }
 
 impl Session {
-    /// Lets go of it.
+    /// Closes the store, if it was opened for this session.
     pub(crate) async fn end(self) -> Result<()> {
         match self.opened {
             Some(store) => store.close().await,

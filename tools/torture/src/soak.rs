@@ -1,7 +1,7 @@
-//! A long run of the daemon: churn, watches, compaction, hand-overs. Memory and files must stay bounded, no address may be
-//! assigned twice, and the store must hold exactly the acknowledged addresses in the end.
+//! A long run of the daemon with ADDs, DELs, watches, compaction and hand-overs. Memory and files must stay bounded, no
+//! address may be assigned twice, and the store must hold exactly the acknowledged addresses in the end.
 //!
-//! Clients of etcd's API take part: they hold leases, renew them, let them end, and compact.
+//! Clients of etcd's API take part: they grant and renew leases, let them expire, and compact.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,39 +28,39 @@ use wire::{DaemonConnection, FrameKind};
 use crate::chaos::{self, Daemon};
 use crate::scene::open_etcd;
 
-/// How many callers there are, and how many containers each has at the most.
+/// Number of callers, and the maximum number of containers of each.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// How many watches there are at the daemon's own socket, and how many by etcd's API.
+/// Number of watches on the daemon's own socket, and again on etcd's API.
 const WATCHES: usize = 4;
-/// How many clients hold leases, by etcd's API.
+/// Number of clients that hold leases through etcd's API.
 const LEASES: usize = 8;
-/// How often memory and files are measured and printed, and the history is compacted.
+/// The interval at which memory and files are measured and printed, and the history is compacted.
 const MEASURE: Duration = Duration::from_secs(60);
-/// How many revisions a compaction leaves.
+/// Number of revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
-/// How long a call may take.
+/// The limit for one call.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The most memory that the daemon may have, in MiB.
+/// Maximum memory of the daemon, in MiB.
 const MOST_MIB: f64 = 64.0;
-/// The files at the end may be so many times as large as at half time, and so many MiB larger.
+/// The maximum growth of the files from the first half of the run to the second: a factor, and a margin in MiB.
 const GROWTH: f64 = 1.5;
 const MARGIN_MIB: f64 = 16.0;
 
-/// The plan of a run.
+/// Which daemon to run, and for how long.
 #[derive(Clone, Debug)]
 pub struct SoakPlan {
-    /// The program `margay`.
+    /// The path of the program `margay`.
     pub margay: PathBuf,
     /// The stores of this program.
     pub drivers: Drivers,
-    /// The name of the store.
+    /// The name of the engine.
     pub engine: String,
-    /// For how long.
+    /// The duration of the run.
     pub time: Duration,
 }
 
-/// A measurement.
+/// The measurements at one moment: memory and files in MiB.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Duration,
@@ -70,7 +70,7 @@ struct Sample {
     revision: i64,
 }
 
-/// The findings of a run.
+/// The counts of a run without faults.
 #[derive(Debug)]
 pub struct SoakReport {
     events: u64,
@@ -96,22 +96,22 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// The state that all tasks share.
+/// State shared by all tasks.
 struct Shared {
     location: Location,
     over: AtomicBool,
     calls: AtomicU64,
     events: AtomicU64,
-    /// How many leases have ended in their time.
+    /// Number of leases that expired in time.
     leases: AtomicU64,
-    /// The addresses that are in use, and by which container.
+    /// The container that uses each address.
     held: Mutex<BTreeMap<IpAddr, String>>,
 }
 
-/// Runs it. `progress` gets a line of measurements every minute.
+/// Runs the plan. `progress` gets a line of measurements every minute.
 ///
 /// # Errors
-/// The first fault that was found.
+/// The first fault.
 pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");
@@ -149,7 +149,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     for caller in callers {
         caller.join().map_err(|_| "a caller panicked".to_owned())??;
     }
-    // A watch waits for what comes next.
+    // Each watch notices the end only with the next event.
     store.put("/soak/end", "").await.map_err(text)?;
     while let Some(watched) = watches.join_next().await {
         watched.map_err(text)??;
@@ -187,7 +187,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
     Err("the daemon does not come up".to_owned())
 }
 
-/// Containers that come and go.
+/// Adds and deletes containers until the run is over.
 fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
     let mut own: Vec<(Attachment, IpAddr)> = Vec::new();
     let mut number = 0_u64;
@@ -212,7 +212,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // From here on it may be assigned to another container.
+            // From here on the address may be assigned to another container.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,
@@ -232,7 +232,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Asks as a plugin does: with a connection of its own.
+/// Sends a verb as a plugin does, over a connection of its own.
 fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
     let connection =
@@ -241,7 +241,7 @@ fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     connection.ask(FrameKind::Verb, &asked, PATIENCE).map_err(text)
 }
 
-/// Sees every revision, in order.
+/// Checks that a watch delivers every revision in order.
 async fn watch(store: Arc<dyn Store>, shared: Arc<Shared>) -> Result<(), String> {
     let mut next = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?.revision.next();
     loop {
@@ -270,13 +270,13 @@ async fn watch(store: Arc<dyn Store>, shared: Arc<Shared>) -> Result<(), String>
     }
 }
 
-/// The daemon, and where it offers etcd's API.
+/// The daemon and the URL of its etcd API.
 struct Server<'a> {
     daemon: &'a Daemon,
     api: &'a str,
 }
 
-/// Measures, compacts, and has another program open the store, until the time is over.
+/// Measures, compacts, and opens the store in this process, until the time is over.
 async fn measure(
     plan: &SoakPlan,
     shared: &Shared,
@@ -324,7 +324,7 @@ fn bytes(path: &Path) -> u64 {
     path.read_dir().into_iter().flatten().flatten().map(|entry| bytes(&entry.path())).sum()
 }
 
-/// Looks at the store when all is over.
+/// Verifies the store after the run.
 async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), String> {
     margay(plan, &shared.location, &["store", "verify"])?;
     margay(plan, &shared.location, &["ipam", "check"])?;
@@ -338,7 +338,7 @@ async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), S
     if used == held { Ok(()) } else { Err(format!("{held} addresses were acknowledged, and the store has {used}")) }
 }
 
-/// Fails if the files grow on and on.
+/// Fails if the files kept growing in the second half.
 fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     let (first, second) = samples.split_at(samples.len() / 2);
     let most = |samples: &[Sample]| samples.iter().map(|sample| sample.files).fold(0.0, f64::max);
@@ -349,18 +349,18 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     Ok(())
 }
 
-/// The time to live of a lease, in seconds: the shortest that there is.
+/// The time to live of a lease, in seconds. Shorter leases are not possible.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// A lease that is not renewed is gone after this at the latest: the daemon may hand the store over meanwhile.
+/// A lease that is not renewed must be gone after this time. The daemon may hand the store over meanwhile.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
-/// A renewed lease is renewed so often, and so many times.
+/// The interval and number of renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
 const RENEWALS: u32 = 10;
 
-/// Holds one lease after the other until `over`, and counts those that ended as they should.
+/// Holds one lease after the other until `over`, and counts leases that expired in time.
 ///
 /// # Errors
-/// A key that went while its lease was renewed, or stayed when it was not; an error of the API.
+/// A key that disappeared while its lease was renewed, or stayed after the lease was not renewed; an API error.
 async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &AtomicU64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     let key = format!("/soak/lease/{number}");
@@ -392,10 +392,10 @@ async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &Atomic
     Ok(())
 }
 
-/// Compacts all but the newest revisions, as a client of the API does.
+/// Compacts the history before `revision` through etcd's API.
 ///
 /// # Errors
-/// An error of the API, but for a revision that another client has compacted.
+/// An API error, except that another client has compacted the revision already.
 pub(crate) async fn compact(url: &str, revision: i64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     match client.compact(revision, None).await {

@@ -1,4 +1,5 @@
-//! A worker: a node's runtime that starts and ends containers, and an operator who moves blocks about.
+//! A worker: it acts as a node's runtime, which adds and deletes containers, and as an operator who moves blocks
+//! between nodes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -21,30 +22,29 @@ use crate::checker::CALICO_WAS_HERE;
 use crate::ledger::Witness;
 use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
 
-/// How many containers a worker has at the most. All workers together want more than there is.
+/// Maximum number of containers of a worker. All workers together want more addresses than the pools have.
 const MOST_CONTAINERS: usize = 12;
-/// How often a DEL is repeated, as runtimes do.
+/// How often a DEL is retried, as runtimes do.
 const DEL_ATTEMPTS: u32 = 200;
-/// How often the writes of a pool are repeated: the server may be down for a while.
+/// How often the writes of a pool are retried, because the server may be down for a while.
 const POOL_ATTEMPTS: u32 = 1_000;
-/// The pause before a DEL is repeated that has failed.
+/// The pause before a failed call is retried.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
-/// The killer of calls before they end.
+/// How calls are interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
     /// Now and then a call's future is dropped.
     Dropped,
-    /// Nothing here: the whole process is killed.
+    /// The worker interrupts nothing. Its whole process is killed.
     FromOutside,
 }
 
-/// A worker.
 pub(crate) struct Worker<W> {
     pub(crate) access: Access,
     pub(crate) witness: Arc<W>,
     pub(crate) node: String,
-    /// The beginning of its containers' names.
+    /// The prefix of its containers' names.
     pub(crate) name: String,
     pub(crate) rng: Rng,
     pub(crate) deaths: Deaths,
@@ -69,7 +69,7 @@ impl<W: Witness> Worker<W> {
         Self { access, witness, node, name, rng, deaths, containers: Vec::new(), next: 0 }
     }
 
-    /// Does one thing.
+    /// Does one random act.
     pub(crate) async fn step(&mut self) -> Result<(), Failure> {
         let session = self.access.begin().await?;
         if session.is_served {
@@ -81,7 +81,7 @@ impl<W: Witness> Worker<W> {
         done
     }
 
-    /// Ends all its containers.
+    /// Deletes all containers of this worker.
     pub(crate) async fn end(&mut self) -> Result<(), Failure> {
         while let Some((container, _)) = self.containers.pop() {
             let session = self.access.begin().await?;
@@ -116,12 +116,12 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// A call that now and then is killed on its way: `None`.
+    /// Runs a call, or drops it before it ends and returns `None`.
     async fn or_die<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }
-        // Often before the first reply, and often late.
+        // Powers of two, so that many deaths come before the first reply and many come late.
         let scale = self.rng.u32(4..15);
         let life = Duration::from_micros(self.rng.u64(..1 << scale));
         let done = tokio::time::timeout(life, call).await.ok();
@@ -157,11 +157,11 @@ impl<W: Witness> Worker<W> {
             Some(Err(error)) => self.judge("ADD", &error)?,
             None => {}
         }
-        // The runtime deletes a container whose ADD did not end well.
+        // As a runtime does after a failed ADD.
         self.delete(ipam, &container).await
     }
 
-    /// Asks again for what a container has.
+    /// Repeats the ADD of a container, which must return the addresses that it has.
     async fn repeat(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let count = |v4: bool| has.iter().filter(|ip| ip.is_ipv4() == v4).count();
@@ -185,7 +185,7 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Ends a container, and asks for it until it is done.
+    /// Deletes a container and retries until it succeeds.
     async fn delete(&mut self, ipam: &Ipam, container: &str) -> Result<(), Failure> {
         self.witness.deleting(container, self.access.newest());
         let attachment = attachment(&self.node, container);
@@ -198,7 +198,7 @@ impl<W: Witness> Worker<W> {
                 }
                 Some(Err(error)) => {
                     self.judge("DEL", &error)?;
-                    // A daemon that was killed refuses connections until it is back.
+                    // A killed daemon refuses connections until it is back.
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
                 None => {}
@@ -207,7 +207,7 @@ impl<W: Witness> Worker<W> {
         Err(Failure(format!("DEL of {container} failed {DEL_ATTEMPTS} times")))
     }
 
-    /// A part of the IPv4 pool, or now and then all of the IPv6 one.
+    /// Returns a random part of the IPv4 pool, or sometimes the whole IPv6 pool.
     fn part(&mut self) -> Result<IpNet, Failure> {
         if self.rng.u32(..5) == 0 {
             return POOL_V6.parse().map_err(|_| Failure("the pool is no network".into()));
@@ -227,7 +227,7 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // Blocks in use that are released stay nobody's until they are empty, which is long where room is short.
+        // A block released while in use has no owner until it is empty. In small pools that takes long.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -251,7 +251,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Notes who an address is about to move to.
+    /// Records the next owner of an address, as before a live migration.
     async fn hand_over(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let Some(ip) = has.first() else { return Ok(()) };
@@ -272,7 +272,7 @@ impl<W: Witness> Worker<W> {
         let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
-            // Others have all of them.
+            // Other nodes own all blocks.
             Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
             Some(Err(error)) => self.judge("block ensured", &error)?,
             None => {}
@@ -280,7 +280,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Releases a part of a pool, of all owners.
+    /// Releases a part of a pool for all owners.
     async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (cidr, which) = (self.part()?, self.which());
         match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {
@@ -301,11 +301,11 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Deletes the IPv4 pool and makes it again with another block size, as Calico does behind our back: empty blocks go one
+    /// Deletes the IPv4 pool and recreates it with another block size, as Calico would: empty blocks are deleted one
     /// key at a time, and their affinities stay.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
-        // A process may be killed in between, and nothing could be assigned from then on.
+        // A killed process would leave no pool, and no later ADD could succeed.
         if self.deaths == Deaths::Dropped
             && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
         {
@@ -323,7 +323,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Whether an error is one that may be.
+    /// Counts expected errors, and fails on all others.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {

@@ -1,4 +1,4 @@
-//! The torture is able to fail: broken stores, and callers that note nothing, are found out.
+//! Proves that the torture can fail: it must find broken stores, and callers that record no pending commits.
 
 #![allow(clippy::print_stdout, reason = "what was said is part of the answer")]
 
@@ -6,12 +6,12 @@ use std::path::Path;
 
 use torture::{Mode, Plan, Sabotage};
 
-/// The violations by commits without their guards: a change of another writer is lost, or two documents contradict each
+/// The violations that commits without guards cause: another writer's change is lost, or two documents contradict each
 /// other.
 const FOUND: [&str; 6] =
     ["went from sequence number", "blocks hold", " the block ", "which is gone", "after its DEL", "was told"];
 
-/// The torture's report on a broken part.
+/// The torture's report about a broken part. Panics if the torture finds nothing.
 async fn said(sabotage: Sabotage) -> String {
     let mut plan = Plan::new(&stores::drivers(), "memory", Mode::InProcess, 300_000, 7)
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -28,7 +28,7 @@ async fn said(sabotage: Sabotage) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sabotage_is_found_when_guards_are_ignored() {
     let said = said(Sabotage::Guards).await;
-    // A commit without its guards assigns an address twice, or writes over another writer's change.
+    // A commit without its guards assigns an address twice, or overwrites another writer's change.
     assert!(FOUND.iter().any(|what| said.contains(what)), "{said}");
 }
 

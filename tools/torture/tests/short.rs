@@ -1,4 +1,4 @@
-//! The short form of the torture, on every store. A failure prints its seed; `torture run --seed` takes it.
+//! A short torture run on every store. A failure prints its seed for `torture run --seed`.
 #![allow(clippy::print_stdout, reason = "what was done is part of the answer")]
 
 use std::path::Path;
@@ -15,7 +15,7 @@ async fn torture(store: &str, mode: Mode, ops: u64) -> Report {
     carry_out(plan(store, mode, ops)).await
 }
 
-/// With a daemon beside the processes.
+/// Runs processes beside a daemon.
 async fn served(store: &str, ops: u64) -> Report {
     let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Daemon;
@@ -24,7 +24,7 @@ async fn served(store: &str, ops: u64) -> Report {
     report
 }
 
-/// By etcd's API of a daemon.
+/// Runs processes that use etcd's API of a daemon.
 async fn over_the_api(store: &str, ops: u64) -> Report {
     let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Api;
@@ -44,7 +44,7 @@ async fn carry_out(plan: Plan) -> Report {
     }
 }
 
-/// That the expected troubles have happened.
+/// Checks that the expected events have happened.
 fn expect(report: &Report, what: &[impl AsRef<str>]) {
     for what in what.iter().map(AsRef::as_ref) {
         assert!(report.count(what) > 0, "no {what}: {report}");
@@ -101,7 +101,7 @@ async fn run_on_etcd_with_killed_processes() {
     expect(&torture("etcd", Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
 }
 
-/// The daemon was killed, and frozen.
+/// Checks that the daemon was killed and frozen.
 fn expect_trouble(report: &Report) {
     expect(report, &["worker killed (SIGKILL)"]);
     let troubles = ["frozen (SIGSTOP, SIGCONT)", "killed (SIGKILL) and started"];
@@ -128,12 +128,12 @@ async fn run_on_redb_with_killed_processes_over_api() {
     expect_trouble(&over_the_api("redb", 600).await);
 }
 
-/// A crowd of clients while processes take the store, for as many seconds as `MARGAY_PRESS_SECONDS` says.
+/// Runs clients and processes that take the store, for `MARGAY_PRESS_SECONDS` seconds.
 async fn press(engine: &str) {
     let seconds = std::env::var("MARGAY_PRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10);
     let margay = Path::new(env!("CARGO_BIN_EXE_torture")).with_file_name("margay");
     let (time, max_call) = (Duration::from_secs(seconds), patient(Duration::from_secs(10)));
-    // Other tests run beside this one: it only catches what stands still. `torture press` is strict.
+    // Other tests run beside this one, so the limits only catch hangs. `torture press` is strict.
     let plan =
         PressPlan { drivers: stores::drivers(), margay, engine: engine.to_owned(), time, max_call, min_share: 0.1 };
     match torture::press(&plan).await {

@@ -1,4 +1,4 @@
-//! One story of all verbs of the allocator, on each real store: the answers and the documents are the same.
+//! Runs one scenario with all verbs of the allocator on each store. Answers and documents must be equal.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
@@ -192,7 +192,7 @@ impl Teller {
     }
 }
 
-/// The story in memory, of which it is known that it has gone as it should.
+/// Runs the scenario in memory and checks its errors. The other stores must give equal answers.
 async fn expected() -> Answered {
     let answered = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
     let failed: Vec<&str> =

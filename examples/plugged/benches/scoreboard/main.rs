@@ -1,5 +1,5 @@
-//! The stores side by side: which rules each keeps, how long a durable commit and an opening take, and what torture, kills and
-//! power cuts find. `make scoreboard` puts the page that is printed here into the book.
+//! Compares the stores: which rules each keeps, how long a durable commit and an opening take, and the results of
+//! torture, kills and power cuts. `make scoreboard` puts the printed page into the book.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on fails")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the page, and how far it is")]
 
@@ -22,12 +22,12 @@ use serde_json::Value;
 use tested::{command, drivers};
 use testkit::server;
 
-/// The number of commits that are measured, and the size of their values in bytes.
+/// The number of measured commits, and the size of their values in bytes.
 const COMMITS: u32 = 500;
 const VALUE_BYTES: usize = 1024;
-/// The number of openings that are measured.
+/// The number of measured openings.
 const OPENINGS: usize = 20;
-/// How long another process may have a store, and how long a daemon may take to answer.
+/// How long to wait for a store that another process uses, or for a daemon that starts.
 const WAIT: Duration = Duration::from_secs(30);
 
 /// The settings of the long tests: torture, kills, power cuts.
@@ -40,16 +40,16 @@ const LONG_TESTS: [(&str, &str, &str); 3] = [
     ("60 power cuts", "cuts", "power_cuts_lose_nothing"),
 ];
 
-/// A store, which is made when it is opened.
+/// The location of a store, which is created when it is opened.
 struct Place {
     location: Location,
-    /// The folder of its files, if it has any.
+    /// The folder of the store's files, if any.
     folder: Option<PathBuf>,
-    /// Servers and folders, which end with the store.
+    /// Servers and folders that live as long as this value.
     _kept: Vec<Box<dyn Any>>,
 }
 
-/// A daemon, which ends with this value.
+/// A daemon. Dropping it kills the process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -59,13 +59,13 @@ impl Drop for Daemon {
     }
 }
 
-/// The kinds of stores: memory, the local engines of the registry, an etcd, a daemon.
+/// The kinds of stores: memory, the local engines, an etcd, a daemon.
 fn kinds() -> Vec<String> {
     let local = drivers().local().map(|driver| driver.facts().name.to_owned()).collect::<Vec<_>>();
     [vec!["memory".to_owned()], local, vec!["etcd".to_owned(), "serve".to_owned()]].concat()
 }
 
-/// An empty store of a kind.
+/// Prepares an empty store of a kind.
 fn place(kind: &str) -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -101,7 +101,7 @@ fn place(kind: &str) -> Place {
     }
 }
 
-/// The groups of rules, in the order of their page, and the group of each rule.
+/// Returns the groups of rules, in the order of their page, and the group of each rule.
 fn groups() -> (Vec<String>, BTreeMap<String, String>) {
     let (mut groups, mut of_rule) = (Vec::<String>::new(), BTreeMap::new());
     let mut heading = String::new();
@@ -120,7 +120,8 @@ fn groups() -> (Vec<String>, BTreeMap<String, String>) {
     (groups, of_rule)
 }
 
-/// The cases of the conformance suite on an empty store: for each group how many passed, failed and were ignored.
+/// Runs the conformance suite on an empty store. Returns the numbers of passed, failed and ignored cases of each group,
+/// and the failed cases.
 fn judge(place: &Place, of_rule: &BTreeMap<String, String>) -> (BTreeMap<String, [u32; 3]>, Vec<String>) {
     let url = place.location.to_string();
     let output = Command::new(command()).args(["conformance", &url, "-o", "json"]).output().unwrap();
@@ -142,13 +143,13 @@ fn judge(place: &Place, of_rule: &BTreeMap<String, String>) -> (BTreeMap<String,
     (counts, failed)
 }
 
-/// The median, in milliseconds.
+/// The median in milliseconds.
 fn median(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64() * 1e3
 }
 
-/// The disk space of all files in and below a folder.
+/// The disk space of all files in and below a folder, in bytes.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {
@@ -157,7 +158,7 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// The time of a commit and of an opening, in milliseconds, and the disk space after the commits.
+/// Measures a commit and an opening, and the disk space after the commits, as texts for the table.
 fn measure(place: &Place) -> [String; 3] {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -187,7 +188,7 @@ fn measure(place: &Place) -> [String; 3] {
     })
 }
 
-/// Runs one of the long tests on an engine.
+/// Runs one of the long tests on an engine and returns the text for the table.
 fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--quiet", "--profile", "ci", "-p", "plugged", "--test", program, "--", test]);
@@ -200,14 +201,14 @@ fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     if output.status.success() { "nothing lost" } else { "**failed**" }.to_owned()
 }
 
-/// A row of the table.
+/// Prints a row of the table.
 fn row<T: Deref<Target = str>>(name: &str, cells: impl IntoIterator<Item = T>) {
     let cells: Vec<String> = cells.into_iter().map(|cell| format!(" {} |", &*cell)).collect();
     println!("| {name} |{}", cells.concat());
 }
 
 fn main() {
-    // Cargo passes its own options on.
+    // Cargo passes options of its own.
     let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let kinds: Vec<String> =
         kinds().into_iter().filter(|kind| wanted.is_empty() || wanted.iter().any(|name| kind == name)).collect();

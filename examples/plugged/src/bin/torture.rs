@@ -1,4 +1,4 @@
-//! `torture` with the plugged stores.
+//! The program `torture` with the plugged stores.
 
 use std::process::ExitCode;
 

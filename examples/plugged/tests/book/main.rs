@@ -1,4 +1,4 @@
-//! The sessions of the book, with a plugged store in the place of sled and redb.
+//! Runs the sessions of the book with a plugged store instead of sled and redb.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "the modules are the command's own tests' as well, which use more of them")]
 

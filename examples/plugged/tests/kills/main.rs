@@ -1,4 +1,4 @@
-//! SIGKILL at random moments in calls of the plugin, on a plugged store.
+//! Kills calls of the plugin at random moments with SIGKILL, on a plugged store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../support/tested.rs"]

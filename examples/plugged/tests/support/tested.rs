@@ -1,5 +1,5 @@
-//! The programs under test: those of `examples/plugged`, under the names of Margay's own. `MARGAY_PLUGGED` names the store that
-//! they run on, the first plugged one by default.
+//! The programs under test: those of `examples/plugged`, under the names of Margay's own programs. `MARGAY_PLUGGED`
+//! names their store. The default is the first plugged store.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,8 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// The stores that the tests can run on, each with the file that a commit is written to, below the store's folder.
+/// The stores that the tests can run on, each with the file to which a commit is written, relative to the store's
+/// folder.
 const PLUGGED: [(&str, &str); 4] =
     [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
@@ -24,7 +25,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
     ] {
         match symlink(program, folder.join(name)) {
-            // Other test programs make them, too.
+            // Other test programs create the links, too.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.unwrap(),
         }
@@ -32,7 +33,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Sections of the book that cannot be run with a plugged engine, and why; `*` is the whole page.
+/// Sections of the book that cannot run with a plugged engine, with the reason. `*` is the whole page.
 pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("back-up-and-restore.md", "Move", "redb's store and sled's would be one"),
     ("beside-calico.md", "*", "its store is Calico's etcd, which Calico's network names"),
@@ -42,44 +43,42 @@ pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("secondary-networks.md", "*", "its store is Calico's etcd, which Calico's network names"),
 ];
 
-/// The pages of the book.
+/// The folder of the book's pages.
 pub(crate) fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The stores that the programs know.
+/// The store drivers that are compiled into the programs.
 pub(crate) fn drivers() -> Drivers {
     plugged::drivers()
 }
 
-/// The name of the store under test, and the file that a commit is written to.
+/// The name of the store under test, and the file to which a commit is written.
 pub(crate) fn plugged_store() -> (&'static str, &'static str) {
     let wanted = env::var("MARGAY_PLUGGED");
     let found = PLUGGED.into_iter().find(|(name, _)| wanted.as_ref().map_or(true, |wanted| wanted == name));
     found.unwrap_or_else(|| panic!("MARGAY_PLUGGED: no plugged store is called {wanted:?}"))
 }
 
-/// The engine that stands in the book in the place of sled and redb.
+/// The engine that replaces sled and redb in the sessions of the book.
 pub(crate) fn instead() -> Option<&'static str> {
     Some(plugged_store().0)
 }
 
-/// The folder with all programs.
 pub(crate) fn programs() -> PathBuf {
     PROGRAMS.clone()
 }
 
-/// Has the helpers of `testkit` call these programs.
+/// Makes the helpers of `testkit` run these programs.
 pub(crate) fn use_plugged() {
     testkit::programs::use_instead(testkit::programs::Programs { folder: programs, drivers });
 }
 
-/// The operator's command.
+/// The path of the operator's command, `margay`.
 pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")
 }
 
-/// The plugin.
 pub(crate) fn plugin() -> PathBuf {
     PROGRAMS.join("margay-ipam")
 }

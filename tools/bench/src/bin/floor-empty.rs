@@ -1,3 +1,3 @@
-//! A program that does nothing: what starting any process costs.
+//! A program that does nothing, to measure the cost of starting any process.
 
 fn main() {}

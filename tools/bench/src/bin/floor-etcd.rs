@@ -1,4 +1,4 @@
-//! A program that connects to etcd and commits one transaction of two puts: what any program pays that changes a block and a
+//! Connects to etcd and commits one transaction of two puts: the minimum cost of any program that changes a block and a
 //! handle there.
 //!
 //! Usage: floor-etcd URL NAME
@@ -7,7 +7,7 @@ use std::error::Error;
 
 use etcd_client::{Client, Txn, TxnOp};
 
-/// The writes of an ADD beside 40 other containers: a block and a handle.
+/// The sizes of the writes of an ADD beside 40 other containers: a block and a handle.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 

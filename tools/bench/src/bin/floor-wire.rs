@@ -1,5 +1,5 @@
-//! A program that makes a pair of interfaces between this network namespace and another one, sets both up, and gives the other
-//! one a route: the least of what a main plugin does, in one message to the kernel for each of the two.
+//! Creates a veth pair between this network namespace and another, sets both ends up, and adds a route in the other:
+//! the minimum work of a main plugin, with one message to the kernel for each namespace.
 //!
 //! Usage: floor-wire ADD|DEL NAMESPACE INTERFACE
 

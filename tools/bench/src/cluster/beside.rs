@@ -1,4 +1,4 @@
-//! The effect on other clients of the same etcd: their small puts, alone and beside our load.
+//! Measures small puts of another client of etcd, alone and beside Margay's load.
 
 use std::future::Future;
 use std::path::Path;
@@ -21,18 +21,18 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// How long one measurement takes, and how often all are made.
+/// The duration of one measurement, and the number of rounds.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
-/// The value that the other client writes, and its pause in between.
+/// The value that the other client writes, and its pause between puts.
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
-/// How many hosts ask at leisure, and how long each waits between its calls: 100 ADDs a second together.
+/// The number of hosts with a light load, and the pause between calls of each: about 100 ADDs per second in total.
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
-/// The load meanwhile.
+/// The load beside the other client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     None,
@@ -56,7 +56,7 @@ impl Load {
     }
 }
 
-/// The ground of all loads.
+/// The setup that all loads share.
 struct Stage {
     ground: Ground,
     contender: Contender,
@@ -65,7 +65,7 @@ struct Stage {
     shapes: Arc<Vec<Shape>>,
 }
 
-/// Measures puts of another process beside all loads in turns.
+/// Measures the puts of another process beside each load, in turns.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut stage = runtime.block_on(async {
@@ -103,7 +103,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// The other client's p50 and p90, and how many changes a second we made meanwhile.
+    /// Returns the p50 and p90 of the other client in milliseconds, and the changes per second of the load.
     async fn scan(&mut self, load: Load) -> Outcome<([f64; 2], f64)> {
         let over = Arc::new(AtomicBool::new(false));
         let (url, flag) = (self.ground.etcd.url(), Arc::clone(&over));
@@ -115,12 +115,12 @@ impl Stage {
         let begun = Instant::now();
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
-        // Also when we have failed, so that the other process is not left alone.
+        // Awaited even if the load failed, so that no process is left behind.
         let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 
-    /// Works until it is over; how many changes that were.
+    /// Runs the load until `over` and returns the number of changes.
     async fn work(&mut self, load: Load, over: &Arc<AtomicBool>) -> Outcome<usize> {
         match load {
             Load::None => {
@@ -147,9 +147,9 @@ impl Stage {
     }
 }
 
-/// An ADD and a DEL.
+/// Does one ADD and one DEL, with a pause after each.
 async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
-    // A container of its own, and so a handle that nobody else writes.
+    // Each host uses its own container, so no other host writes its handle.
     let request = one_address(&host.name, 1 << 41 | pools::start_of(&host.name));
     host.ipam.assign(&request, soon()).await.map_err(|error| error.to_string())?;
     tokio::time::sleep(pause).await;
@@ -159,7 +159,7 @@ async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
     Ok(2)
 }
 
-/// Each of them works again and again until it is over.
+/// Repeats `work` on each host until `over`, and returns the number of changes.
 async fn together<F>(
     hosts: impl Iterator<Item = Host>,
     over: &Arc<AtomicBool>,
@@ -187,7 +187,7 @@ where
     Ok(changes)
 }
 
-/// Callers that run the plugin until it is over.
+/// Runs the plugin from many callers until `over`, and returns the number of changes.
 fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     let one = |caller: usize| {
         let mut changes = 0;
@@ -205,7 +205,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// The measurements of the other process.
+/// Runs this program as the other client and returns its measurements.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;

@@ -1,4 +1,4 @@
-//! Which block size keeps it fast: hosts that start from nothing, on pools with blocks of different sizes.
+//! Compares block sizes: the first addresses of new hosts, on pools with blocks of different sizes.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ use crate::findings::{Findings, Line, Plot};
 use crate::report::median;
 use crate::{Outcome, Programs};
 
-/// Prefix lengths.
+/// The prefix lengths of the blocks.
 const SIZES: [u8; 4] = [24, 26, 28, 30];
 const HOSTS: usize = 50;
-/// How many addresses each host assigns in a round, from the first on.
+/// How many addresses each host assigns in a round.
 const EACH: usize = 64;
 const ROUNDS: usize = 2;
 
-/// An etcd with one block size, and what was measured on it.
+/// An etcd with one block size, and the measurements on it.
 struct Stage {
     size: u8,
     ground: Ground,
@@ -30,7 +30,7 @@ struct Stage {
     received: u64,
 }
 
-/// Measures on all sizes in turns.
+/// Measures all sizes in turns.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }
@@ -89,15 +89,15 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// New hosts get all their addresses.
+    /// Creates hosts and assigns all their addresses.
     async fn start_hosts(&mut self, round: usize) -> Outcome<()> {
         let names: Vec<String> = (0..HOSTS).map(|number| format!("round-{round}-host-{number}")).collect();
         self.ground.register(names.clone()).await?;
         let hosts: Vec<Host> = names.iter().map(|name| self.ground.host(name)).collect::<Outcome<_>>()?;
-        // Numbers of containers are those of a round, so that no two have the same.
+        // Each round uses other container numbers, so that no two containers share one.
         let calls = round * EACH..(round + 1) * EACH;
         for host in &hosts {
-            // So that nobody connects while being measured.
+            // Connect before the measurement begins.
             host.ipam.config(fill::soon()).await?;
             host.store.take();
         }
@@ -112,7 +112,7 @@ impl Stage {
     }
 }
 
-/// The bytes of a block of which each address is another container's.
+/// The stored size in bytes of a full block whose addresses all belong to different containers.
 fn full_bytes(size: u8) -> Outcome<usize> {
     let cidr = IpNet::new([10, 0, 0, 0].into(), size)?;
     let documents = fill::block_of("node", cidr, 0..1 << (32 - size))?;

@@ -1,4 +1,4 @@
-//! Many callers at once on one node, each call a process.
+//! Measures many concurrent callers on one node. Each call is a process.
 
 use std::path::Path;
 use std::thread;
@@ -12,21 +12,21 @@ use crate::report::{Times, median};
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// How many callers there are at once.
+/// How many callers run at once.
 pub(crate) const CALLERS: usize = 16;
 /// How many ADDs each caller makes in a round.
 pub(crate) const EACH: usize = 30;
 const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
 
-/// A verb of a contender.
+/// The verb of the measured calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Add,
     Del,
 }
 
-/// The results of one contender in all its rounds.
+/// The measurements of one contender in all its rounds.
 #[derive(Debug, Default)]
 struct Tally {
     adds: Times,
@@ -90,7 +90,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// All callers at once; how long it took until the last one was done, and how long each call.
+/// Runs all callers at once. Returns the time until the last is done, and the time of each call.
 pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {

@@ -1,4 +1,4 @@
-//! One caller: whole cold processes, one after another, beside a program that only connects and commits.
+//! One caller: measures whole cold processes, one after another, beside a program that only connects and commits.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::{Outcome, Programs};
 const ROUNDS: u32 = 300;
 /// How many containers a node has before measuring begins.
 const RESIDENTS: u64 = 40;
-/// The places of contenders that others are compared with.
+/// The indexes of the contenders that others are compared with.
 const FLOOR: usize = 1;
 const ONE_ADDRESS: usize = 2;
 const BOTH_FAMILIES: usize = 3;
 const COPY: usize = 5;
 const BASELINE: usize = 6;
 
-/// Runs each kind of call, for a plugin that records what it executes.
+/// Runs each kind of call once, for a plugin that records what it executes.
 pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
     let runtime = runtime()?;
     let ground = runtime.block_on(settled(folder))?;
@@ -55,8 +55,9 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
     contenders.extend(plugins(&ground, programs));
     if let Some(baseline) = &programs.baseline {
-        // A file that runs in each turn once finds less of itself in the processor's caches than one that runs three times: a
-        // build that is measured as its own baseline takes 4 % longer. So the plugin runs from a copy, too.
+        // A file that runs once per turn finds less of itself in the processor's caches than a file that runs three
+        // times: a build that is measured as its own baseline takes 4 % longer. So the plugin is measured from a copy,
+        // too.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([
@@ -64,7 +65,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
             contenders[ONE_ADDRESS].with_plugin("the baseline", baseline),
         ]);
     }
-    // Each runs once before the first is measured, but for the newcomer: its first run is what is measured.
+    // A warm-up run of each contender, except the newcomer, whose first run is the measured one.
     for contender in contenders.iter().filter(|contender| !contender.is_per_container()) {
         contender.add("warm")?;
         contender.del("warm")?;

@@ -1,5 +1,5 @@
-//! The remains of a node that is gone, and the cost of freeing its addresses: by the operator's command if the node is
-//! gone for good, by the node's own gc if it comes back.
+//! Measures the documents that a dead node leaves and the cost of freeing its addresses: with the operator's command
+//! for a node that does not return, and with the node's own gc for one that does.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -21,13 +21,13 @@ use crate::report::Times;
 use crate::{Outcome, Programs};
 
 const NODES: u32 = 1_000;
-/// The addresses in use in each of a node's blocks.
+/// The addresses in use in each block of a node.
 const USED: [u64; BLOCKS as usize] = [64, 36];
 const BLOCKS: u32 = 2;
 /// How many nodes are freed in each way.
 const DEAD: u32 = 5;
 
-/// One step, over all nodes that took it.
+/// The measurements of one step, over all nodes.
 #[derive(Default)]
 struct Step {
     times: Times,
@@ -36,7 +36,7 @@ struct Step {
     left: Left,
 }
 
-/// The remains of a node.
+/// The documents and addresses that a node still has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
     addresses: usize,
@@ -141,18 +141,18 @@ fn expect(left: Left, expected: Left) -> Outcome<()> {
     if left == expected { Ok(()) } else { Err(format!("{left:?} is left instead of {expected:?}").into()) }
 }
 
-/// The evidence of a machine that has just started again: nothing has an address yet.
+/// The evidence on a machine that has just rebooted: no attachment is live.
 fn rebooted() -> Evidence {
     let (up, live) = (Duration::from_secs(60), BTreeSet::new());
     Evidence { boot: "feedbeef".into(), up, live, namespaces: None, within: None }
 }
 
-/// The blocks that a node was given.
+/// The numbers of a node's blocks.
 fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
     number * BLOCKS..(number + 1) * BLOCKS
 }
 
-/// The documents of a node in the store.
+/// Counts the documents and addresses of a node in the store.
 async fn left_of(host: &Host, number: u32) -> Outcome<Left> {
     let mut left = Left::default();
     for block in blocks_of(number) {

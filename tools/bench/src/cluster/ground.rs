@@ -1,4 +1,4 @@
-//! An etcd with pools, nodes, and addresses that are in use, written through the model.
+//! An etcd with pools, nodes and addresses in use, written directly as documents of the model.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,19 +25,19 @@ use crate::fill::{self, NETWORK, soon};
 use crate::{Outcome, Programs};
 use testkit::server::Etcd;
 
-/// The pools: of all IPv4 addresses that are for private use the largest network, and as much IPv6 as one likes.
+/// The pools: the largest private IPv4 network, and an IPv6 network large enough for any test.
 const POOL: &str = "10.0.0.0/8";
 const POOL_V6: &str = "fd00:10::/64";
-/// The puts of one transaction: etcd's own bound, and a third of the size of a request.
+/// Maximum puts in one transaction (etcd's limit), and maximum bytes (a third of etcd's request size).
 const MOST_WRITES: usize = 128;
 const MOST_BYTES: usize = 500_000;
-/// How many transactions are under way while the store is filled.
+/// How many transactions run concurrently while the store is filled.
 const FILLERS: usize = 8;
 
-/// Something to be written.
+/// Keys and values to write.
 pub(super) type Documents = Vec<(Key, Value)>;
 
-/// An allocator with a connection of its own, which counts what goes over it.
+/// An allocator with its own connection, whose requests and bytes are counted.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) name: String,
@@ -45,7 +45,7 @@ pub(super) struct Host {
     pub(super) store: CountingStore<EtcdStore>,
 }
 
-/// The hints that the plugin keeps in a file: the blocks that were used last.
+/// In-memory replacement of the plugin's hint file: the blocks used last, by node.
 #[derive(Debug, Default)]
 struct Remembered(Mutex<HashMap<String, Vec<IpNet>>>);
 
@@ -61,10 +61,10 @@ impl Hints for Remembered {
     }
 }
 
-/// Where the plugin keeps what need not outlive the machine.
+/// The folder for the plugin's files that need not survive a reboot.
 const RUN: &str = "/run/margay";
 
-/// That place in memory, as hosts have all of `/run`, on a machine that has it on its disk.
+/// Mounts a tmpfs on [`RUN`] if it is on disk, because hosts normally have `/run` in memory.
 #[derive(Debug)]
 struct Run {
     mounted: bool,
@@ -84,13 +84,13 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.mounted {
-            // A call that has not ended may still have a file of it open.
+            // Detached, because a call that has not ended may still have a file open there.
             let _ = umount2(RUN, MntFlags::MNT_DETACH);
         }
     }
 }
 
-/// One etcd.
+/// An etcd for one measurement.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) etcd: Etcd,
@@ -99,12 +99,12 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    /// A new one without pools. `folder` is for what belongs to hosts.
+    /// Starts an etcd without pools. `folder` is for files of hosts.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
         Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
     }
 
-    /// A new one with a pool for each family and blocks of the usual sizes.
+    /// Starts an etcd with one pool per family and blocks of the default sizes.
     pub(super) async fn start(folder: &Path) -> Outcome<Self> {
         let ground = Self::empty(folder)?;
         ground.pool(NewPool::new("v4", POOL.parse()?)).await?;
@@ -116,8 +116,8 @@ impl Ground {
         Ok(self.host("nobody")?.ipam.create_pool(&pool, None, soon()).await?)
     }
 
-    /// The allocator as the plugin has it, but for its files: hints are kept in memory and no intents are noted. Each host has
-    /// a connection of its own.
+    /// An allocator like the plugin's, except for its files: hints are kept in memory and pending commits are not
+    /// recorded. Each host has its own connection.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = CountingStore::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
@@ -128,7 +128,7 @@ impl Ground {
         Ok(Client::connect([self.etcd.url()], None).await?)
     }
 
-    /// Writes all of this, many documents at a time.
+    /// Writes documents in large concurrent transactions.
     pub(super) async fn write(&self, documents: Documents) -> Outcome<()> {
         let client = self.client().await?;
         let mut under_way: JoinSet<Result<(), etcd_client::Error>> = JoinSet::new();
@@ -155,14 +155,13 @@ impl Ground {
         Ok(())
     }
 
-    /// Registers nodes.
     pub(super) async fn register(&self, names: impl IntoIterator<Item = String>) -> Outcome<()> {
         let nodes: Outcome<Documents> = names.into_iter().map(|name| node(&name)).collect();
         self.write(nodes?).await
     }
 
-    /// Registers nodes, each with blocks of 64 addresses of which as many are in use as `used` says of each block. Nodes
-    /// take blocks of the IPv4 pool one after the other, from `skip` on.
+    /// Registers nodes with blocks of 64 addresses: one block per entry of `used`, which is the number of its addresses
+    /// in use. Nodes take consecutive blocks of the IPv4 pool, starting at block number `skip`.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;
@@ -173,7 +172,7 @@ impl Ground {
                 documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
                 next += 1;
             }
-            // Documents that are not written yet stay in memory.
+            // Unwritten documents stay in memory, so write them in parts.
             if documents.len() > 20_000 {
                 self.write(std::mem::take(&mut documents)).await?;
             }
@@ -181,7 +180,7 @@ impl Ground {
         self.write(documents).await
     }
 
-    /// The plugin, as a node of a network of Calico's. [`PER_CONTAINER`] in the node's name is each container's id.
+    /// The plugin as a node of a Calico network. [`PER_CONTAINER`] in the node's name becomes each container's id.
     pub(super) fn contender(
         &self,
         programs: &Programs,
@@ -198,26 +197,26 @@ impl Ground {
         Contender::Plugin { name, program: programs.plugin.clone(), netconf }
     }
 
-    /// The plugin on a node for each container.
+    /// The plugin with a new node for each container.
     pub(super) fn newcomer(&self, programs: &Programs, name: &'static str) -> Contender {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// The least that talks to this etcd and commits as much, built and linked as the plugin is.
+    /// A minimal program that connects to this etcd and commits about as much, built and linked like the plugin.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }
     }
 }
 
-/// For which families addresses are asked.
+/// The families of the requested addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Families {
     V4,
     Both,
 }
 
-/// The nth block of 64 addresses of the usual IPv4 pool.
+/// The block of 64 addresses with this number in the default IPv4 pool.
 pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + 64 * number;
     Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)

@@ -1,5 +1,5 @@
-//! Many hosts at once, simulated in this process, each with a connection of its own; beside as many bare clients that
-//! commit the same.
+//! Measures many concurrent hosts, simulated in this process with a connection each, beside as many bare clients that
+//! make equal commits.
 
 use std::future::Future;
 use std::ops::Range;
@@ -19,9 +19,9 @@ use crate::findings::{Bound, Findings, Line, Plot};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// How many hosts there are at once, and how many times that is measured: with few, one round is short.
+/// The number of concurrent hosts and the number of rounds. Small numbers get more rounds because these are short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
-/// How many addresses each host assigns in a round, and how many it has before: together they fill a block of 64.
+/// How many addresses each host assigns in a round, and how many it has before. Together they fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 
@@ -65,7 +65,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
             release_all(hosts, 0..EACH).await?;
         }
         let (rate, raw) = (median(&ours.rates), median(&floor.rates));
-        // Measurements that follow each other are compared, since the store grows and the disk has its moods.
+        // Compares adjacent measurements, since the store grows and the disk's speed varies.
         let shares: Vec<f64> = ours.rates.iter().zip(&floor.rates).map(|(ours, bare)| ours / bare).collect();
         share = median(&shares);
         rows.push(vec![
@@ -108,11 +108,11 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// As many hosts as there are at most, and as many bare clients.
+/// Creates the maximum number of hosts, and as many bare clients.
 pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     let count = CROWDS.iter().map(|(count, _)| *count).max().unwrap_or_default();
     let names: Vec<String> = (0..count).map(|number| format!("host-{number}")).collect();
-    // The first block is the recorder's.
+    // The first block belongs to the recorder.
     ground.settle(names.clone(), 1, &[RESIDENTS]).await?;
     let hosts: Vec<Host> = names.iter().map(|name| ground.host(name)).collect::<Outcome<_>>()?;
     Bare::prepare(&mut ground.client().await?).await?;
@@ -120,31 +120,32 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     for name in names {
         bare.push(Bare::connect(ground.client().await?, name).await?);
     }
-    // So that nobody connects while being measured.
+    // Connect before the measurement begins.
     assign_all(&hosts, 0..1).await?;
     release_all(&hosts, 0..1).await?;
     Ok((hosts, bare))
 }
 
-/// The commits of a host that assigns [`EACH`] addresses one after the other. Its block is the pool's `block`th.
+/// Records the commits of a host that assigns [`EACH`] addresses one after the other in the pool's block number
+/// `block`.
 pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     ground.settle(["recorder".to_owned()], block, &[RESIDENTS]).await?;
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // Of a host that there is not: a handle that another's container has is no new one.
+        // The container ids belong to a host number that is not in use, so that each handle is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();
     if shapes.len() == EACH { Ok(shapes) } else { Err("an assignment was not one commit".into()) }
 }
 
-/// The number of a host's container that comes and goes.
+/// The id number of a temporary container of a host.
 fn container(host: usize, number: usize) -> u64 {
     1 << 40 | (host as u64) << 20 | number as u64
 }
 
-/// All hosts at once assign an address to each of these of their containers, one after the other.
+/// Assigns one address to each of these containers on all hosts concurrently, one after the other on each host.
 pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let assign = |host: Host, number: usize, calls: Range<usize>| async move {
         let mut times = Times::default();
@@ -159,7 +160,7 @@ pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| assign(host, number, calls.clone()))).await
 }
 
-/// All hosts at once release the addresses of these containers.
+/// Releases the addresses of these containers on all hosts concurrently.
 pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let release = |host: Host, number: usize, calls: Range<usize>| async move {
         let mut times = Times::default();
@@ -174,7 +175,7 @@ pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| release(host, number, calls.clone()))).await
 }
 
-/// All bare clients at once commit these one after the other.
+/// Makes these commits on all bare clients concurrently, one after the other on each.
 pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> Outcome<(Duration, Times)> {
     let commit = |mut one: Bare| {
         let shapes = Arc::clone(shapes);
@@ -203,7 +204,7 @@ pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> O
     Ok((begun.elapsed(), times))
 }
 
-/// Runs all of these at once; how long it took until the last was done, and how long each call.
+/// Runs all futures concurrently. Returns the time until the last is done, and the time of each call.
 async fn at_once<F>(work: impl Iterator<Item = F>) -> Outcome<(Duration, Times)>
 where
     F: Future<Output = Result<Times, String>> + Send + 'static,

@@ -1,7 +1,7 @@
-//! Margay on etcd beside what the same etcd gives to a bare client: whole processes, many callers, many hosts, much in the
+//! Measures Margay on etcd beside a bare client of that etcd: whole processes, many callers, many hosts, and a full
 //! store.
 //!
-//! Each part has an etcd of its own, with fsync, and measures what it compares in turns.
+//! Each part starts its own etcd, with fsync, and measures the contenders in turns.
 
 mod beside;
 mod blocks;
@@ -25,10 +25,10 @@ use crate::{Outcome, Programs};
 pub(crate) use beside::print_puts;
 pub(crate) use cold::call as call_on_etcd;
 
-/// One part of the measurements: prints its tables and returns them.
+/// One part of the measurements. Prints its tables and returns them.
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
-/// All parts by their names.
+/// All parts by name.
 pub(crate) const PARTS: [(&str, Part); 9] = [
     ("cold", cold::run),
     ("callers", callers::run),
@@ -41,12 +41,12 @@ pub(crate) const PARTS: [(&str, Part); 9] = [
     ("wire", wire::run),
 ];
 
-/// Hosts have processors of their own; those that are simulated here share what etcd leaves them.
+/// A runtime with few threads: real hosts have their own processors, but simulated hosts share this machine with etcd.
 fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Milliseconds as tables have them.
+/// Formats milliseconds for a table.
 fn ms(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }
@@ -55,7 +55,7 @@ fn ratio(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// A whole number with commas.
+/// Formats a whole number with thousands separators.
 fn whole(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();

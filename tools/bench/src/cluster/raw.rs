@@ -1,5 +1,5 @@
-//! A bare client that commits what Margay commits: as many keys, values of the same sizes, the same guards; without reading,
-//! without deciding anything.
+//! A bare client that repeats Margay's commits with equal numbers of keys, value sizes and guards, but reads nothing
+//! and decides nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,10 +10,10 @@ use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnRes
 
 use crate::Outcome;
 
-/// The keys that guards name and nobody writes: they stand for pools, settings and the like.
+/// The key of all guards on documents that never change, such as pools and settings.
 const SHARED: &str = "raw/shared/document";
 
-/// A store that keeps a copy of what is committed.
+/// A store that keeps a copy of each commit.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     inner: EtcdStore,
@@ -25,7 +25,7 @@ impl Recorder {
         Self { inner, commits: Arc::default() }
     }
 
-    /// The commits so far.
+    /// Returns the commits since the last call.
     pub(super) fn take(&self) -> Vec<Shape> {
         let commits = std::mem::take(&mut *self.commits.lock().unwrap_or_else(PoisonError::into_inner));
         commits.iter().map(Shape::of).collect()
@@ -58,17 +58,17 @@ impl Store for Recorder {
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,
-    /// True if the key is made, and must not be there before.
+    /// True if the key is created and must not exist before.
     is_new: bool,
 }
 
-/// How large a commit is, and what it is guarded by.
+/// The sizes of the writes of a commit, and the number of its guards.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     puts: Vec<Put>,
-    /// Guards on single keys that are not written.
+    /// Number of guards on single keys that are not written.
     keys: usize,
-    /// Guards on ranges.
+    /// Number of guards on ranges.
     ranges: usize,
 }
 
@@ -92,26 +92,26 @@ impl Shape {
         self.puts.iter().map(|put| put.bytes).sum()
     }
 
-    /// In words.
+    /// A description for the report.
     pub(super) fn reported(&self) -> String {
         let guards = self.puts.len() + self.keys + self.ranges;
         format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())
     }
 }
 
-/// One bare client, with keys of its own.
+/// A bare client with keys of its own.
 #[derive(Clone)]
 pub(super) struct Bare {
     client: Client,
     name: String,
-    /// Where each of its lasting keys was last written.
+    /// The revision at which each of its lasting keys was last written.
     written: Vec<i64>,
     shared: i64,
     made: u64,
 }
 
 impl Bare {
-    /// Connects. `Self::prepare` must have run.
+    /// Creates a client. `Self::prepare` must have run.
     pub(super) async fn connect(client: Client, name: String) -> Outcome<Self> {
         let mut client = client;
         let found = client.get(SHARED, None).await?;
@@ -119,13 +119,13 @@ impl Bare {
         Ok(Self { client, name, written: Vec::new(), shared, made: 0 })
     }
 
-    /// Writes what all have in common.
+    /// Writes the document that all clients guard.
     pub(super) async fn prepare(client: &mut Client) -> Outcome<()> {
         client.put(SHARED, vec![b'x'; 400], Some(PutOptions::new())).await?;
         Ok(())
     }
 
-    /// One commit of this shape; it must succeed.
+    /// Makes one commit of this shape. Fails if a guard does not hold.
     pub(super) async fn commit(&mut self, shape: &Shape) -> Outcome<()> {
         let (mut compares, mut puts, mut lasting) = (Vec::new(), Vec::new(), 0);
         for put in &shape.puts {

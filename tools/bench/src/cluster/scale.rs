@@ -1,4 +1,4 @@
-//! The cost of a full store: the same work on etcds with few and with many nodes, filled through the model.
+//! Measures the cost of a full store: equal work on etcds with few and with many nodes, filled through the model.
 
 use std::path::Path;
 
@@ -11,15 +11,15 @@ use crate::report::median;
 use crate::{Outcome, Programs};
 
 const NODES: [u32; 3] = [10, 1_000, 5_000];
-/// The addresses in use in each of a node's blocks.
+/// The addresses in use in each block of a node.
 const USED: [u64; 2] = [64, 36];
 /// How many times each contender is measured.
 const ROUNDS: u32 = 200;
-/// How many hosts ask at once, and how many times.
+/// The number of concurrent hosts, and the number of rounds.
 const HOSTS: usize = 10;
 const HOST_ROUNDS: usize = 8;
 
-/// Measures on all of them in turns.
+/// Measures all etcds in turns.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut grounds = Vec::new();
@@ -85,7 +85,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// The same few hosts on all of them in turns.
+/// Measures a few concurrent hosts on each etcd, in turns.
 async fn at_once(grounds: &[Ground]) -> Outcome<Vec<Tally>> {
     let mut crowds: Vec<Vec<Host>> = Vec::new();
     for ground in grounds {

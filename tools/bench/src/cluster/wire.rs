@@ -1,5 +1,5 @@
-//! The main plugin: whole cold processes that wire a container, beside Debian's ptp with host-local, and beside a bare pair of
-//! interfaces by netlink.
+//! Measures the main plugin: whole cold processes that set up a container's interface, beside Debian's ptp with
+//! host-local and beside a bare veth pair made with netlink.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,24 +26,24 @@ use crate::{Outcome, Programs};
 const ROUNDS: u32 = 100;
 /// How many containers hold an address before measuring begins.
 const RESIDENTS: u32 = 40;
-/// How many calls the requests to etcd are counted over.
+/// The number of calls over which the requests to etcd are counted.
 const COUNTED: u32 = 20;
-/// How many callers there are at once, how many containers each wires, and how often.
+/// The number of concurrent callers, the containers of each, and the number of rounds.
 const CALLERS: usize = 16;
 const EACH: usize = 10;
 const CROWDS: usize = 5;
 /// The network of the pools.
 const POOL: &str = "10.0.0.0/12";
-/// The switch of the machine that ptp turns on.
+/// The kernel setting that ptp turns on.
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const CLUSTER_INFORMATION: &str = r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default","uid":"0b8f3bb8-6a1d-4d0c-9f0f-2b7d0c2b7c11","creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"clusterGUID":"b1b1b1b1","datastoreReady":true}}"#;
 
-/// A main plugin with its network, or the floor.
+/// A main plugin with its network, or the floor program.
 #[derive(Clone, Debug)]
 struct Wirer {
     name: &'static str,
     program: PathBuf,
-    /// The network's configuration; empty for the floor.
+    /// The configuration of the network. Empty for the floor program.
     netconf: String,
     cni_path: PathBuf,
 }
@@ -67,7 +67,7 @@ impl Wirer {
     }
 }
 
-/// Network namespaces of containers, until this is dropped.
+/// Network namespaces for containers. Dropping this removes them.
 struct Namespaces(Vec<String>);
 
 impl Namespaces {
@@ -95,7 +95,7 @@ fn ip(arguments: &[&str]) -> Command {
     command
 }
 
-/// The machine's switch for forwarding, which is put back when this is dropped.
+/// The previous value of the IPv4 forwarding setting, which is restored on drop.
 struct Forwarding(Option<String>);
 
 impl Forwarding {
@@ -112,7 +112,7 @@ impl Drop for Forwarding {
     }
 }
 
-/// Measures ADD and DEL of one caller and of many, requests, memory and size.
+/// Measures ADD and DEL of one and of many callers, requests, memory and size.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let _forwarding = Forwarding::remember();
     let folder = folder.join("wire");
@@ -147,7 +147,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// The places of the contenders.
+/// The indexes of the contenders.
 const PTP: usize = 1;
 const ETCD: usize = 2;
 const REDB: usize = 3;
@@ -205,14 +205,14 @@ fn one_caller(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     let mut dels = adds.clone();
     for round in 0..ROUNDS as usize + 2 {
         for turn in 0..contenders.len() {
-            // Every other round backwards, so that nobody always runs after the same one.
+            // Every other round runs backwards, so that no contender always follows the same one.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let (contender, netns) = (&contenders[who], &namespaces.0[who]);
             let id = format!("c{round}");
             let add = contender.call("ADD", &id, netns)?;
             let del = contender.call("DEL", &id, netns)?;
-            // The first ones only warm up.
+            // The first rounds only warm up.
             if round >= 2 {
                 adds[who].push(add);
                 dels[who].push(del);
@@ -268,7 +268,7 @@ fn requests(ground: &Ground, wirer: &Wirer, findings: &mut Findings) -> Outcome<
     Ok(())
 }
 
-/// How many requests for keys this etcd has begun to answer.
+/// Reads from etcd's metrics how many requests for keys it has started to serve.
 fn served_requests(address: std::net::SocketAddr) -> Outcome<f64> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
@@ -325,7 +325,7 @@ fn many_callers(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// The most memory that an ADD has, in KiB.
+/// The peak memory of an ADD, in KiB.
 fn peak(wirer: &Wirer) -> Outcome<f64> {
     let namespaces = Namespaces::make(["margay-bench-peak".to_owned()])?;
     let netns = format!("/run/netns/{}", namespaces.0[0]);

@@ -1,10 +1,10 @@
-//! `CNI_ARGS`, against the plainest reading of the text.
+//! Checks the parser of `CNI_ARGS` against a naive parser.
 
 use std::net::IpAddr;
 
 use cni_plugin::fuzzing::{ParsedArgs, parse_args};
 
-/// Takes an input for the target `cni_args`.
+/// Runs the target `cni_args` on an input.
 pub fn cni_args(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     assert_eq!(parse_args(&text).ok(), expected(&text), "{text:?}");
@@ -13,7 +13,7 @@ pub fn cni_args(data: &[u8]) {
     }
 }
 
-/// The values in the text; `None` if it must be refused.
+/// The expected values, or `None` if the text must be refused.
 fn expected(text: &str) -> Option<ParsedArgs> {
     let mut said = ParsedArgs::default();
     if text.is_empty() {

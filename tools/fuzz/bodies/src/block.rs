@@ -1,4 +1,4 @@
-//! Blocks: what was read is written back and read again as the same, and whatever was read can be worked with.
+//! Blocks: a decoded block encodes and decodes to an equal block, and stays consistent under every operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,10 +11,11 @@ use kv::Key;
 use serde_json::Value;
 use time::{Duration, OffsetDateTime};
 
-/// How many bytes say what is done with the block.
+/// Upper bound of the number of bytes that choose operations.
 const STEPS: usize = 24;
 
-/// Takes an input for the target `block_json`: JSON, after as many bytes of work as the first byte says.
+/// Runs the target `block_json`. If the input does not start with `{`, its first byte is the number of bytes of
+/// operations that follow. The rest is the JSON of a block.
 pub fn block_json(data: &[u8]) {
     let (work, text) = match data.split_first() {
         Some((count, rest)) if *count != b'{' => rest.split_at((usize::from(*count) % STEPS).min(rest.len())),
@@ -29,7 +30,7 @@ pub fn block_json(data: &[u8]) {
     }
 }
 
-/// The key of the block that the text seems to be.
+/// The key of the block that the text seems to contain.
 fn key_of(text: &[u8]) -> Key {
     let json: Value = serde_json::from_slice(text).unwrap_or_default();
     let cidr = json["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
@@ -40,7 +41,7 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::UNIX_EPOCH + Duration::days(20_000)
 }
 
-/// It is written and read as the same, and every address is either free or not, once.
+/// Checks that the block encodes and decodes to an equal block, and that each address is either free or allocated.
 fn check(block: &Block) {
     let key = keys::block(block.cidr());
     let text = block.encode().unwrap();

@@ -12,11 +12,11 @@ use prost::Message;
 use testkit::backing::Memory;
 use tonic::Request;
 
-/// The requests of one input: more say nothing new.
+/// Maximum number of requests in one input. More requests find nothing new.
 const MOST: usize = 32;
 
-/// Takes an input for the target `etcd_requests`: a byte for the method, one for the length, and the message, again and again. Each
-/// is answered or refused, and the store is whole in the end.
+/// Runs the target `etcd_requests`. The input is a sequence of requests: a byte for the method, a byte for the length,
+/// and the message. Each request is answered or refused, and the store must be intact in the end.
 pub fn etcd_requests(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -37,9 +37,9 @@ pub fn etcd_requests(data: &[u8]) {
     });
 }
 
-/// Makes a call, if the message is one.
+/// Makes a call if the message can be decoded.
 async fn call(api: &Api, method: u8, message: &[u8]) {
-    /// A refusal is an answer as any other.
+    /// Ignores the answer, because a refusal is as good as any other.
     macro_rules! call {
         ($request:ty, $service:ident :: $method:ident) => {
             if let Ok(request) = <$request>::decode(message) {

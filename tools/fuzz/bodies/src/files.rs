@@ -1,4 +1,4 @@
-//! Stores on disk of which one file is damaged: each is either read exactly right or refused.
+//! Stores on disk in which one file is damaged. Each store must be read correctly or refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use kv_mvcc::{Blocking, MvccStore};
 
 use crate::store::block_on;
 
-/// The stores that are damaged, as [`pack`] writes them.
+/// The undamaged stores in the format of [`pack`].
 const STORES: [(&dyn Engine, &[u8]); 2] =
     [(&Redb, include_bytes!("../../stores/redb.pack")), (&Sled, include_bytes!("../../stores/sled.pack"))];
 
-/// How many transactions are in them.
+/// The number of transactions in each store.
 const STEPS: u64 = 12;
 
-/// Keeps the words of engines that panic over damage from the terminal, and from ending the process: a store turns their
-/// panics into errors. A panic that leaves [`damaged_file`] is still one.
+/// Silences the panic hook for engines that panic over damage, because a store turns these panics into errors. A panic
+/// that leaves [`damaged_file`] still fails the run.
 pub fn quiet_engines() {
     std::panic::set_hook(Box::new(|_| {}));
 }
 
-/// Takes an input for the target `damaged_file`: an engine, a file of its store, and what happens to the file.
+/// Runs the target `damaged_file`. The input chooses an engine, a file of its store, and the damage.
 pub fn damaged_file(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let (engine, packed) = STORES[usize::from(input.arbitrary::<u8>().unwrap()) % STORES.len()];
@@ -43,7 +43,7 @@ pub fn damaged_file(data: &[u8]) {
 }
 
 fn complain(what: &str, wrong: &str) {
-    // The hook may have been made silent.
+    // The panic hook may be silent.
     #[expect(clippy::print_stderr, reason = "says what is wrong before the process ends")]
     {
         eprintln!("{what}: {wrong}");
@@ -51,7 +51,7 @@ fn complain(what: &str, wrong: &str) {
     panic!("{what}: {wrong}");
 }
 
-/// A folder in memory where there is one.
+/// A temporary folder, in memory if possible.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -64,13 +64,13 @@ fn write(folder: &Path, files: &[(PathBuf, Vec<u8>)]) {
     }
 }
 
-/// Damages one file and says how.
+/// Damages one file and returns a description of the damage.
 fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstructured<'_>) -> Result<String> {
     let (path, bytes) = &mut files[choice];
     let mut what = path.display().to_string();
     let written = written_parts(bytes);
     while !input.is_empty() && !bytes.is_empty() {
-        // Mostly where something is written: the rest is zeros.
+        // Mostly where a byte is not zero, because most of a file is zeros.
         let at = match input.arbitrary::<u32>()? as usize {
             at if at % 8 == 0 || written.is_empty() => (at / 8) % bytes.len(),
             at => written[(at / 8) % written.len()].min(bytes.len() - 1),
@@ -111,7 +111,7 @@ fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstru
     Ok(what)
 }
 
-/// The places of the bytes that are not zero.
+/// The positions of the bytes that are not zero.
 fn written_parts(bytes: &[u8]) -> Vec<usize> {
     bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| at).collect()
 }
@@ -120,7 +120,7 @@ fn open(engine: &dyn Engine, path: &Path, create: Create) -> kv::Result<MvccStor
     open_blocking(engine, path, &OpenOptions::default().with_create(create).with_blocking(Blocking::InPlace))
 }
 
-/// Reads all, writes, and reads all again after opening the store once more.
+/// Reads the whole store, writes, and reads the whole store again after reopening it.
 async fn use_twice(engine: &dyn Engine, path: &Path) -> kv::Result<std::result::Result<(), String>> {
     let store = open(engine, path, Create::Never)?;
     if let Err(wrong) = check(&store, STEPS).await? {
@@ -142,7 +142,7 @@ async fn step(store: &MvccStore, n: u64) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// The contents of the store after the steps before `n`, or their fault.
+/// Compares the store with its expected content after all steps before `n`. Returns the difference, if any.
 async fn check(store: &MvccStore, n: u64) -> kv::Result<std::result::Result<(), String>> {
     let found: Vec<(String, Vec<u8>)> =
         store.list(Range::All).await?.kvs.iter().map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect();
@@ -165,7 +165,7 @@ fn is_typed(error: &kv::Error) -> bool {
     }
 }
 
-/// Makes a store of an engine and packs it, for `tools/fuzz/stores`.
+/// Creates a store of an engine and packs it, for `tools/fuzz/stores`.
 pub fn packed_store(name: &str) -> Vec<u8> {
     let (engine, _) = STORES.into_iter().find(|(engine, _)| engine.name() == name).unwrap();
     let folder = scratch();
@@ -183,7 +183,7 @@ pub fn packed_store(name: &str) -> Vec<u8> {
     pack(&files)
 }
 
-/// All files in a folder that have something in them.
+/// Collects all files in and below a folder, except queues.
 fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -195,11 +195,11 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
-/// How long a piece of a file is that is left out if it is nothing but zeros.
+/// The size of a piece in bytes. Pieces of only zeros are left out.
 const PIECE: usize = 64;
 
-/// Files one after the other: the lengths of path and content, the path, then the pieces that are not all zeros, each
-/// after its number and the last one followed by `u32::MAX`. Numbers have 4 bytes, little endian.
+/// Packs files. Each has the lengths of path and content, the path, and the pieces that are not all zeros, each after
+/// its number. `u32::MAX` ends a file. Numbers have 4 bytes, little endian.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();
@@ -217,7 +217,7 @@ fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     packed
 }
 
-/// The rest of packed files.
+/// The unread rest of packed files.
 struct Packed(&'static [u8]);
 
 impl Packed {
@@ -257,7 +257,7 @@ fn unpack(packed: &'static [u8]) -> Vec<(PathBuf, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Without damage every store is right, so what is said of damage means something.
+    /// Undamaged stores pass, so a failure is due to the damage.
     #[test]
     fn packed_stores_pass_without_damage() {
         for (engine, packed) in STORES {

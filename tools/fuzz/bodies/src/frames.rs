@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wire::{Frame, FrameKind, Hello, MAX_REQUEST_BODY_BYTES, StallReport, keys};
 
-/// Takes an input for the target `frames`: what a client or a daemon has sent.
+/// Runs the target `frames` on bytes that a client or a daemon has sent.
 pub fn frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
@@ -31,7 +31,7 @@ fn look(frame: &Frame) {
     }
 }
 
-/// A body that can be read says the same when it is written and read again.
+/// Checks that a body that can be decoded encodes and decodes to an equal value.
 fn same<T: Serialize + DeserializeOwned>(frame: &Frame) {
     let Ok(body) = frame.decode::<T>() else { return };
     let written = Frame::new(frame.kind, &body).unwrap();

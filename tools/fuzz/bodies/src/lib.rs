@@ -1,7 +1,8 @@
-//! The work of the fuzzers on one input.
+//! The fuzz targets, each as a function of one input.
 //!
-//! Each target takes any bytes and panics if what it looks at does something wrong. The programs of cargo-fuzz one folder
-//! above feed them with invented inputs; `tests/seeds.rs` with those in `tools/fuzz/seeds`, so that no target can rot.
+//! A target accepts any bytes, and panics if the code under test does something wrong. The programs of cargo-fuzz, one
+//! folder above, run the targets on generated inputs. `tests/seeds.rs` runs them on `tools/fuzz/seeds`, so that every
+//! target stays working.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a target says that something is wrong")]
 
@@ -30,12 +31,12 @@ pub use rows::{damaged_rows, row_codec};
 pub use selector::selector;
 pub use txns::txn_check;
 
-/// A target: its name and what it does with an input.
+/// A fuzz target: a name and a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The name of its program, and of its folder of seeds.
+    /// The name of the target's program and of its folder of seeds.
     pub name: &'static str,
-    /// Its work on an input.
+    /// Runs the target on an input.
     pub run: fn(&[u8]),
 }
 

@@ -1,4 +1,4 @@
-//! Network configurations, through the whole plugin but for the store.
+//! Network configurations, run through the whole plugin except the store.
 
 use std::net::IpAddr;
 
@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-/// Takes an input for the target `netconf`: what the plugin reads on standard input. The first byte says for which verb and
-/// under which name it runs, if it is no `{`.
+/// Runs the target `netconf` on the plugin's standard input. A first byte other than `{` chooses the verb and the name
+/// under which the plugin runs.
 pub fn netconf(data: &[u8]) {
     let (choice, text) = match data {
         [choice, text @ ..] if *choice != b'{' => (*choice, text),
@@ -57,7 +57,7 @@ pub fn netconf(data: &[u8]) {
     }
 }
 
-/// Gives out what is asked for without any books.
+/// An allocator that returns plausible answers without a store.
 struct Pretend;
 
 impl Allocator for Pretend {

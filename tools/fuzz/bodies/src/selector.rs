@@ -1,9 +1,10 @@
-//! Selectors: what is shown reads back, and selects the same.
+//! Checks that a displayed selector parses to an equal selector, and selects equal labels.
 
 use ipam_core::model::Labels;
 use ipam_core::selector::{MAX_SELECTOR_BYTES, Selector};
 
-/// Takes an input for the target `selector`: the text, and after a line feed, which no selector has, labels `key=value`.
+/// Runs the target `selector`. The input is the selector's text and, after a line feed, which no selector contains,
+/// labels as `key=value`, one per line.
 pub fn selector(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (text, labels) = text.split_once('\n').unwrap_or((&text, ""));
@@ -22,14 +23,14 @@ pub fn selector(data: &[u8]) {
         }
     };
     let shown = selector.to_string();
-    // White space that is left out in a long text may have no room in the shown one.
+    // The displayed text adds spaces that a long text may not contain, and may then be too long.
     if shown.len() <= MAX_SELECTOR_BYTES {
         assert_eq!(shown.parse(), Ok(selector.clone()), "{text} is shown as {shown}");
     }
     let matches = selector.matches(&labels);
     let combined = |text: String| text.parse::<Selector>().map(|selector| selector.matches(&labels));
     if !text.trim_matches([' ', '\t']).is_empty() {
-        // Too long or too deep is the one thing that can be wrong with these.
+        // These can only fail because they are too long or too deep.
         assert_ne!(combined(format!("!({text})")), Ok(matches), "{text}");
         assert!(combined(format!("({text}) || all()")).is_ok_and(|all| all) || text.len() > 90, "{text}");
         assert_ne!(combined(format!("({text}) && all()")), Ok(!matches), "{text}");
@@ -37,7 +38,7 @@ pub fn selector(data: &[u8]) {
     assert_eq!(selector.uses_global(), shown_global(&shown), "{shown}");
 }
 
-/// True if `global()` stands outside of quotes.
+/// True if `global()` occurs outside of quotes.
 fn shown_global(shown: &str) -> bool {
     let (mut rest, mut outside) = (shown, String::new());
     while let Some(start) = rest.find(['\'', '"']) {

@@ -1,17 +1,15 @@
-//! Stores for targets.
+//! Stores for the targets.
 
 use std::future::Future;
 use std::time::{Duration, UNIX_EPOCH};
 
 use kv_mvcc::{Blocking, Clock, MvccStore, Options, Retention, Table};
 
-/// Runs a future to its end.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-/// Opens a store that works on the calling thread and in which it is always the same moment, so that every run of an input
-/// is like the other.
+/// Opens a store that works on the calling thread with a fixed clock, so that every run of an input is alike.
 pub(crate) fn open(table: Box<dyn Table>) -> kv::Result<MvccStore> {
     let clock = Clock::new(|| UNIX_EPOCH + Duration::from_secs(1_767_225_600));
     let retention = Retention { revisions: Some(50), ..Retention::default() };

@@ -1,4 +1,4 @@
-//! The refusals before anything runs, against a second wording of the rules X1 to X4 and T8.
+//! Checks the validation of transactions against a second implementation of the rules X1 to X4 and T8.
 
 use arbitrary::{Result, Unstructured};
 use kv::{
@@ -10,7 +10,7 @@ use kv_mvcc::MemoryTable;
 use crate::ranges::{key, range};
 use crate::store::{block_on, open};
 
-/// Takes an input for the target `txn_check`.
+/// Runs the target `txn_check` on an input.
 pub fn txn_check(data: &[u8]) {
     let txn = txn(&mut Unstructured::new(data)).unwrap();
     let faults = faults(&txn);
@@ -45,7 +45,7 @@ fn txn(input: &mut Unstructured<'_>) -> Result<Txn> {
     Ok(Txn::new().with_compares(compares).with_success(success).with_failure(failure))
 }
 
-/// A few things, now and then so many times that it is about as many as may be.
+/// Generates a few items. Sometimes an item is repeated to about the maximum number.
 fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for _ in 0..input.int_in_range(0..=4)? {
@@ -56,7 +56,7 @@ fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -
     Ok(all)
 }
 
-/// A key, now and then about as long as it may be.
+/// Generates a key. Sometimes the key has about the maximum length.
 fn any_key(input: &mut Unstructured<'_>) -> Result<Key> {
     if input.ratio(1, 16)? {
         return Ok(Key::from(vec![b'k'; input.int_in_range(4095..=4098)?]));
@@ -111,7 +111,7 @@ fn op(input: &mut Unstructured<'_>) -> Result<Op> {
     Ok(if input.arbitrary()? { op.with_prev() } else { op })
 }
 
-/// All that the rules have against a transaction.
+/// All violations of the rules in a transaction.
 fn faults(txn: &Txn) -> Vec<ErrorKind> {
     let mut faults = Vec::new();
     for count in [txn.compares.len(), txn.success.len(), txn.failure.len()] {
@@ -170,7 +170,7 @@ fn op_size(op: &Op) -> usize {
 }
 
 fn range_faults(range: &Range) -> Vec<ErrorKind> {
-    // A page starts after a key, so a bound may have a byte more than a key.
+    // A page starts after a key, so a bound may be one byte longer than a key.
     let (ends, most): (&[&Key], usize) = match range {
         Range::Key(key) | Range::Prefix(key) => (&[key], 4096),
         Range::From(from) => (&[from], 4097),
@@ -189,7 +189,8 @@ fn range_faults(range: &Range) -> Vec<ErrorKind> {
     faults
 }
 
-/// The bytes of a range on the wire: its key or its two ends, of which the second of a prefix is about as long.
+/// The size of a range in bytes as the rules count it: its key, or both of its ends. The end of a prefix counts as long
+/// as the prefix.
 fn range_size(range: &Range) -> usize {
     match range {
         Range::Key(key) => key.as_bytes().len(),

@@ -1,4 +1,4 @@
-//! Every target takes its seeds, as any input, without a word.
+//! Runs every target on its seeds.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
@@ -28,14 +28,14 @@ fn fuzz_targets_all_take_their_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // The inputs that no fuzzer leaves out.
+        // The inputs that every fuzzer tries.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }
     }
 }
 
-/// The programs, the seeds and the table have the same targets.
+/// Programs, seeds and [`TARGETS`] must have the same names.
 #[test]
 fn fuzz_targets_are_complete() {
     let table: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
@@ -43,7 +43,7 @@ fn fuzz_targets_are_complete() {
     assert_eq!(names(folder("seeds")), table);
 }
 
-/// Makes `tools/fuzz/stores` anew: `cargo test -p fuzz-bodies -- --ignored make_stores`, then look at what changed.
+/// Recreates `tools/fuzz/stores`: run `cargo test -p fuzz-bodies -- --ignored make_stores`, then check the diff.
 #[test]
 #[ignore = "writes tools/fuzz/stores"]
 fn make_stores() {

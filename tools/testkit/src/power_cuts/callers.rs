@@ -17,9 +17,9 @@ use crate::random::Random;
 
 /// How long a call may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two checks of a caller whether its process has ended.
+/// The interval at which a caller checks whether its process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// One of so many calls is killed while the disk has power: what it has left need not be durable.
+/// One in this many calls is killed while the disk has power, so its unsynced writes are not lost.
 const KILLS: u64 = 8;
 
 /// The work of one round.
@@ -29,24 +29,24 @@ pub struct Work<'a> {
     pub ledger: &'a Mutex<Ledger>,
     /// How many calls each caller makes.
     pub calls: u64,
-    /// After so many answers the power is cut, if it is cut by that.
+    /// After this many answers the power is cut. None if the cut has another trigger.
     pub last: Option<u64>,
-    /// About how many operations of the disk a call takes.
+    /// About how many disk operations a call takes.
     pub operations: u64,
-    /// How many calls a daemon has answered, if there is one.
+    /// Counts the calls that a daemon has answered.
     pub by_daemon: &'a AtomicU64,
 }
 
 /// How the wait for a process ended.
 enum End {
     Exit(ExitStatus),
-    /// The caller killed it.
+    /// The caller killed the process.
     Killed,
     PowerCut,
 }
 
 impl Work<'_> {
-    /// Runs so many callers to their end, with the numbers of `random`.
+    /// Runs this many callers to their end. Each has its own stream of numbers, drawn from `random`.
     pub fn run(&self, callers: u64, random: &mut Random) {
         let randoms: Vec<_> = (0..callers).map(|caller| Random::new(random.next(), caller)).collect();
         thread::scope(|scope| {
@@ -59,7 +59,7 @@ impl Work<'_> {
         });
     }
 
-    /// Makes a call. False if the power was cut meanwhile.
+    /// Makes a call. Returns false if the power was cut meanwhile.
     fn call(&self, random: &mut Random) -> bool {
         let (verb, container) = self.ledger().begin(random);
         let call = Call::new(verb, &container, self.conf);
@@ -72,7 +72,7 @@ impl Work<'_> {
         };
         let output = child.wait_with_output().unwrap();
         if !status.success() {
-            // Only for lack of power may a call fail.
+            // A call may fail only because of the power cut.
             assert!(self.disk.is_cut(), "{call:?}: {status}, {}", String::from_utf8_lossy(&output.stdout));
             return false;
         }
@@ -87,8 +87,7 @@ impl Work<'_> {
         true
     }
 
-    /// Waits for the end of a process, which is killed when the power is cut or when the disk comes to the operation
-    /// `killed_at`.
+    /// Waits for the end of a process. Kills it when the power is cut or when the disk has done `killed_at` operations.
     fn wait(&self, child: &mut Child, call: &Call, killed_at: Option<u64>) -> End {
         let begun = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! The addresses that callers were answered with, and the calls that have no answer.
+//! The addresses acknowledged to callers, and the calls without an answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,36 +8,36 @@ use crate::random::Random;
 /// The addresses of one container.
 type Addresses = BTreeSet<IpAddr>;
 
-/// How many containers there are at the most.
+/// Maximum number of containers.
 const MOST_HELD: usize = 60;
-/// Each container has an address of each family.
+/// Number of addresses of a container: one of each family.
 const EACH: usize = 2;
 
-/// Acknowledged calls, and calls on their way.
+/// Acknowledged calls, and calls that were sent and not answered.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers of calls without an answer, and what each had before: `None` for an ADD.
+    /// The containers of unanswered calls, with the addresses of each before its DEL; `None` for an ADD.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,
 }
 
 impl Ledger {
-    /// Begins a call: an ADD for a new container, or the DEL of one.
+    /// Begins a call: an ADD of a new container or the DEL of an existing one.
     pub fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
         let names: Vec<_> = self.held.keys().cloned().collect();
         if names.is_empty() || (names.len() < MOST_HELD && random.once_in(2)) {
             return ("ADD", self.begin_add());
         }
         let container = random.pick(&names).clone();
-        // From the moment its DEL begins, a container may lose its addresses.
+        // A container may lose its addresses as soon as its DEL begins.
         let before = self.held.remove(&container);
         self.pending.insert(container.clone(), before);
         ("DEL", container)
     }
 
-    /// Begins an ADD for a new container.
+    /// Begins an ADD of a new container.
     pub fn begin_add(&mut self) -> String {
         self.next += 1;
         let container = format!("c{}", self.next);
@@ -45,7 +45,7 @@ impl Ledger {
         container
     }
 
-    /// Records an answer, and returns how many there were in this round. `reported` is empty for a DEL.
+    /// Records an answer and returns the number of answers in this round. `reported` is empty for a DEL.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
@@ -61,18 +61,18 @@ impl Ledger {
         Ok(self.acknowledged)
     }
 
-    /// How many calls were acknowledged in this round.
+    /// The number of calls acknowledged in this round.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// True if one of these addresses was acknowledged and not released.
+    /// True if a container holds one of these acknowledged addresses.
     pub fn has_any(&self, addresses: &[IpAddr]) -> bool {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }
 
-    /// Compares with what is recorded after the cut, and ends the round: a call without an answer has happened or not,
-    /// as it is recorded. Returns how many of them have happened, and how many have not.
+    /// Compares the ledger with the store after the cut and ends the round. Each unanswered call counts as happened or
+    /// not happened, as the store shows. Returns how many happened and how many did not.
     pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {

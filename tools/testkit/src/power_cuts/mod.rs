@@ -1,5 +1,5 @@
-//! Power cuts under the plugin, round by round: [`callers`] run ADD and DEL on a disk that loses its power, and [`world`] checks what is
-//! left against the [`ledger`].
+//! Power cuts under the plugin, in rounds: [`callers`] run ADD and DEL on a disk that loses its power, and [`world`]
+//! checks the remaining image against the [`ledger`].
 
 pub mod callers;
 pub mod ledger;
@@ -15,20 +15,20 @@ use crate::random::{Random, setting};
 use world::{Plan, World};
 
 pub const SEED: u64 = 20_261_123;
-/// Of so many rounds two are on a disk that was empty at first.
+/// Of this many consecutive rounds, the last two run on a disk that was empty at first.
 const KINDS: u64 = 5;
-/// After so many rounds of a long run it is said how far it is.
+/// A long run prints its progress after every this many rounds.
 const PROGRESS: u64 = 250;
 
-/// How often each thing happened.
+/// How often each event happened.
 pub type Tally = BTreeMap<String, u64>;
 
 pub fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// An old store and young ones lose power by turns: so many times, which must meet all that can happen, or as often as the
-/// setting says.
+/// Cuts the power of an old store and of new ones in turns. Runs `usual` rounds, which must meet every kind of event,
+/// or as many rounds as `MARGAY_POWER_ROUNDS` says.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
@@ -52,7 +52,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     for (what, count) in &tally {
         println!("{count:>8}  {what}");
     }
-    // Fewer rounds need not have met everything.
+    // Fewer rounds need not meet every event.
     if rounds >= usual {
         let rows = &format!("not synced: /store/{}", engine.file);
         for what in [rows, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {

@@ -15,20 +15,20 @@ use crate::programs::command;
 /// How long the daemon may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The plugin's texts in the log when the daemon does not serve a call.
+/// Texts that the plugin logs when the daemon did not serve its call.
 const WITHOUT: [&str; 3] = ["going on without it", "has another store", "leaves it to the plugin"];
 
-/// A daemon. It is killed when this is dropped, as a power cut would.
+/// A daemon. Dropping it kills the process, as a power cut would.
 #[derive(Debug)]
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// The daemon of a store, once it listens or the power is cut.
+    /// Starts the daemon of a store, and waits until it listens or the power is cut.
     pub fn start(store: &Location, disk: &Disk) -> Self {
         Self::start_with(store, disk, &[])
     }
 
-    /// The same with these options.
+    /// [`Daemon::start`] with further options of `margay serve`.
     pub fn start_with(store: &Location, disk: &Disk, options: &[&str]) -> Self {
         let mut serve = Command::new(command());
         serve.args(["--store", &store.to_string(), "serve"]).args(options).env_clear();
@@ -42,7 +42,7 @@ impl Daemon {
         daemon
     }
 
-    /// True if a call that logged this was answered by the daemon.
+    /// True if the daemon answered the call that logged this.
     pub fn has_answered(log: &str) -> bool {
         !WITHOUT.iter().any(|words| log.contains(words))
     }

@@ -1,4 +1,4 @@
-//! A disk over many power cuts, and the ledger of what was acknowledged on it.
+//! A disk over many power cuts, and the ledger of the calls acknowledged on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,19 +24,19 @@ use crate::random::Random;
 
 /// How many revisions a store keeps.
 const FULL_LOG: usize = 10_000;
-/// How many operations of the disk a call takes, before any was counted.
+/// The first guess of how many disk operations a call takes.
 const OPERATIONS: u64 = 30;
 
-/// When the power is cut.
+/// The moment of the power cut.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// After so many operations of the disk, or when all calls have ended before.
+    /// After this many disk operations, or when all calls have ended before.
     Operation(u64),
-    /// When a caller has got this answer of the round.
+    /// When a caller has received this answer of the round.
     Answer(u64),
 }
 
-/// The events of a round.
+/// The plan of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     callers: u64,
@@ -54,7 +54,7 @@ impl Plan {
         let all = callers * calls;
         let moment = match random.below(4) {
             0 => Moment::Answer(1 + random.below(all)),
-            // Now and then after the last one.
+            // One draw in nine falls after the last operation, so that some cuts come when all calls have ended.
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
@@ -62,24 +62,24 @@ impl Plan {
     }
 }
 
-/// A disk, and what was acknowledged on it.
+/// A disk, and the ledger of the calls acknowledged on it.
 #[derive(Clone, Debug)]
 pub struct World {
     pub engine: Engine,
     syncs: Syncs,
     pub image: Image,
     pub ledger: Ledger,
-    /// About how many operations of the disk a call takes.
+    /// About how many disk operations a call takes.
     operations: u64,
 }
 
 impl World {
-    /// On an empty disk.
+    /// A world on an empty disk.
     pub fn empty(engine: Engine, syncs: Syncs) -> Self {
         Self { engine, syncs, image: Image::default(), ledger: Ledger::default(), operations: OPERATIONS }
     }
 
-    /// With a store whose log is full, so that each commit trims it.
+    /// A world with a store whose log is full, so that each commit trims the log.
     pub fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
@@ -98,7 +98,7 @@ impl World {
         Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
     }
 
-    /// Lets the callers work, cuts the power, and checks the image that is left; the error says what is wrong with it.
+    /// Lets the callers work, cuts the power, and checks the remaining image. The error describes its fault.
     pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
@@ -146,7 +146,7 @@ impl World {
         self.scan(tally)
     }
 
-    /// Checks a copy of the image that is left.
+    /// Checks a copy of the remaining image.
     pub fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
@@ -164,7 +164,7 @@ impl World {
         Ok(())
     }
 
-    /// Copies what was left to a folder that stays, and says where.
+    /// Copies the remaining image to a folder that is not deleted, and returns its path.
     pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();
@@ -172,18 +172,18 @@ impl World {
     }
 }
 
-/// Each container has an address of each family.
+/// A network configuration that gives each container one address of each family.
 pub fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// A name for all files like this one: sled numbers its snapshots.
+/// Maps file names that differ only in a number to one name: sled numbers its snapshots.
 fn kind_of(path: &Path) -> String {
     let text = path.display().to_string();
     text.split_once("/snap.").map_or(text.clone(), |(folder, _)| format!("{folder}/snap.*"))
 }
 
-/// Goes on with what is left, and compares it with what was acknowledged.
+/// Runs an ADD on the remaining store, and compares the store with the acknowledged calls.
 fn scan(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, String> {
     let acknowledged = ledger.acknowledged();
     let after = Call::new("ADD", "after", &left.conf_with("bridge", network())).run();
@@ -208,7 +208,7 @@ fn scan(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, Str
     ])
 }
 
-/// `margay ipam check` must find nothing.
+/// Fails if `margay ipam check` finds a fault.
 fn check(left: &Lab) -> Result<(), String> {
     let store = format!("{}://{}", left.engine.name(), left.store.display());
     let command = command();

@@ -1,7 +1,8 @@
-//! A model of Calico's writer: what it reads and writes, one key at a time, in its order.
+//! A model of Calico's IPAM client: it reads and writes one key at a time, in Calico's order.
 //!
-//! Each call of the store is one that Calico makes; writes are compare-and-swap on that one key. Left out is what it reads
-//! and nothing here changes: settings, reservations, pools and the node. Conflicts are tried again at once, as it does.
+//! Each call of the store is one that Calico makes. A write is a compare-and-swap of one key. Reads of documents that
+//! never change here are left out: settings, reservations, pools and the node. Conflicts are retried at once, as in
+//! Calico.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,21 +18,21 @@ use crate::documents::{
 };
 
 const RETRIES: usize = 100;
-/// A block that was claimed at this time may be taken over while it is empty.
+/// A claim time that is old enough for a takeover of the empty block.
 pub(crate) const LONG_AGO: &str = "2020-01-01T00:00:00Z";
-/// A block that was claimed at this time may not.
+/// A claim time that is too recent for a takeover.
 pub(crate) const JUST_NOW: &str = "2027-01-15T08:00:00Z";
 
 type Done<T = ()> = Result<T, Refusal>;
 
-/// A pool: its blocks, in the order of a host's walk, and how many addresses each has.
+/// A pool: its blocks, in the order in which hosts try them, and the number of addresses of each block.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Vec<String>,
     pub(crate) size: usize,
 }
 
-/// Calico's client of one host.
+/// Calico's client on one host.
 #[derive(Clone)]
 pub(crate) struct Calico {
     pub(crate) store: Arc<dyn Store>,
@@ -39,11 +40,11 @@ pub(crate) struct Calico {
     pub(crate) pool: Pool,
     /// The claim time of new blocks.
     pub(crate) claimed: &'static str,
-    /// The pod for which addresses are, if that is recorded.
+    /// The pod that is recorded with assigned addresses, if any.
     pub(crate) pod: Option<String>,
 }
 
-/// A document as it was read.
+/// A document with its mod revision.
 struct Read<T> {
     key: String,
     value: T,
@@ -60,7 +61,7 @@ impl Calico {
         Ok(self.store.list(Range::Prefix(prefix.into())).await.map_err(broken)?.kvs)
     }
 
-    /// Writes a key as it was read; what is there from then on.
+    /// Writes a key if its mod revision is still `at`. Returns the new revision.
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
@@ -92,16 +93,14 @@ impl Calico {
         Ok(())
     }
 
-    /// Writes a block, which counts the write.
+    /// Writes a block with the next sequence number.
     async fn update(&self, read: &mut Read<Block>) -> Done {
         read.value.sequence_number += 1;
         read.at = self.write(&read.key, &read.value, read.at).await?;
         Ok(())
     }
 
-    // Addresses.
-
-    /// Addresses from the host's own blocks, from a newly claimed one, or borrowed.
+    /// Assigns addresses from the host's own blocks, from newly claimed blocks, or borrowed from any block.
     pub(crate) async fn auto_assign(&self, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut assigned = Vec::new();
         let affine = self.list(format!("{HOSTS}{}/ipv4/block/", self.host)).await?;
@@ -139,7 +138,7 @@ impl Calico {
         if assigned.is_empty() { Err(Refusal::Full) } else { Ok(assigned) }
     }
 
-    /// A block that the host has an affinity to, made or mended.
+    /// Returns the block of one of the host's affinities. Creates a missing block and repairs an unconfirmed affinity.
     async fn own_block(&self, cidr: &str) -> Done<Read<Block>> {
         let mut affinity = self.affinity(&self.host, cidr).await?;
         match self.block(cidr).await {
@@ -160,7 +159,7 @@ impl Calico {
         }
     }
 
-    /// Where a new block can be; an empty one of another host is taken away for that.
+    /// Finds the network of a block to claim. If none is free, takes an empty old block away from another host.
     async fn find_block(&self) -> Done<String> {
         let listed = self.list(BLOCKS.to_owned()).await?;
         let stored: Vec<Block> = listed.iter().map(|kv| json(kv.value.as_bytes())).collect();
@@ -183,7 +182,7 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Takes addresses of a block that was read: first the handle counts them, then the block has them.
+    /// Assigns addresses of a block that was read: first adds them to the handle's count, then writes the block.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -196,7 +195,7 @@ impl Calico {
                 return Ok(assigned);
             }
             let cidr = block.value.cidr.clone();
-            // By what was asked for, not by what there is.
+            // The requested number is counted, even if the block has fewer addresses.
             self.increment(handle, &cidr, count).await?;
             match self.update(&mut block).await {
                 Ok(()) => return Ok(assigned),
@@ -229,7 +228,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Takes from a handle's count; whatever goes wrong is only logged. More than there is is an error.
+    /// Subtracts from a handle's count. Ignores all errors, as Calico only logs them, and a count that would become
+    /// negative.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };
@@ -251,7 +251,7 @@ impl Calico {
         }
     }
 
-    /// Frees all that a handle holds.
+    /// Releases all addresses of a handle.
     pub(crate) async fn release_by_handle(&self, handle: &str) -> Done<Vec<IpAddr>> {
         let named = self.get(handle_key(handle), json::<Handle>).await?;
         let mut released = Vec::new();
@@ -265,7 +265,7 @@ impl Calico {
         Ok(released)
     }
 
-    /// Frees one address, of any holder.
+    /// Releases one address of any holder.
     pub(crate) async fn release_ip(&self, ip: IpAddr, cidr: &str) -> Done<Vec<IpAddr>> {
         let gone = self.release_from(cidr, |held, _| held == ip).await?;
         for (_, handle) in &gone {
@@ -274,7 +274,7 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Frees one address if it is held under this handle and with this sequence number; true if it was.
+    /// Releases one address if it has this handle and sequence number. Returns true if it was released.
     pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
         let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);
         let gone = self.release_from_if(cidr, is_it, |held, holder| held == ip && holder == handle).await?;
@@ -284,7 +284,7 @@ impl Calico {
         Ok(!gone.is_empty())
     }
 
-    /// Frees addresses of a block; a block that is empty and nobody's goes.
+    /// Releases addresses of a block. Deletes the block if it is empty and has no owner.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
         self.release_from_if(cidr, |_| true, test).await
     }
@@ -321,9 +321,7 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    // Blocks.
-
-    /// Makes a block the host's.
+    /// Makes the host the owner of a block.
     pub(crate) async fn claim_affinity(&self, cidr: &str) -> Done {
         self.claim(cidr).await.map(drop)
     }
@@ -349,10 +347,10 @@ impl Calico {
         }
     }
 
-    /// Makes a block that is not there.
+    /// Creates a missing block.
     async fn make(&self, affinity: &mut Read<Affinity>, cidr: &str) -> Done<Read<Block>> {
         self.set_affinity(affinity, "pending").await?;
-        // A block that was there before has other sequence numbers.
+        // Sequence numbers start at the affinity's revision, so that a recreated block has other numbers than before.
         let number = u64::try_from(affinity.at.get()).unwrap() << 32;
         let value = Block::new(cidr, &self.host, self.pool.size, self.claimed, number);
         let key = block_key(cidr);
@@ -369,7 +367,7 @@ impl Calico {
         }
     }
 
-    /// A block that is there is the host's, or else the affinity goes.
+    /// Confirms the affinity if the host owns the existing block, and deletes the affinity otherwise.
     async fn take_or_leave(&self, affinity: &mut Read<Affinity>, block: Read<Block>) -> Done<Read<Block>> {
         if block.value.is_of(&self.host) {
             self.confirm(affinity).await?;
@@ -385,12 +383,12 @@ impl Calico {
         if now.is_confirmed() { Ok(()) } else { Err(refusal) }
     }
 
-    /// Gives a block of the host's back.
+    /// Releases a block of the host.
     pub(crate) async fn release_affinity(&self, cidr: &str) -> Done {
         self.release_affinity_if(&self.host, cidr, |_| true).await
     }
 
-    /// Gives a block back while it is empty.
+    /// Releases a block of the host if it is empty.
     pub(crate) async fn release_empty(&self, cidr: &str) -> Done {
         self.release_affinity_if(&self.host, cidr, Block::is_empty).await
     }

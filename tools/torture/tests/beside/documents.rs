@@ -1,20 +1,21 @@
-//! The documents as Calico's own writer knows them: what it does not know is gone when it writes them again.
+//! The documents as Calico's client decodes them. Members that it does not have are lost when it writes a document
+//! back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-/// Why a step did not do what it was for.
+/// Why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The key is there, or not the one that was read.
+    /// The key exists already, or has changed since it was read.
     Conflict,
     Missing,
-    /// The block is somebody else's.
+    /// Another host owns the block.
     Claimed,
     NotEmpty,
-    /// Nothing is free anywhere.
+    /// No address is free in the pool.
     Full,
     /// The store did not answer.
     Store(String),
@@ -93,13 +94,13 @@ pub(crate) fn handle_key(handle: &str) -> String {
     format!("{HANDLES}{handle}")
 }
 
-/// The block of a key's last part.
+/// The network of the block in the last part of a key.
 pub(crate) fn cidr_of(key: &str) -> String {
     key.rsplit('/').next().unwrap().replace('-', "/")
 }
 
 impl Block {
-    /// A new block of a host's.
+    /// A new block of a host.
     pub(crate) fn new(cidr: &str, host: &str, size: usize, claimed: &str, sequence_number: u64) -> Self {
         Self {
             cidr: cidr.to_owned(),
@@ -133,7 +134,8 @@ impl Block {
         }
     }
 
-    /// The holders of addresses. Part of an old handle's id behind a carriage return does not count.
+    /// The holders of addresses. The part of a handle's id after a carriage return, which old versions wrote, is
+    /// ignored.
     pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
         let held = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let handle = self.entries()[(*slot)?].handle_id.as_ref()?;
@@ -142,13 +144,13 @@ impl Block {
         held.collect()
     }
 
-    /// The number that the block had when an address was assigned.
+    /// The sequence number of the block when an address was assigned.
     pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
         let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
     }
 
-    /// A held address, its handle and its attributes.
+    /// The held addresses, each with its handle and attributes.
     pub(crate) fn held(&self) -> impl Iterator<Item = (IpAddr, &str, &BTreeMap<String, String>)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let entry = self.entries().get((*slot)?)?;
@@ -156,7 +158,7 @@ impl Block {
         })
     }
 
-    /// Gives out addresses from the head of the queue.
+    /// Assigns addresses from the head of the free list.
     pub(crate) fn assign(&mut self, count: usize, holder: &Attribute) -> Vec<IpAddr> {
         let taken: Vec<usize> = self.unallocated.drain(..count.min(self.unallocated.len())).collect();
         if taken.is_empty() {
@@ -175,7 +177,7 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Frees what passes the test, and returns what that was with its holders.
+    /// Releases the addresses that pass the test, and returns them with their holders.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {
@@ -194,7 +196,7 @@ impl Block {
         gone
     }
 
-    /// The finding of `calicoctl ipam check` in the block's lists.
+    /// The first inconsistency in the block's lists, as `calicoctl ipam check` reports it.
     pub(crate) fn flaw(&self, cidr: &str) -> Option<&'static str> {
         let allocated: BTreeSet<usize> =
             (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();

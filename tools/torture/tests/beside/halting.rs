@@ -1,4 +1,4 @@
-//! A store whose caller is slow, is stopped for a while, or stops for ever, before any of its calls.
+//! A store whose caller is slow, halts for a while, or halts for ever, before any of its calls.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// The fate of a caller.
+/// Notifications that a caller has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// It stopped for a while, or for ever: no other caller should wait for it.
+    /// The caller has halted for a while or for ever, so other callers must not wait for it.
     pub(crate) stopped: Notify,
-    /// It stopped for ever.
+    /// The caller has halted for ever.
     pub(crate) gone: Notify,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Halting {
 }
 
 impl Halting {
-    /// The store, and where to learn that its caller has stopped.
+    /// Wraps a store. Returns the wrapper and the notifications that its caller has halted.
     pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
         let fate = Arc::<Fate>::default();
         let random = Mutex::new(fastrand::Rng::with_seed(seed));
@@ -54,15 +54,15 @@ impl Halting {
     }
 }
 
-/// Callers that stopped, for a while or for ever, with the tasks that they left. Clones share them.
+/// The tasks of callers that have halted. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 
-/// A task that was left, and its fate.
+/// The task of a halted caller and its fate.
 type Stopped = (JoinHandle<()>, Arc<Fate>);
 
 impl Left {
-    /// Lets a caller work in a task of its own. `None` once it has stopped: it may go on later.
+    /// Runs a caller in a task of its own. Returns `None` once the caller halts. It may continue later.
     pub(crate) async fn behind<T: Send + 'static>(
         &self,
         fate: Arc<Fate>,
@@ -79,7 +79,7 @@ impl Left {
         }
     }
 
-    /// Waits for the callers that stopped for a while: they get done, or find out that they are too late.
+    /// Waits for the callers that halted only for a while to finish.
     pub(crate) async fn settle(&self) {
         let left = std::mem::take(&mut *self.0.lock().unwrap());
         for (task, fate) in left {

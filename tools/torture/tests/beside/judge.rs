@@ -1,4 +1,4 @@
-//! Looks at every revision and knows whose it is. Reads the documents by itself.
+//! Checks every revision by the rules for its writer. Decodes the documents without Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,16 +8,16 @@ use kv::{Event, EventKind, Kv};
 use crate::documents::{Affinity, BLOCKS, Block, HANDLES, HOSTS, Handle, VIRTUALS, affinity_of, cidr_of};
 use crate::turns::Side;
 
-/// All that IPAM has stored.
+/// All IPAM documents of a revision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// By owner, as a block names it, and block.
+    /// Affinities by owner, as a block names the owner, and by block.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
-/// The documents that a revision touched.
+/// The documents that a revision changed.
 #[derive(Debug, Default)]
 struct Touched {
     blocks: BTreeSet<String>,
@@ -61,7 +61,7 @@ impl Stored {
         self.blocks.values().flat_map(Block::holders).collect()
     }
 
-    /// How many addresses a block has of a handle.
+    /// The number of addresses of a block that a handle holds.
     fn held(&self, handle: &str, cidr: &str) -> i64 {
         let holders = self.blocks.get(cidr).map(Block::holders).unwrap_or_default();
         i64::try_from(holders.values().filter(|holder| *holder == handle).count()).unwrap()
@@ -79,7 +79,7 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Every handle that an address is held under and that does not name its block: nobody will find the address.
+    /// Addresses held under a handle that does not count their block. A release by handle would miss them.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -87,11 +87,11 @@ impl Stored {
     }
 }
 
-/// Follows the store.
+/// Follows the store and checks each revision.
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) now: Stored,
-    /// How many revisions were whose.
+    /// The number of revisions of each writer.
     pub(crate) seen: BTreeMap<Side, usize>,
 }
 
@@ -100,10 +100,10 @@ impl Judge {
         Self { now: Stored::read(start), seen: BTreeMap::new() }
     }
 
-    /// Goes on by one revision.
+    /// Applies and checks the next revision.
     ///
     /// # Errors
-    /// The fault.
+    /// The violated rule, with the changed keys.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -120,7 +120,7 @@ impl Judge {
         })
     }
 
-    /// The rules of each revision that is ours.
+    /// The rules for each revision of Margay.
     fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let now = &self.now;
         let mut pairs = BTreeSet::new();
@@ -164,7 +164,7 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// That owners and affinities agree where they did, and where we changed one.
+    /// Owners and affinities must agree if they agreed before or if this revision changed one of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();
@@ -188,7 +188,7 @@ impl Judge {
     }
 }
 
-/// That no address went from one holder to another at once.
+/// No address may move from one holder to another within one revision.
 fn not_moved(before: &Stored, now: &Stored) -> Result<(), String> {
     let held = before.holders();
     for (ip, holder) in now.holders() {

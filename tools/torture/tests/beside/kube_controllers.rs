@@ -1,8 +1,9 @@
-//! A model of the part of Calico's kube-controllers that releases addresses which nobody uses.
+//! A model of the part of Calico's kube-controllers that releases leaked addresses.
 //!
-//! It looks at each address that is recorded with a node, a pod and a namespace. One whose pod is gone, or whose pod does not
-//! have it, is a candidate, and if it still is so a while later it is released by address, handle and sequence number. The
-//! controller remembers the record of an address as it first saw it, also when the record has changed since.
+//! The controller checks each address that is recorded with a node, a pod and a namespace. An address is a candidate if
+//! its pod is gone or does not report it. If the address is still a candidate some checks later, the controller releases
+//! it by address, handle and sequence number. The controller keeps the attributes that it first saw for an address, even
+//! if they have changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,30 +14,31 @@ use kv::{Range, StoreExt};
 use crate::calico::Calico;
 use crate::documents::{BLOCKS, Block};
 
-/// How often it sees a candidate before it releases it: a quarter of an hour.
+/// The number of checks in which an address must be a candidate before its release. They take a quarter of an hour in
+/// Calico.
 const GRACE: usize = 3;
 
-/// The pods of the cluster, by name, with the addresses that their status shows.
+/// The pods of the cluster by name, with the addresses in their status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pods(Arc<Mutex<BTreeMap<String, BTreeSet<IpAddr>>>>);
 
 impl Pods {
-    /// A pod is created, and has no address yet.
+    /// Creates a pod without addresses.
     pub(crate) fn create(&self, name: &str) {
         self.0.lock().unwrap().insert(name.to_owned(), BTreeSet::new());
     }
 
-    /// The kubelet writes down what the pod's first network has given it.
+    /// Adds the addresses of the pod's first network to its status, as the kubelet does.
     pub(crate) fn report(&self, name: &str, addresses: impl IntoIterator<Item = IpAddr>) {
         self.0.lock().unwrap().entry(name.to_owned()).or_default().extend(addresses);
     }
 
-    /// A pod is deleted.
+    /// Deletes a pod.
     pub(crate) fn delete(&self, name: &str) {
         self.0.lock().unwrap().remove(name);
     }
 
-    /// Whether a pod may have an address.
+    /// True if a pod exists and may use an address. A pod without reported addresses may use any.
     fn may_have(&self, name: &str, ip: IpAddr) -> bool {
         self.0.lock().unwrap().get(name).is_some_and(|addresses| addresses.is_empty() || addresses.contains(&ip))
     }
@@ -51,7 +53,7 @@ struct Seen {
     candidate: usize,
 }
 
-/// The controller.
+/// The controller's state.
 pub(crate) struct KubeControllers {
     pods: Pods,
     seen: BTreeMap<(String, IpAddr), Seen>,
@@ -62,7 +64,7 @@ impl KubeControllers {
         Self { pods, seen: BTreeMap::new() }
     }
 
-    /// Looks once, and releases what it is sure of: the addresses, with their handles.
+    /// Checks all addresses once. Returns the released addresses with their handles.
     pub(crate) async fn look(&mut self, calico: &Calico) -> Vec<(IpAddr, String)> {
         let listed = calico.store.list(Range::Prefix(BLOCKS.into())).await.unwrap();
         let blocks: Vec<Block> =

@@ -1,5 +1,5 @@
-//! Side by side with Calico: its writer, which changes one key at a time and may stop anywhere, and a reader as its
-//! watchers are, on the same store as ours.
+//! Runs Margay side by side with models of Calico on one store: with its IPAM client, which changes one key at a time
+//! and may halt anywhere, and with a reader like its watchers.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and says what it did")]
 
 mod calico;

@@ -1,7 +1,8 @@
-//! Pods with two networks, at random on a real etcd: Calico's own, by its program or by ours, and a secondary one by ours. Beside
-//! them Calico's writers that are slow or stop, and kube-controllers, which releases what no pod has.
+//! Random pods with two networks on a real etcd: the first network is assigned by Calico's client or by Margay, and a
+//! secondary network by Margay. Calico's clients may be slow or halt. Kube-controllers releases addresses that no pod
+//! uses.
 //!
-//! `BESIDE_OPS` says how many operations there are at least.
+//! `BESIDE_OPS` sets the minimum number of operations.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,21 +26,21 @@ use crate::scene::{HOSTS, allocator, attachment, blocks_of, calico, clean_up, ev
 use crate::turns::{Authors, Commits, Side, noting};
 use testkit::server::Etcd;
 
-/// Calico's pool, and that of the secondary network.
+/// Calico's pool and the pool of the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];
 const WORKERS: usize = 4;
-/// So many operations are judged together.
+/// The number of operations that are judged together.
 const SEGMENT: usize = 4_000;
 
-/// Under which names the secondary network records its pods.
+/// The attribute names under which the secondary network records its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Own,
-    /// As versions before this one did.
+    /// Calico's names, as earlier versions of Margay wrote.
     Calicos,
 }
 
-/// The addresses that callers were answered with, and the errors found with them.
+/// The acknowledged holder of each address, and the errors found so far.
 #[derive(Clone, Default)]
 struct Answered {
     has: Arc<Mutex<BTreeMap<IpAddr, String>>>,
@@ -58,7 +59,7 @@ impl Answered {
     }
 
     fn released(&self, ip: IpAddr, handle: &str) {
-        // Another pod may have got it since.
+        // Another pod may have got the address since.
         let is_its = |pod: &&String| handle.ends_with(&format!(".{pod}"));
         if let Some(pod) = self.has.lock().unwrap().get(&ip).filter(is_its) {
             self.wrong.lock().unwrap().push(format!("kube-controllers released {ip} of {handle}, and {pod} has it"));
@@ -66,7 +67,7 @@ impl Answered {
     }
 }
 
-/// The state that all workers share.
+/// State shared by all workers.
 #[derive(Clone)]
 struct Field {
     store: Arc<dyn Store>,
@@ -97,7 +98,7 @@ fn secondary(host: &str, pod: &str) -> Attachment {
     Attachment { network: "macvlan".into(), interface: "net1".into(), ..attachment(host, pod) }
 }
 
-/// One who starts and ends pods on a host.
+/// Starts and ends pods on a host.
 struct Worker {
     name: String,
     host: &'static str,
@@ -115,7 +116,7 @@ impl Worker {
         request
     }
 
-    /// Calico's writer, which may stop anywhere.
+    /// Runs Calico's client, which may halt anywhere. Returns `None` if it did.
     async fn calicos<T, F>(&mut self, pod: &str, pool: Pool, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -144,13 +145,13 @@ impl Worker {
         allocator(self.field.store_of(Side::Ours)).release_attachment(attachment, &[], soon()).await.unwrap();
     }
 
-    /// One pod, from its start to its end.
+    /// Runs one pod from its start to its end.
     async fn pod(&mut self, number: usize) {
         let pod = format!("{}-{number}", self.name);
         let handle = format!("net.{pod}");
         let Field { answered, pods, .. } = self.field.clone();
         pods.create(&pod);
-        // Rarely a pod of Calico's names the pool of the secondary network.
+        // Now and then the first network of a pod uses the pool of the secondary network.
         let pool = POOLS[usize::from(self.random.u32(..16) == 0)];
         let first = if self.random.bool() {
             let own = handle.clone();
@@ -192,7 +193,7 @@ impl Worker {
         pods.delete(&pod);
     }
 
-    /// Blocks are claimed and released meanwhile.
+    /// Claims or releases a random block, by either writer.
     async fn disturb(&mut self, pod: &str) {
         let pool = POOLS[self.random.usize(..2)];
         let blocks = blocks_of(pool, 30);
@@ -212,7 +213,7 @@ impl Worker {
     }
 }
 
-/// kube-controllers, until all others are done.
+/// Runs kube-controllers until `over`.
 async fn control(field: Field, over: Arc<AtomicBool>) {
     let mut controllers = KubeControllers::new(field.pods.clone());
     let calico = calico(field.store_of(Side::Calicos), HOSTS[0], &blocks_of(POOLS[0], 30));
@@ -227,7 +228,7 @@ async fn control(field: Field, over: Arc<AtomicBool>) {
     }
 }
 
-/// Works until there were so many operations, or something went wrong. Each segment is judged by itself.
+/// Runs workers until `ops` operations are done or an error is found. Each segment is judged separately.
 async fn run(field: &Field, random: &mut fastrand::Rng, ops: usize) {
     let over = Arc::new(AtomicBool::new(false));
     let controllers = tokio::spawn(control(field.clone(), Arc::clone(&over)));
@@ -300,7 +301,7 @@ async fn pods_with_two_networks_live_beside_kube_controllers() {
     clean_up(&field.store).await.unwrap_or_else(|what| panic!("{what}"));
 }
 
-/// The control: with the names that versions before this one wrote, kube-controllers releases what a pod has.
+/// A control: with the attribute names of earlier versions, kube-controllers releases an address that a pod uses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());

@@ -1,4 +1,5 @@
-//! Calico's writers and ours at random on a real etcd: slow ones, some that stop for a while, some that stop for ever.
+//! Random operations of Calico's clients and of Margay on a real etcd. Some of Calico's clients are slow, halt for a
+//! while, or halt for ever.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ use testkit::server::Etcd;
 const POOL: &str = "10.0.0.0/27";
 const ROUNDS: usize = 60;
 
-/// The seed of a run: the number in `BESIDE_SEED`, or another one each time.
+/// The seed of a run: the number in `BESIDE_SEED`, or a random one.
 pub(crate) fn seed() -> u64 {
     let seed = match std::env::var("BESIDE_SEED") {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("BESIDE_SEED has to be a number below 2^64, not {text}")),
@@ -29,7 +30,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// The answered holders of addresses, without those that a release was requested for.
+/// The acknowledged holder of each address, until its release is requested.
 #[derive(Clone, Default)]
 struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 
@@ -44,7 +45,7 @@ impl Answered {
     }
 }
 
-/// One who works in the pool, in one of the two ways.
+/// Works in the pool, as Calico's client or as Margay.
 struct Worker {
     name: String,
     host: &'static str,
@@ -57,12 +58,12 @@ struct Worker {
 }
 
 impl Worker {
-    /// The store, with what is done to it noted as this side's.
+    /// A store that records its commits as this side's.
     fn store_of(&self, side: Side) -> Arc<dyn Store> {
         noting(&self.store, side, &self.authors, &Commits::default())
     }
 
-    /// Calico's writer, which may stop anywhere.
+    /// Runs Calico's client, which may halt anywhere. Returns `None` if it did.
     async fn calicos<T, F>(&mut self, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -75,14 +76,14 @@ impl Worker {
         self.left.behind(fate, work(writer)).await
     }
 
-    /// Calico's client starts and ends containers; what became of none of them is ours to end.
+    /// Runs a container of Calico's client. If its ADD halts, Margay deletes the container.
     async fn calico_round(&mut self, round: usize) {
         let container = format!("{}-{round}", self.name);
         let handle = format!("net.{container}");
         let (own, count) = (handle.clone(), self.random.usize(1..3));
         let assigned = self.calicos(|writer| async move { writer.auto_assign(&own, count).await }).await;
         let Some(assigned) = assigned else {
-            // As a runtime does after an ADD that did not end well: by now the node is ours.
+            // As a runtime does after a failed ADD. By then the node runs Margay.
             del(&allocator(self.store_of(Side::Ours)), self.host, &container).await.unwrap();
             return;
         };

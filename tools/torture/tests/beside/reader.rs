@@ -1,5 +1,5 @@
-//! Readers as Calico's watchers are: list, then watch from the revision after the list. Their connections are cut anywhere,
-//! also between two events of one revision, and etcd may cut a large answer into pieces.
+//! Readers that work like Calico's watchers: they list, then watch from the next revision. Their connections break
+//! anywhere, even between two events of one revision, and etcd may split a large answer into fragments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ const PREFIX: &str = "/calico/ipam/v2/";
 
 type State = BTreeMap<String, Vec<u8>>;
 
-/// The reaction of a reader after it was cut off.
+/// How a reader reacts to a broken connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// It lists again.
+    /// Lists again.
     List,
-    /// It goes on with the revision that it saw last, of which it may have seen a part only.
+    /// Watches from the last revision that it saw, of which it may have seen only a part.
     Resume,
 }
 
@@ -33,12 +33,12 @@ struct Reader {
     random: fastrand::Rng,
     after: After,
     state: State,
-    /// The changes of each revision, as far as it was watched.
+    /// The changes of each watched revision.
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
-    /// How often it was cut off, and how often within a revision.
+    /// The number of broken connections, and of those that broke within a revision.
     cuts: usize,
     within: usize,
-    /// How many answers did not begin with a new revision.
+    /// The number of answers that continued the revision of the answer before.
     pieces: usize,
 }
 
@@ -49,7 +49,7 @@ impl Reader {
         Self { client, random, after, state: State::new(), changes: BTreeMap::new(), cuts: 0, within: 0, pieces: 0 }
     }
 
-    /// All that there is, and where to go on.
+    /// Lists all keys and returns the next revision.
     async fn list(&mut self) -> i64 {
         let options = GetOptions::new().with_prefix();
         let listed = self.client.get(PREFIX, Some(options)).await.unwrap();
@@ -58,7 +58,7 @@ impl Reader {
         listed.header().unwrap().revision() + 1
     }
 
-    /// Follows from a revision to the one given, and is cut off again and again.
+    /// Follows the revisions from `from` to `to` and breaks the connection repeatedly.
     async fn follow(&mut self, mut from: i64, to: i64) {
         while from <= to {
             let left = self.random.usize(1..40);
@@ -66,7 +66,7 @@ impl Reader {
         }
     }
 
-    /// Watches until so many events have come; where to go on.
+    /// Watches until `left` events have come or `to` is reached. Returns the revision at which to continue.
     async fn watch(&mut self, from: i64, to: i64, mut left: usize) -> i64 {
         let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
         let mut stream = self.client.watch(PREFIX, Some(options)).await.unwrap();
@@ -94,7 +94,7 @@ impl Reader {
                 self.within += usize::from(next == Some(revision));
                 return match self.after {
                     After::List => self.list().await,
-                    // The rest of this revision may be still to come.
+                    // The rest of this revision may still be missing.
                     After::Resume if revision < to => revision,
                     After::Resume if next == Some(revision) || self.random.bool() => revision,
                     After::Resume => revision + 1,
@@ -107,14 +107,15 @@ impl Reader {
     }
 }
 
-/// The contents of the store now.
+/// The current revision and the IPAM keys of the store.
 async fn stored(store: &Arc<dyn Store>) -> (i64, State) {
     let (revision, kvs) = everything(store).await;
     let own = kvs.into_iter().filter(|kv| kv.key.to_string().starts_with(PREFIX));
     (revision.get(), own.map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect())
 }
 
-/// Addresses of both families come and go, in blocks of 64, so that a revision has several keys and some kilobytes.
+/// Assigns and releases addresses of both families in blocks of 64, so that a revision has several keys and some
+/// kilobytes.
 async fn churn(store: Arc<dyn Store>, rounds: usize) {
     let ipam = allocator(store);
     for round in 0..rounds {
@@ -132,7 +133,7 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
-    // Answers of more than half a megabyte are cut into pieces then.
+    // With this limit, etcd splits answers of more than half a megabyte into fragments.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
     let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     let (authors, commits) = (Authors::default(), Commits::default());
@@ -144,12 +145,12 @@ async fn readers_cut_anywhere_rebuild_commits() {
     let mut lister = Reader::new(&server, random.u64(..), After::List).await;
     let mut resumer = Reader::new(&server, random.u64(..), After::Resume).await;
     let (from_list, from) = (lister.list().await, resumer.list().await);
-    // One reader follows while it happens, the other one afterwards.
+    // One reader follows during the writes, the other afterwards.
     let work = tokio::spawn(churn(Arc::clone(&store), 160));
     let half = from_list + 60;
     lister.follow(from_list, half).await;
     work.await.unwrap();
-    // The last change is one key, so that no part of it can be missing.
+    // The last change has one key, so no part of it can be missing.
     plain.put(format!("{PREFIX}last"), "1").await.unwrap();
     let (to, expected) = stored(&plain).await;
     resumer.follow(from, to).await;
@@ -166,7 +167,7 @@ async fn readers_cut_anywhere_rebuild_commits() {
     for (revision, writes) in &sent {
         assert_eq!(resumer.changes.get(&revision.get()), Some(writes), "revision {revision}");
     }
-    // Those that no cut interrupts see every answer whole, or its pieces.
+    // An uninterrupted reader sees every answer, whole or in fragments.
     let mut patient = Reader::new(&server, random.u64(..), After::Resume).await;
     patient.watch(from, to, usize::MAX).await;
     println!("pieces that began within a revision: {}", patient.pieces);

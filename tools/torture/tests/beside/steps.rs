@@ -1,5 +1,5 @@
-//! Small stories: one of Calico's writers and one of ours, in every order in which their calls can come, and Calico's
-//! writer dead at every place.
+//! Short scenarios with one call of Calico's client and one of Margay, in every order of their store requests, and with
+//! Calico's client halted at every point.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::turns::{Actor, Authors, Choice, Run, Side, explore, play};
 const POOL: &str = "10.0.0.0/29";
 const FIRST: &str = "10.0.0.0/30";
 
-/// The state before.
+/// The state of the store before a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// Nothing.
+    /// No blocks.
     Empty,
-    /// Host a has the first block, and container c0 an address of it.
+    /// Host a owns the first block, and container c0 has an address of it.
     Used,
-    /// Host a has the first block, empty and claimed long ago.
+    /// Host a owns the first block, which is empty and was claimed long ago.
     Old,
 }
 
-/// The step of Calico's writer; on host a unless it says otherwise.
+/// The call of Calico's client, on host a unless the name says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -41,7 +41,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// Our step; on host a unless it says otherwise.
+/// Margay's call, on host a unless the name says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,
@@ -134,7 +134,8 @@ fn ours(what: Own) -> Actor {
     })
 }
 
-/// The condition at the end.
+/// Checks that each reported address is held unless it was released, that no address is lost, and that all can be
+/// released.
 async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(), String> {
     let stored = Stored::read(&everything(store).await.1);
     for outcome in run.outcomes.iter().flatten() {
@@ -153,7 +154,7 @@ async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(
     clean_up(store).await
 }
 
-/// All orders of one story. Returns how many there were.
+/// Runs one scenario in all orders and returns their number.
 async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     let mut releases = Vec::new();
     match calicos {
@@ -196,7 +197,7 @@ async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     .await
 }
 
-/// All pairs of what is done on what there is. Each pair prints how many orders it has.
+/// Runs all pairs of calls from one start, and prints the number of orders of each pair.
 async fn all(start: Start, calicos: &[Theirs], own: &[Own]) {
     let mut runs = 0;
     for calicos in calicos {
@@ -224,7 +225,7 @@ async fn steps_in_every_order_with_block_in_use() {
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
     all(Start::Used, &[Theirs::AddC1], &[AddC2, DelC0, DelC1, ReleaseIp]).await;
-    // The same container on both sides.
+    // Both sides act on one container.
     all(Start::Used, &[Theirs::AddC2], &[AddC2, DelC0]).await;
 }
 

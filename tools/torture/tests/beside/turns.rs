@@ -1,6 +1,7 @@
-//! Actors on one store, one call of it at a time, in every order that makes a difference.
+//! Runs actors on one store, one store call at a time, in every order that makes a difference.
 //!
-//! Two calls that follow each other and do not touch each other's keys have one order: the other one would come to the same.
+//! Two adjacent calls that do not touch each other's keys are run in one order only, because the other order has an
+//! equal result.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -13,16 +14,16 @@ use kv::{
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// The writer.
+/// The writer of a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Ours,
     Calicos,
 }
 
-/// Which revision is whose.
+/// The writer of each revision.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
-/// The changes of each revision: values by key, none for deleted keys.
+/// The changes of each revision: values by key, `None` for deleted keys.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ enum State {
     Done,
 }
 
-/// The keys that a call touches.
+/// The keys that a call reads and writes.
 #[derive(Clone, Debug, Default)]
 struct Call {
     reads: Vec<Range>,
@@ -50,7 +51,7 @@ impl Call {
                 Op::Range(read) => call.reads.push(read.range.clone()),
             }
         }
-        // The first read of a transaction says as of when all its later ones are.
+        // The first read of a transaction fixes the revision of its later reads, so it depends on every key.
         if txn.compares.is_empty() && txn.is_read_only() {
             call.reads.push(Range::All);
         }
@@ -72,13 +73,13 @@ fn overlap(one: &Range, other: &Range) -> bool {
     other_to.is_none_or(|end| from < end) && to.is_none_or(|end| other_from < end)
 }
 
-/// Where actors wait until it is their turn.
+/// Where actors wait for their turn.
 #[derive(Debug, Default)]
 struct Table {
     states: Mutex<Vec<State>>,
     /// The next call of each waiting actor.
     calls: Mutex<Vec<Call>>,
-    /// For each actor; the last one is who decides.
+    /// Wakes each actor when its turn comes.
     turns: Vec<Notify>,
     changed: Notify,
 }
@@ -90,7 +91,7 @@ impl Table {
     }
 }
 
-/// A store that waits for its actor's turn before each call, and notes whose revisions are whose.
+/// A store that waits for its actor's turn before each call, and records the commits of its side.
 #[derive(Debug)]
 struct InTurn {
     inner: Arc<dyn Store>,
@@ -114,7 +115,7 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        // The state at a revision does not change; and several may be read at once.
+        // The state at a past revision never changes, so such a read needs no turn.
         if !request.at.is_set() {
             self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
         }
@@ -147,16 +148,16 @@ impl Store for InTurn {
     }
 }
 
-/// A store that only notes whose revisions are whose, and what was sent.
+/// A store that records its commits as one side's, without turns.
 pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, commits: &Commits) -> Arc<dyn Store> {
     let (inner, authors, commits) = (Arc::clone(inner), Arc::clone(authors), Arc::clone(commits));
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// The work of an actor with its store; it returns a text about the outcome.
+/// The work of an actor on its store. Returns a description of the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
-/// One who does something.
+/// A side and its work.
 pub(crate) struct Actor {
     pub(crate) side: Side,
     pub(crate) work: Work,
@@ -171,24 +172,24 @@ impl Actor {
     }
 }
 
-/// A decision: the actor of the next call, or that every actor that is not done stops for ever.
+/// A decision: the actor of the next call, or that all unfinished actors halt for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Next(usize),
     Die,
 }
 
-/// A run: what was decided, out of how many possibilities each time, and what came of each actor that got done.
+/// A run: each choice with its number of possibilities, and the outcome of each actor that finished.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) choices: Vec<(usize, usize)>,
     pub(crate) order: Vec<Choice>,
     pub(crate) outcomes: Vec<Option<String>>,
-    /// False if it was broken off because another run comes to the same.
+    /// False if the run was stopped because another run has an equal result.
     pub(crate) is_new: bool,
 }
 
-/// Lets actors take turns: as `prefix` says, and then the first actor that can.
+/// Runs actors in turns. `prefix` gives the first choices; after that the first possible choice is taken.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -212,7 +213,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // Also if the work panics.
+                // Dropped even if the work panics.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -229,7 +230,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         }
         let awake = waiting.iter().filter(|actor| !asleep.contains(actor));
         let mut possible: Vec<Choice> = awake.map(|actor| Choice::Next(*actor)).collect();
-        // Ours come to an end always; Calico's need not.
+        // Only Calico's clients may halt for ever. Margay always finishes.
         if waiting.iter().all(|actor| sides[*actor] == Side::Calicos) {
             possible.push(Choice::Die);
         }
@@ -241,7 +242,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // A choice that was tried before in this place need not be tried after a call that does not concern it.
+        // A choice that was tried here before need not be tried again after a call that commutes with it.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
@@ -263,7 +264,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
 }
 
 impl Table {
-    /// Waits until nobody is at work.
+    /// Waits until no actor is running.
     async fn quiet(&self) -> Vec<State> {
         loop {
             let states = self.states.lock().unwrap().clone();
@@ -275,7 +276,7 @@ impl Table {
     }
 }
 
-/// Says that an actor is done.
+/// Marks an actor as done when dropped.
 struct Leaving(Arc<Table>, usize);
 
 impl Drop for Leaving {
@@ -284,7 +285,7 @@ impl Drop for Leaving {
     }
 }
 
-/// Goes through everything that can be decided, one run after another. Returns how many runs came to something new.
+/// Runs all combinations of choices, one after another. Returns the number of runs with a new result.
 pub(crate) async fn explore(mut run: impl AsyncFnMut(Vec<usize>) -> Run) -> usize {
     let (mut prefix, mut runs) = (Vec::new(), 0);
     loop {
