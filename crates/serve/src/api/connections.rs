@@ -138,8 +138,7 @@ fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connect
     let connected = connected.clone();
     tokio::spawn(async move {
         // An error means that the daemon ends.
-        let _ =
-            connected
+        let _ = connected
             .send(ApiConnection { io: AuthorityFilter::new(io), client: ClientShare::default(), _place: place })
             .await;
     });

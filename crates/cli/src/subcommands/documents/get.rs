@@ -65,7 +65,7 @@ pub(super) async fn get_named(
     for ((kind, _), shown) in names.iter().zip(found) {
         match shown {
             Ok(StoredDocument { document, .. }) => {
-                tables.push(DocumentTable { kind: *kind, rows: vec![form.of(document)] })
+                tables.push(DocumentTable { kind: *kind, rows: vec![form.of(document)] });
             }
             Err(error) => missing.push(printable(&error.to_string())),
         }
