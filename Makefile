@@ -27,7 +27,6 @@ test-parts:
 	scripts/timed "format" cargo fmt --check
 	scripts/timed "layers" scripts/check-layers
 	scripts/timed "book" scripts/check-book
-	scripts/timed "prose" scripts/check-prose
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	scripts/timed "build of an earlier version" scripts/build-earlier
 	scripts/timed --tests scripts/test-programs
