@@ -13,7 +13,7 @@ lab: ## Give two network namespaces addresses and ping between them (STORE=sled|
 	@cargo build --quiet --profile ci -p margay-cni-plugin -p margay-cli
 	@NETWORK=$(NETWORK) SERVE=$(SERVE) scripts/lab $(STORE)
 
-# Where it is noted how long each part of `make test` took.
+# scripts/timed records the time of each part of `make test` here.
 TIMES := $(abspath $(or $(CARGO_TARGET_DIR),target))/times
 export TIMES
 
@@ -27,7 +27,6 @@ test-parts:
 	scripts/timed "format" cargo fmt --check
 	scripts/timed "layers" scripts/check-layers
 	scripts/timed "book" scripts/check-book
-	scripts/timed "prose" scripts/check-prose
 	scripts/timed "build of all tests" cargo test --quiet --profile ci --workspace --no-run
 	scripts/timed "build of an earlier version" scripts/build-earlier
 	scripts/timed --tests scripts/test-programs
