@@ -94,7 +94,7 @@ fn page_says_what_to_do_when_store_is_empty(driver: &Driver) {
     window.go(&daemon.url());
     window.wait_text("There is no pool yet");
     window.wait_text("margay pool create NAME CIDR");
-    window.wait_text("Margay 0.1.0, redb, redb:///var/lib/margay/ipam.redb");
+    window.wait_text("Margay 0.2.0, redb, redb:///var/lib/margay/ipam.redb");
     window.picture("empty");
     daemon.run(pool(&daemon.ipam, "first", "10.9.0.0/24", 26));
     window.wait("document.querySelector('.pool .name')?.textContent === 'first'");
