@@ -8,7 +8,7 @@ use std::path::Path;
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
-use datastore::maintenance::{self, FORMAT_WITH_LEASES, SpareSpace};
+use datastore::maintenance::{self, FORMAT_WITH_LEASES, MvccStore, SpareSpace};
 use datastore::{Drivers, OpenStore};
 use indicatif::{HumanBytes, HumanCount};
 use kv::{ErrorKind, Revision, Store};
@@ -261,35 +261,28 @@ impl StoreCommand for Compact {
 
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let failed = |error| at.explain(error);
-        let open = at.open_files(StoreUse::Release).await?;
-        let Some(embedded) = open.embedded() else {
-            return Err(CommandFailure::new(format!("{at} has no history to give up")));
-        };
-        let revision = embedded.status().revision;
-        let extent = async || {
-            let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
-            let bytes = Some(maintenance::peek(at.location).await.map_err(failed)?.bytes);
-            Ok::<_, CommandFailure>(HistoryExtent {
-                oldest_revision,
-                log_bytes: Some(embedded.status().log_bytes),
-                bytes,
-            })
-        };
-        let before = extent().await?;
         let keep = i64::try_from(self.keep.get()).unwrap_or(i64::MAX);
-        let mark = Revision::new(revision.get().saturating_sub(keep - 1).max(1));
-        if self.dry_run {
-            open.close().await.map_err(failed)?;
-            return would_compact(at, before, mark, revision);
-        }
-        match embedded.compact(mark).await {
-            Ok(()) => {}
-            // That history was removed before.
-            Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let mut after = extent().await?;
-        open.close().await.map_err(failed)?;
+        let open = at.open_files(StoreUse::Release).await?;
+        let done = at.run_and_close(open, async |open: &OpenStore| {
+            let Some(embedded) = open.embedded() else {
+                return Err(CommandFailure::new(format!("{at} has no history to give up")));
+            };
+            let revision = embedded.status().revision;
+            let before = history_extent(at, embedded).await?;
+            let mark = Revision::new(revision.get().saturating_sub(keep - 1).max(1));
+            if self.dry_run {
+                return Ok((revision, mark, before, None));
+            }
+            match embedded.compact(mark).await {
+                Ok(()) => {}
+                // That history was removed before.
+                Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            Ok((revision, mark, before, Some(history_extent(at, embedded).await?)))
+        });
+        let (revision, mark, before, after) = done.await?;
+        let Some(mut after) = after else { return would_compact(at, before, mark, revision) };
         let room = maintenance::shrink(at.location, at.wait).await.map_err(failed)?;
         after.bytes = Some(maintenance::peek(at.location).await.map_err(failed)?.bytes);
         let text = format!(
@@ -317,6 +310,13 @@ impl StoreCommand for Compact {
 
 fn human_size(bytes: Option<u64>) -> HumanBytes {
     HumanBytes(bytes.unwrap_or_default())
+}
+
+async fn history_extent(at: StoreAccess<'_>, embedded: &MvccStore) -> Result<HistoryExtent> {
+    let failed = |error| at.explain(error);
+    let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
+    let bytes = Some(maintenance::peek(at.location).await.map_err(failed)?.bytes);
+    Ok(HistoryExtent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
 }
 
 /// The history that would be removed; the room that it frees is known only afterwards.

@@ -250,9 +250,18 @@ struct ClusterStatus {
 async fn of_cluster(at: StoreAccess<'_>) -> Result<CommandAnswer> {
     let failed = |error| at.explain(error);
     let open = at.with_wait(STATUS_LOCK_TIMEOUT).open_files(StoreUse::Read).await?;
-    let Some(reporter) = open.cluster() else {
-        return Err(CommandFailure::new(format!("{at} is no cluster")));
-    };
+    let read = at.run_and_close(open, async |open: &OpenStore| {
+        let Some(reporter) = open.cluster() else {
+            return Err(CommandFailure::new(format!("{at} is no cluster")));
+        };
+        let description = reporter.about().await.map_err(failed)?;
+        let mut keys = 0;
+        for prefix in crate::transfer::CLUSTER_PREFIXES {
+            keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
+        }
+        Ok((description, keys))
+    });
+    let (description, keys) = read.await?;
     let ClusterDescription {
         cluster,
         endpoints,
@@ -263,12 +272,7 @@ async fn of_cluster(at: StoreAccess<'_>) -> Result<CommandAnswer> {
         db_quota_bytes,
         problems,
         ..
-    } = reporter.about().await.map_err(failed)?;
-    let mut keys = 0;
-    for prefix in crate::transfer::CLUSTER_PREFIXES {
-        keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
-    }
-    open.close().await.map_err(failed)?;
+    } = description;
     let cluster = ClusterStatus {
         store: at.to_string(),
         engine: at.location.facts().name,
