@@ -235,7 +235,7 @@ pub fn is_before_unknown(event: &Event) -> bool {
 }
 
 fn decode<D: Document>(kv: &Kv) -> Option<D> {
-    D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "a damaged document")).ok()
+    D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "cannot read a damaged document")).ok()
 }
 
 /// The happenings of an affinity beyond those of its block.
@@ -367,7 +367,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     match Block::decode(key, value) {
         Ok(block) => Some(of_block(cidr, None, Some(&block))),
         Err(error) => {
-            tracing::warn!(%error, "a damaged document");
+            tracing::warn!(%error, "cannot read a damaged document");
             Some(vec![BlockEvent::of(cidr, BlockEventKind::Damaged)])
         }
     }
