@@ -236,7 +236,9 @@ pub fn is_before_unknown(event: &Event) -> bool {
 }
 
 fn decode<D: Document>(kv: &Kv) -> Option<D> {
-    D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "cannot read a damaged document")).ok()
+    D::decode(&kv.key, kv.value.as_bytes())
+        .inspect_err(|error| tracing::warn!(%error, "cannot read a damaged document"))
+        .ok()
 }
 
 /// Derives the event of an affinity, unless an event of its block already covers it.

@@ -4,10 +4,10 @@
 //! then the pool. Each step is a commit of its own, and an interrupted deletion can be run again until it completes.
 //!
 //! A split leaves blocks and their addresses in place: each block of the pool belongs to the part that contains it. Up
-//! to 60 parts are created in the commit that deletes the pool, so readers never see both or neither. More parts do not
-//! fit in one commit. Then the pool is first disabled and annotated with the split. The parts are created in several
-//! commits and can be used at once. The pool is deleted last. So an address is never in two pools that assign it. An
-//! interrupted split continues when it is requested again.
+//! to 60 parts are created in the commit that deletes the pool, so readers see either the pool or all parts. More parts
+//! do not fit in one commit. Then the pool is first disabled and annotated with the split. The parts are created in
+//! several commits and can be used at once. The pool is deleted last. So an address is never in two pools that assign
+//! it. An interrupted split continues when it is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -197,8 +197,8 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the addresses of a block that are in use, with their nodes. Addresses in cooldown and addresses that a host
-/// reserves for itself do not count. Returns `None` if there are none.
+/// Counts the held addresses of a block, and lists their nodes. Addresses in cooldown do not count. Returns `None` if no
+/// address is held, or only addresses that a Windows host reserves for itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
