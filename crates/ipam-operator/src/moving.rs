@@ -288,7 +288,7 @@ fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result
     serializer.serialize_u64(overlapping(networks))
 }
 
-/// Counts the networks that lie in another one of the list. Networks overlap only if one contains the other.
+/// Counts the networks that lie in another network of the list. Networks overlap only if one contains the other.
 fn overlapping(networks: &[IpNet]) -> u64 {
     let mut ascending = networks.to_vec();
     // Sorts by first address; among networks with equal first addresses the largest comes first.

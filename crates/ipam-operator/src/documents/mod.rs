@@ -237,7 +237,7 @@ impl Manifest {
         }
     }
 
-    /// Checks a new document as far as that is possible without a store.
+    /// Runs the checks of a new document that need no store.
     ///
     /// # Errors
     /// `Document`; `Invalid` for a pool that Calico's rules forbid.

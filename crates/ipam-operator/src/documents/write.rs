@@ -40,7 +40,7 @@ impl WriteMode {
     }
 }
 
-/// What a write has done.
+/// The effect of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
     /// No document of the name was stored.

@@ -52,7 +52,7 @@ struct EndpointNote {
     pod: String,
 }
 
-/// What the blocks say about an address of an endpoint. A later variant overrides an earlier one.
+/// The state of an address of an endpoint, according to the blocks. A later variant overrides an earlier one.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// No block has it assigned.

@@ -200,7 +200,8 @@ pub struct Inspection {
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// The cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, block by block. Empty unless requested with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
+    /// The addresses that are not free, block by block. Filled only with
+    /// [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,

@@ -1,5 +1,5 @@
 //! Compares the records of workloads that keep their addresses with the blocks. The block is the source of truth for
-//! which workload keeps an address. The record only tells an assignment where to look, so it can be rebuilt from the
+//! which workload keeps an address. The record only shows an assignment where to look, so it can be rebuilt from the
 //! blocks.
 
 use std::collections::{BTreeSet, HashMap};
