@@ -343,7 +343,7 @@ async fn gc_list_decides_by_attachment_and_spares_young() {
     let mut second = request("in-list", THIS_BOOT, 0);
     second.attachment.interface = "eth1".into();
     let second = world.assign(&second).await.unwrap()[0].ip;
-    // A program that splits a handle at the wrong dot would take this handle for container `gone`'s.
+    // Split at its first dot, handle `net.a.b.gone` would belong to a container `a.b.gone` in network `net`.
     let mut dotted = request("b.gone", THIS_BOOT, 0);
     dotted.attachment.network = "net.a".into();
     world.assign(&dotted).await.unwrap();
