@@ -30,7 +30,7 @@ const FILE_NAME: &str = "held.json";
 
 static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
 
-/// The folder in which one node records the blocks of one store that it holds addresses in.
+/// A node's record, in a folder of its own, of the blocks of one store in which it holds addresses.
 #[derive(Clone, Debug)]
 pub struct HeldBlocks {
     folder: PathBuf,

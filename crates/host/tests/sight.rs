@@ -105,7 +105,7 @@ fn scan_sees_namespace_held_by_mount_until_removed() {
     becomes("198.18.77.2", false);
 }
 
-/// Some container runtimes hide their mounts from the rest of the machine.
+/// Container runtimes may hide their mounts from the rest of the machine.
 #[test]
 fn scan_sees_mount_in_another_mount_namespace() {
     let folder = tempfile::tempdir().unwrap();

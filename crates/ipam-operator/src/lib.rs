@@ -2,10 +2,10 @@
 //!
 //! # Inside
 //!
-//! [`Operator`] wraps the allocator and adds the operations that only an operator runs. Each is one or more transactions
-//! on the allocator's store. [`inspect`] compares all documents of a store and mends damage; [`documents`] shows and
-//! writes documents in the form of Calico's API; [`moving`] copies a store's content to another store; [`events`] and
-//! [`history`] report what has happened to addresses; [`forecast`] estimates when a pool will be full.
+//! [`Operator`] wraps the allocator and adds the operations that only an operator runs. Each of them is one or more
+//! transactions on the allocator's store. [`inspect`] compares all documents of a store and mends damage; [`documents`]
+//! shows and writes documents in the form of Calico's API; [`moving`] copies a store's content to another store;
+//! [`events`] and [`history`] report past changes of addresses; [`forecast`] estimates when a pool will be full.
 
 pub mod documents;
 pub mod events;

@@ -20,7 +20,7 @@ pub struct NodePrefix {
     pub prefix: IpNet,
     /// The handle under which the prefix is held.
     pub handle: String,
-    /// False if the node had it already.
+    /// False if the node had the prefix already.
     pub is_new: bool,
 }
 

@@ -51,7 +51,7 @@ impl Operator {
     /// the pool disabled; the next call continues it.
     ///
     /// # Errors
-    /// `NotFound`; `PoolInUse`.
+    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of it are in use; any store error.
     pub async fn delete_pool(&self, name: &str, deadline: Deadline) -> Result<()> {
         self.delete_pool_if(name, InUse::Refuse, deadline).await
     }
@@ -59,7 +59,7 @@ impl Operator {
     /// Deletes a pool like [`Self::delete_pool`]; `in_use` selects how addresses in use are treated.
     ///
     /// # Errors
-    /// `NotFound`; `PoolInUse`.
+    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of it are in use; any store error.
     pub async fn delete_pool_if(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (pool, in_use) = self.deletable(name, in_use, deadline).await?;
         let was_enabled = !pool.is_disabled();
@@ -197,8 +197,8 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the held addresses of a block, and lists their nodes. Addresses in cooldown do not count. Returns `None` if no
-/// address is held, or only addresses that a Windows host reserves for itself.
+/// Counts the held addresses of a block, and lists their nodes. Addresses in cooldown do not count. Returns `None` if
+/// no address is held, or only addresses that a Windows host reserves for itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;

@@ -231,7 +231,8 @@ async fn bridge_pools_each_have_unique_id() {
     assert!(ids.len() == 3 && ids.iter().all(|id| id.len() == 36), "{ids:?}");
 }
 
-/// With more pools than are guarded one by one, two networks could otherwise each make a pool for one subnet.
+/// 70 pools are too many to guard one by one. Without another guard, two networks could each create a pool for one
+/// subnet.
 #[tokio::test]
 async fn bridge_networks_make_pools_in_turn_when_many_exist() {
     let world = World::new().await;

@@ -52,10 +52,11 @@ pub enum WriteOutcome {
 }
 
 impl Operator {
-    /// Writes a document in one commit. [`crate::documents`] says which stored fields are kept. If both the document
-    /// and the store have a version, they must be equal.
+    /// Writes a document in one commit. [`crate::documents`] says which stored fields are kept. A version in the
+    /// document must equal the stored version, if a document is stored.
     ///
-    /// For a new pool, affinities to blocks of another size in its range are deleted first, one commit each.
+    /// Before a new pool is written, affinities in its range to missing blocks of another size are deleted, one commit
+    /// each.
     ///
     /// Guards: the document; for a new pool also that no other pool is created or changed meanwhile.
     ///

@@ -55,11 +55,11 @@ struct EndpointNote {
 /// The state of an address of an endpoint, according to the blocks. A later variant overrides an earlier one.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
-    /// No block has it assigned.
+    /// No block has the address assigned.
     Free,
-    /// It was released and is in cooldown.
+    /// The address was released and is in cooldown.
     InCooldown,
-    /// It is held under this handle of another container.
+    /// The address is held under this handle of another container.
     Other(String),
     /// The endpoint's container holds it, or its holder cannot be determined.
     Own,

@@ -161,7 +161,7 @@ pub struct AllocatedAddress {
     pub ip: IpAddr,
     /// The handle under which it is held.
     pub handle: Option<String>,
-    /// Its sequence number.
+    /// The block's sequence number when the address was last assigned or released.
     pub sequence_number: u64,
     /// The attributes of the holder.
     pub attributes: BTreeMap<String, String>,

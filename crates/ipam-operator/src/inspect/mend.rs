@@ -2,7 +2,7 @@
 //!
 //! Each commit guards the keys that it changes and the keys that the finding depends on. A finding that no longer
 //! exists is no error, and nothing is written. Other programs write key after key, so a handle or affinity that was
-//! written after the inspection may be half of such a sequence. Those are left alone.
+//! written after the inspection may be part of an unfinished change. Such handles and affinities are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -236,9 +236,10 @@ pub struct HandleRevision {
 }
 
 impl Operator {
-    /// Releases addresses, each only if it is still held as its request says. Addresses of secondary networks are left
-    /// alone while their node is registered, because calicoctl, whose reports the requests come from, cannot see
-    /// whether these are in use. Uses one commit for every 60 addresses of a block.
+    /// Releases addresses, each only if it is still held as its request says. Leaves alone addresses of virtual
+    /// machines, addresses that wait for their workload, and addresses of secondary networks whose node is registered:
+    /// calicoctl, whose reports the requests come from, cannot see whether these are in use. Uses one commit for every
+    /// 60 addresses of a block.
     ///
     /// # Errors
     /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released already.
