@@ -1,4 +1,4 @@
-//! Every stored document that the real Calico wrote comes out of the model as it went in.
+//! Every document that the real Calico stored is encoded exactly as it was decoded.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -23,12 +23,12 @@ fn fixture(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A key and the text of its value.
+/// Returns a row's key and the text of its value.
 fn stored(row: &Value) -> (Key, &str) {
     (row["key"].as_str().unwrap().into(), row["value"].as_str().unwrap())
 }
 
-/// Decodes and encodes a document of the kind that its key says; `None` for a kind that is none of ours.
+/// Decodes a document by the kind in its key, and encodes it again. Returns `None` for a kind that the model lacks.
 fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malformed>)> {
     fn pass<T: Document>(key: &Key, value: &str) -> Result<kv::Value, Malformed> {
         T::decode(key, value.as_bytes())?.encode()
@@ -57,7 +57,7 @@ fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malf
 
 #[test]
 fn documents_keep_unknown_fields_byte_for_byte() {
-    // Numbers that no type of ours holds, an order that nobody sorts, escapes and blanks.
+    // Numbers that fit no Rust type, unsorted members, escapes and blanks.
     let odd =
         r#""later":{"z":1.0,"a":[1E+3, 123456789012345678901234567890],"n":0.1000000000000000055,"t":"\u00e9\/"}"#;
     let documents = [
@@ -119,7 +119,7 @@ fn documents_of_cluster_are_written_as_read() {
     check(transcript["start"].as_array().unwrap());
 }
 
-/// The old and the odd, which a store that was used for years still holds.
+/// Old and odd forms that a store of several years can still contain.
 #[test]
 fn documents_of_old_forms_are_written_as_read() {
     for (key, value) in [
@@ -187,7 +187,7 @@ fn documents_of_damaged_blocks_are_errors_that_name_key() {
     let huge = keys::block("::/0".parse().unwrap());
     let error = Block::decode(&huge, br#"{"cidr":"::/0","allocations":[],"unallocated":[]}"#).unwrap_err();
     assert!(error.reason().contains("cannot have 0 prefixes"), "{error}");
-    // However deep, nothing takes it apart: what is not known is passed on.
+    // Unknown fields are copied without being parsed, so deep nesting does no harm.
     let deep = |field: &str| format!(r#"{{"{field}":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
     assert!(Handle::decode(&keys::handle("h"), deep("block").as_bytes()).is_err());
     let passed = Handle::decode(&keys::handle("h"), deep("x").as_bytes()).unwrap();
@@ -204,7 +204,7 @@ fn documents_of_damaged_queue_are_healed() {
     assert_eq!(free, ["10.0.0.5", "10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.4", "10.0.0.6"]);
 }
 
-/// The numbers that Calico itself reports for the cluster.
+/// Margay counts what Calico itself reports for the cluster.
 #[test]
 fn documents_utilization_matches_calico() {
     let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
@@ -238,7 +238,7 @@ fn documents_utilization_matches_calico() {
     }
     assert_eq!(ours.pools[1].usage.in_use, Count::new(233));
 
-    // Each block is where we would look for it.
+    // Each block lies where Margay searches for it.
     for block in &blocks {
         let first = block.cidr().network();
         let pool = pool_of(&pools, first, PoolUse::Workload).unwrap();
@@ -262,7 +262,7 @@ fn documents_times_are_printed_as_calico_does() {
     assert!(seen > 200, "{seen}");
 }
 
-/// Calico's numbers as texts, the way in which ours are written.
+/// Converts Calico's numbers to texts, which is how Margay writes them.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),
@@ -285,10 +285,10 @@ fn documents_of_nodes_are_known_by_key() {
     assert_eq!(*node.labels(), Labels::from([("foo".into(), "bar".into())]));
 }
 
-/// A document that was damaged in a few places: numbers, names and structure alike.
+/// A document with a few damaged places: numbers, names and structure.
 fn damaged() -> impl Strategy<Value = (Key, Vec<u8>)> {
     let rows: Vec<Value> = fixture("documents.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // Short ones, so that what is damaged is more than an entry of a long list.
+    // Short documents, so that damage hits more than an entry of a long list.
     let documents: Vec<(Key, Vec<u8>)> = rows
         .iter()
         .map(stored)

@@ -1,11 +1,11 @@
-//! In which blocks of a cluster's store a node holds something, remembered in memory: a look at the node then reads those
-//! and the node's own, and not all blocks of the cluster.
+//! A per-boot record of the blocks of a shared store in which this node holds addresses. With it, a scan for leftovers
+//! reads these blocks and the node's own instead of all blocks of the cluster.
 //!
-//! There is a folder for each store and node. An ADD that takes an address from a block of another node first makes an
-//! empty file whose name is the block and the minute, so that several processes do not get in each other's way, and a crash
-//! leaves at most a note too many. A look writes down in `held.json` where it found something, and removes the notes that
-//! are older than any call can last. A file that is not surely ours, damaged, or of another boot counts as missing, and the next
-//! pass through all blocks makes up for it.
+//! Each store and node has a folder. Before an ADD takes an address from a block of another node, it creates an empty
+//! file named after the block and the current minute. One file per block and minute needs no locking between processes,
+//! and a crash leaves at most one note too many. A scan writes the blocks in which it found something to `held.json`,
+//! and removes the notes that are older than any call can last. A file counts as missing if it is damaged, was written
+//! in another boot, or has the wrong owner or mode. The next scan of all blocks then restores the record.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -21,18 +21,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// For so long a note stays at least: longer than any call lasts, from its note to what it commits.
+/// Minimum age of a note before a scan removes it. No call takes this long from its note to its commit.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
-/// The form of the file.
 const FORMAT_VERSION: u32 = 1;
-/// More than the blocks take in which a node holds something.
+/// Maximum size of `held.json`, in bytes. The blocks of one node take far less.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-/// The file with what the last look found.
 const FILE_NAME: &str = "held.json";
 
 static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
 
-/// The memory of one node about one store.
+/// A node's record, in a folder of its own, of the blocks of one store in which it holds addresses.
 #[derive(Clone, Debug)]
 pub struct HeldBlocks {
     folder: PathBuf,
@@ -40,14 +38,14 @@ pub struct HeldBlocks {
     node: String,
 }
 
-/// The findings of looks.
+/// The content of `held.json`: results of the scans so far in this boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRecord {
-    /// The blocks in which the node held something, as `10.0.0.0/26`.
+    /// The blocks in which the node held an address, as CIDRs (`10.0.0.0/26`).
     pub blocks: BTreeSet<String>,
-    /// The revision up to which all blocks of the store were gone through, once they were.
+    /// The revision of the last scan that read all blocks of the store; `None` before the first such scan.
     pub passed: Option<i64>,
-    /// The time of the next scan, in seconds since the boot began.
+    /// When all blocks are next scanned, in seconds since boot.
     pub due: u64,
 }
 
@@ -61,17 +59,17 @@ struct StoredScanRecord {
     held: ScanRecord,
 }
 
-/// Notes of calls, as they were when they were listed.
+/// A listing of the notes that calls have left.
 #[derive(Clone, Debug, Default)]
 pub struct BlockNotes {
-    /// The blocks that they name.
+    /// The blocks that the notes name, as CIDRs.
     pub blocks: BTreeSet<String>,
-    /// The files of those that are old.
+    /// The note files that no running call can depend on any more.
     old: Vec<PathBuf>,
 }
 
 impl HeldBlocks {
-    /// The memory below a folder such as `/run/margay`. Nothing is made before something is noted.
+    /// Returns the record of a store and node below a folder such as `/run/margay`. Creates no file or folder.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -81,10 +79,10 @@ impl HeldBlocks {
         Self { folder, store: store.to_owned(), node: node.to_owned() }
     }
 
-    /// Notes that the node is about to hold an address of a block.
+    /// Notes that the node is about to take an address from a block, given as a CIDR.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Any error of the file system.
     pub fn note(&self, block: &str) -> io::Result<()> {
         let minute = uptime().unwrap_or_default().as_secs() / 60;
         let path = self.folder.join(format!("{}~{minute}", block.replace('/', "-")));
@@ -98,7 +96,7 @@ impl HeldBlocks {
         }
     }
 
-    /// The notes that are there. List them before [`load`](Self::load) and before the store is read.
+    /// Lists the notes. Call this before [`load`](Self::load) and before reading the store, so that no block is missed.
     pub fn notes(&self) -> BlockNotes {
         let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();
@@ -119,7 +117,7 @@ impl HeldBlocks {
         notes
     }
 
-    /// The findings of the last look in this boot; `None` if there was none, or its file is not surely ours.
+    /// Loads the record of the last scan in this boot. Returns `None` if there is none, or if the file may not be ours.
     pub fn load(&self, boot_id: &str) -> Option<ScanRecord> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE_NAME)).ok()?;
@@ -141,10 +139,10 @@ impl HeldBlocks {
         is_ours.then_some(stored.held)
     }
 
-    /// Keeps what a look found, and then removes the notes that were old when it began.
+    /// Saves the result of a scan, then removes the notes that were old when `notes` was listed.
     ///
     /// # Errors
-    /// Those of the file system. The notes stay then.
+    /// Any error of the file system. All notes are kept then.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };
@@ -167,7 +165,7 @@ impl HeldBlocks {
     }
 
     fn make_folder(&self) -> io::Result<()> {
-        // Others have folders of their own beside it.
+        // Other users have folders of their own in the parent folder.
         if let Some(above) = self.folder.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(above)?;
         }
@@ -203,7 +201,7 @@ mod tests {
         let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
 
-        // One is old, and one is nobody's.
+        // Make one note old, and add a file that is no note.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
         let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);

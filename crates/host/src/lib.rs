@@ -1,8 +1,8 @@
-//! This machine: its boot, its name, the addresses of the interfaces in its network namespaces, and of the devices on its
-//! wires.
+//! Facts about this machine: its boot, its name, the addresses in its network namespaces, and the addresses that
+//! devices on its wires use.
 //!
-//! Nothing here knows a store or CNI. [`scan`] is evidence for a caller that releases addresses: it either saw
-//! everything, or it says that it did not.
+//! The crate depends neither on the store nor on CNI. [`scan`] is evidence for a caller that releases addresses: it
+//! either covers every namespace or returns [`IncompleteScan`].
 
 mod held_blocks;
 mod machine;

@@ -1,4 +1,4 @@
-//! The boot, the clocks that no one sets, and the name.
+//! The boot id, the clocks that cannot be set, and the node's name.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,66 +9,66 @@ use std::time::Duration;
 use nix::sys::socket::SockaddrStorage;
 use nix::time::{ClockId, clock_gettime};
 
-/// The file with the node's name where nothing names another one: Calico's.
+/// The default file with the node's name: Calico's.
 pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
 
-/// How many characters of a boot id are recorded with an address.
+/// How many characters of a boot id are stored with an address.
 const SHORT_BOOT_CHARS: usize = 8;
-/// More bytes than a file with a node's name has.
+/// Maximum size of a file with a node's name, in bytes.
 const MAX_NAME_FILE_BYTES: u64 = 4096;
 
-/// The IP address that an interface is said to have; `None` for an address of another kind.
+/// The IP address in a socket address; `None` for other address families.
 pub(crate) fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
     v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
 }
 
-/// The id that the kernel gave this boot, if it tells.
+/// The kernel's id of this boot; `None` if it cannot be read.
 pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
-/// The first 8 characters of a boot id, which is what is recorded with an address; `None` for what is no boot id. The attribute
-/// `margay.io/boot` of `ipam-core` says why they are enough.
+/// The first 8 characters of a boot id, the part stored with an address; `None` for a text that is shorter. The
+/// attribute `margay.io/boot` of `ipam-core` says why 8 are enough.
 pub fn short_boot(id: &str) -> Option<String> {
     let short: String = id.trim().chars().take(SHORT_BOOT_CHARS).collect();
     (short.chars().count() == SHORT_BOOT_CHARS).then_some(short)
 }
 
-/// The host name as the kernel has it; empty if it has none.
+/// The kernel's host name; empty if there is none.
 pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// How long ago this boot began, time asleep included.
+/// The time since boot, including suspend.
 pub fn uptime() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
 }
 
-/// How long the machine has been running in this boot, without the time it slept. No setting of a clock changes it.
+/// The time since boot, without suspend. Setting the clock does not change it.
 pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
 
-/// Where a node's name may stand, as Calico has it. An empty value says nothing.
+/// The places where a node's name can be configured, as in Calico. An empty value counts as absent.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
-    /// A name that was given.
+    /// The explicitly configured name.
     pub given: &'a str,
-    /// A file with a name.
+    /// A file that contains the name.
     pub file: &'a Path,
-    /// The name that old configurations give.
+    /// The name from the member that old configurations use.
     pub former: &'a str,
     /// The host name.
     pub hostname: &'a str,
 }
 
 impl NodeNames<'_> {
-    /// The name: the one that was given, else what stands in the file, else the former one, else the host name in lower
-    /// case; empty if there is none.
+    /// Returns the first name that is not empty: the configured name, the file's content, the former name, then the
+    /// host name in lower case. Returns an empty string if there is none.
     ///
-    /// White space around the name is taken away wherever it comes from: a file ends with a newline when a person
-    /// wrote it, and no name has one. So are zero bytes, which a power cut leaves in a file.
+    /// White space around a name is removed, because a file that a person wrote ends with a newline and no name
+    /// contains white space. Zero bytes are removed as well: a power cut can leave them in a file.
     pub fn choose(&self) -> String {
         let sources: [&dyn Fn() -> String; 4] = [
             &|| self.given.to_owned(),
@@ -82,19 +82,19 @@ impl NodeNames<'_> {
     }
 }
 
-/// The name of this machine's node: the one that was given, unless that is empty; see [`NodeNames::choose`].
+/// The name of this machine's node: `given`, unless it is empty; see [`NodeNames::choose`].
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
-/// The contents of a file that may have a node's name. A longer one has none, and is not read to its end, which may
-/// never come: the configuration names it.
+/// Reads a file that may contain a node's name. A file longer than the maximum contains none. Reading stops there,
+/// since the configuration can name a file without an end, such as a device.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE_BYTES);
     let text = String::from_utf8_lossy(&bytes);
-    // Some editors put a byte order mark first.
+    // Some editors write a byte order mark at the start.
     Ok(if fits { text.trim_start_matches('\u{feff}').to_owned() } else { String::new() })
 }
 

@@ -1,26 +1,26 @@
-//! Which network namespaces this machine has, and which addresses the interfaces in them hold.
+//! Finds all network namespaces of this machine and the addresses of the interfaces in them.
 //!
-//! A namespace lives as long as a thread is in it, or a file or a mount leads to it. So all threads of all processes, the
-//! open files of all processes, and the mounts in every mount namespace are gone through. Each namespace is entered by a
-//! thread that ends afterwards, and the kernel is asked for its addresses. Where a process is shielded from everybody, the
-//! lists that the kernel shows to everybody take the place of that.
+//! A network namespace lives as long as a thread is in it, or an open file or a mount refers to it. The scan therefore
+//! visits all threads and open files of all processes, and the mounts of every mount namespace. A helper thread enters
+//! each namespace, asks the kernel for its addresses, and ends after the scan. If a security module forbids access to a
+//! process, the scan reads the world-readable lists in its `/proc` folder instead.
 //!
-//! The result is evidence against the holder of an address in a store, so it must be complete. A namespace that goes
-//! while it is looked for is fine: what was in it is gone too. One that is there and may not be entered makes the whole
-//! look worthless, and that is what is said.
+//! The result is evidence against the holder of an address in a store, so it must be complete. A namespace that
+//! disappears during the scan does no harm: its addresses are gone too. If one exists but cannot be entered, the whole
+//! scan fails with [`IncompleteScan`].
 //!
-//! In a container with processes of its own (LXC, kind, WSL) the look is whole for the namespaces that were made in there,
-//! and says nothing of others: [`NetnsScan::within`] tells.
+//! In a container with its own process id namespace (LXC, kind, WSL) the scan covers only the namespaces that were made
+//! inside the container. [`NetnsScan::within`] reports this.
 //!
 //! # The name of a network namespace
 //!
-//! The name that is recorded with an address is `DEVICE:INODE` of the file by which the kernel shows the namespace, for example
-//! `4:4026532201`. Where the process that records it runs in a process id namespace of its own, a slash and the inode of that
-//! one follow: `4:4026532201/4026532300`. Only a process that sees all processes of that one can tell whether the network
-//! namespace is still there.
+//! The name recorded with an address is `DEVICE:INODE` of the namespace's file, for example `4:4026532201`. If the
+//! recording process runs in a process id namespace of its own, a slash and the inode of that namespace follow:
+//! `4:4026532201/4026532300`. Only a process that sees all processes of that process id namespace can decide whether
+//! the network namespace still exists.
 //!
-//! The kernel uses an inode again after a namespace has gone. A name that leads to another namespace by now looks alive,
-//! which keeps an address for too long and never frees it too early. After a reboot a name means nothing.
+//! The kernel reuses the inode of a namespace that has gone. A recorded name that now refers to another namespace looks
+//! alive, so an address is kept too long but never freed too early. Names are meaningless after a reboot.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -42,20 +42,22 @@ use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use crate::machine::ip_of;
 
-/// The inode of the first user namespace of a kernel. Only there do capabilities reach everything.
+/// The inode of a kernel's initial user namespace. Only there do capabilities apply to the whole machine.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
-/// CAP_SYS_ADMIN, to enter namespaces, and CAP_SYS_PTRACE, to see those of other users' processes.
+/// CAP_SYS_ADMIN to enter namespaces, CAP_SYS_PTRACE to see the namespaces of other users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
-/// A process that is started by one that was seen already has a higher number, and a listing is in order; only when the
-/// numbers begin anew can a namespace pass from hand to hand unseen. So a second round is made, and more while new ones turn up.
+/// Minimum number of rounds over all processes. A process started by one that was already visited has a higher number,
+/// and `/proc` is listed in ascending order. A namespace can therefore pass from process to process unseen only when
+/// the numbers wrap around. A second round covers that; more follow while new namespaces turn up.
 const MIN_ROUNDS: usize = 2;
-/// A machine that starts many containers has new namespaces in most rounds. So long a scan waits for a round without any.
+/// How long a scan waits for a round without new namespaces. A machine that starts many containers has some in most
+/// rounds.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
-/// The number of reasons in a report.
+/// Maximum number of reasons in an error message.
 const MAX_REASONS: usize = 3;
 
-/// Not everything could be looked at, so nothing can be said of any address.
+/// The reasons why a scan could not cover all namespaces. Nothing can be concluded about any address then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncompleteScan {
     reasons: Vec<String>,
@@ -80,27 +82,27 @@ impl fmt::Display for IncompleteScan {
 
 impl std::error::Error for IncompleteScan {}
 
-/// The findings of a look.
+/// The result of a complete scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetnsScan {
     /// The addresses that interfaces hold.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names of all network namespaces, as [`network_namespace`] gives them, without what
-    /// may follow a slash. `None` if one of them has no name for this process: a security module shields all processes
-    /// that are in it.
+    /// The names of all network namespaces, as [`network_namespace`] returns them but without the slash and what
+    /// follows it. `None` if one of them has no name for this process, because a security module shields all processes
+    /// in it.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the look was made, unless that is the machine's first. Nothing outside was seen.
+    /// The process id namespace of the scan, unless it is the machine's initial one. Nothing outside of it was visited.
     pub within: Option<String>,
 }
 
-/// Looks at every network namespace. Blocks the thread, for some milliseconds on a usual machine, and for three seconds
-/// at most where new namespaces keep turning up.
+/// Scans every network namespace. Blocks the thread: usually for some milliseconds, and for at most about three seconds
+/// while new namespaces keep turning up.
 ///
 /// # Errors
-/// [`IncompleteScan`] if anything could not be looked at.
+/// [`IncompleteScan`] if any namespace could not be visited.
 pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     let within = check_visibility()?;
-    // The thread goes from namespace to namespace and never comes back.
+    // The thread changes its namespace and never returns to the first one, so it must not be the caller's.
     let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = NetnsSearch::default();
         let begun = Instant::now();
@@ -120,11 +122,11 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     scanning.join().unwrap_or_else(|_| Err(IncompleteScan::new("the thread that looks has failed")))
 }
 
-/// Whether this process can see everything that there is in its process id namespace, and which one that is, unless it is
-/// the machine's first.
+/// Checks that this process sees everything in its process id namespace. Returns the namespace's inode, or `None` for
+/// the machine's initial one.
 ///
-/// A container with processes of its own may have users of its own too: all that is in there belongs to them, or else it
-/// cannot be entered, which the search says.
+/// A container with its own process id namespace may also have its own user namespace. All namespaces made inside
+/// belong to these users; if one does not, entering it fails and the search reports that.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -155,23 +157,24 @@ fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     Err(IncompleteScan::new(format!("{} missing; run it as root", missing.join(" and "))))
 }
 
-/// The addresses found so far.
+/// The state of a scan: what was found so far.
 #[derive(Debug, Default)]
 struct NetnsSearch {
-    /// Namespaces that were looked at, by inode: all of them are on one file system of the kernel's.
+    /// Inodes of the entered namespaces. All are on one file system of the kernel, so the inode alone identifies them.
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
-    /// The lists of the namespaces that were entered, and of those that threads are in which may not be touched. Each
-    /// namespace has a list of its own, so these tell whether a thread's namespace is one that was entered.
+    /// Inodes of address lists (see [`listing_inode`]) of the entered namespaces, and of the namespaces whose threads
+    /// could not be accessed. Each namespace has its own list, so comparing both sets shows whether a shielded thread's
+    /// namespace was entered by another way.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
-    /// The obstacle, with the namespace where it is known: another way may lead there.
+    /// Failed visits, each with the inode of its namespace where known: another path may still lead there.
     obstacles: Vec<(Option<u64>, String)>,
 }
 
 impl NetnsSearch {
-    /// Goes through everything once.
+    /// Visits every process once.
     fn scan_processes(&mut self) -> Result<(), IncompleteScan> {
         self.obstacles.clear();
         self.shielded.clear();
@@ -187,7 +190,7 @@ impl NetnsSearch {
         Ok(())
     }
 
-    /// The namespaces of a process: those of its threads, those that it has open, and those that are mounted where it is.
+    /// Visits the namespaces of a process: those of its threads, of its open files, and of the mounts that it sees.
     fn visit_process(&mut self, process: &Path, mount_namespaces: &mut BTreeSet<PathBuf>) {
         for thread in self.list_paths(&process.join("task")) {
             self.visit_thread(&thread);
@@ -197,14 +200,14 @@ impl NetnsSearch {
                         mount_namespaces.insert(namespace);
                     }
                 }
-                // The list of mounts may be there for everybody all the same.
+                // The list of mounts may still be readable.
                 Err(_) => {
                     self.visit_mounts(&thread);
                 }
             }
         }
-        // That nobody is in a namespace and only a file leads there is rare enough that a process whose files are shielded
-        // is not held against the look.
+        // A namespace without threads that only an open file keeps alive is rare. A process whose files cannot be
+        // listed therefore does not make the scan incomplete.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -212,7 +215,6 @@ impl NetnsSearch {
         }
     }
 
-    /// The namespace that a thread is in.
     fn visit_thread(&mut self, thread: &Path) {
         let link = thread.join("ns/net");
         match network_link(&link) {
@@ -223,7 +225,7 @@ impl NetnsSearch {
         }
     }
 
-    /// The namespace of a thread that may not be touched.
+    /// Reads the address lists of a thread whose namespace may not be entered.
     fn visit_shielded_thread(&mut self, thread: &Path) {
         let listed = addresses_of(thread).and_then(|addresses| Ok((addresses, listing_inode(thread)?)));
         match listed {
@@ -235,7 +237,7 @@ impl NetnsSearch {
         }
     }
 
-    /// The paths in a folder of a process.
+    /// Lists a folder of a process; a failure is recorded as an obstacle.
     fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
@@ -244,20 +246,21 @@ impl NetnsSearch {
         })
     }
 
-    /// The namespaces in the mount namespace of a thread. False if the thread was gone before they were read.
+    /// Visits the namespaces that are mounted in a thread's mount namespace. Returns false if the thread's mounts could
+    /// not be read.
     fn visit_mounts(&mut self, thread: &Path) -> bool {
         let list = thread.join("mountinfo");
         match fs::read(&list) {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
-                    // It is there also if something else is mounted above it, so that no path leads to it.
+                    // The namespace exists even if another mount hides it, so that no path leads to it.
                     self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
                     self.visit_namespace(mounted.inode, &thread.join("root").join(below_root));
                 }
                 true
             }
-            // So says the kernel of a process that has ended and that nobody has waited for.
+            // The kernel returns this error for a zombie process.
             Err(error) if error.kind() == ErrorKind::InvalidInput => false,
             Err(error) => {
                 self.add_obstacle(None, &list, &error);
@@ -266,7 +269,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Enters a namespace that was not seen yet, and notes its addresses.
+    /// Enters a namespace unless it was entered before, and records its addresses.
     fn visit_namespace(&mut self, inode: u64, path: &Path) {
         if self.seen.contains(&inode) {
             return;
@@ -282,7 +285,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Notes what stood in the way. A process that has gone meanwhile does not.
+    /// Records a failed visit, unless the process has ended meanwhile.
     fn add_obstacle(&mut self, inode: Option<u64>, path: &Path, error: &io::Error) {
         let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH);
         if !gone {
@@ -303,12 +306,11 @@ impl NetnsSearch {
     }
 }
 
-/// The inode of the network namespace that a link of the kernel's leads to; `None` if it leads elsewhere.
+/// The inode of the network namespace that a link in `/proc` refers to; `None` for a link to something else.
 fn network_link(link: &Path) -> io::Result<Option<u64>> {
     Ok(net_inode(fs::read_link(link)?.as_os_str().as_bytes()))
 }
 
-/// A namespace that was entered.
 #[derive(Debug)]
 struct EnteredNetns {
     name: String,
@@ -316,12 +318,12 @@ struct EnteredNetns {
     addresses: BTreeSet<IpAddr>,
 }
 
-/// Enters the namespace that a path leads to, and asks for its addresses.
+/// Moves this thread into the namespace at a path, and reads its addresses.
 fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
-        // Something else is in its place by now, or has been mounted over it.
+        // Another file has replaced the namespace, or was mounted over it.
         return Err(io::Error::other("another file is in the way"));
     }
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
@@ -330,21 +332,20 @@ fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     Ok(EnteredNetns { name: namespace_name(about.dev(), inode), listing, addresses: addresses.collect() })
 }
 
-/// Opens what should be a namespace. It may have become a pipe, whose other end nobody has opened.
+/// Opens a namespace file without blocking: by now the path may lead to a pipe that has no writer.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits()).open(path)
 }
 
-/// The inode of the first process id namespace of a kernel. Only in there are all processes to be seen.
+/// The inode of a kernel's initial process id namespace, the only one in which all processes are visible.
 const FIRST_PID_NAMESPACE: u64 = 4_026_531_836;
 
-/// The name of a namespace by what its file has.
 fn namespace_name(device: u64, inode: u64) -> String {
     format!("{device}:{inode}")
 }
 
-/// The name of the network namespace that a path leads to, as this process records it; `None` for a path that leads to no
-/// namespace. The path is not opened, since it may be anything, a pipe for one.
+/// The name of the network namespace at a path, as this process records it; `None` if the path leads to no network
+/// namespace. The path is not opened, since it can be anything, for example a pipe.
 pub fn network_namespace(path: &Path) -> Option<String> {
     let kind = statfs(path).ok()?.filesystem_type();
     let about = fs::metadata(path).ok().filter(|_| kind == NSFS_MAGIC)?;
@@ -355,22 +356,21 @@ pub fn network_namespace(path: &Path) -> Option<String> {
     }
 }
 
-/// The inode of the process id namespace of this process.
 fn pid_namespace() -> Option<u64> {
     let link = fs::read_link("/proc/self/ns/pid").ok()?;
     link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// How far this process sees.
+/// The set of processes that this process can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProcessView {
-    /// It sees every process of the machine.
+    /// Every process of the machine.
     Machine,
-    /// It sees the processes of this process id namespace, which is not the machine's first.
+    /// The processes of this process id namespace, which is not the machine's initial one.
     Container(String),
 }
 
-/// How far this process sees; `None` if it has no /proc of its own.
+/// Returns which processes this process can see; `None` without a `/proc` of its own process id namespace.
 fn process_view() -> Option<ProcessView> {
     Some(match pid_namespace()? {
         FIRST_PID_NAMESPACE => ProcessView::Machine,
@@ -378,26 +378,25 @@ fn process_view() -> Option<ProcessView> {
     })
 }
 
-/// A namespace that a mount keeps.
+/// A mount of a network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NetnsMount {
-    /// The device of the file system of all namespaces.
+    /// The device of the kernel's file system for namespaces.
     device: u64,
-    /// Its inode, as in [`net_inode`].
     inode: u64,
-    /// Where it is mounted, below the root of the process whose list it stands in.
+    /// The mount point, relative to the root of the process whose `mountinfo` lists it.
     at: PathBuf,
 }
 
-/// The inode in the text by which the kernel names a network namespace, `net:[4026531840]`; `None` for all other texts.
+/// Parses the kernel's text for a network namespace, `net:[4026531840]`, to its inode; `None` for other texts.
 fn net_inode(text: &[u8]) -> Option<u64> {
     let number = text.strip_prefix(b"net:[")?.strip_suffix(b"]")?;
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 
-/// The network namespaces in the text of a `mountinfo` file. Proc(5) has the fields: the third is the device as
-/// `major:minor`, the fourth the root of the mount, which for a namespace is its name, the fifth the mount point; the file
-/// system's type follows the lone `-`.
+/// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field is the device as
+/// `major:minor`. The fourth is the root of the mount, which is the name of a mounted namespace. The fifth is the mount
+/// point. The file system's type follows the lone `-`.
 fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }
@@ -417,7 +416,7 @@ fn parse_mount(line: &[u8]) -> Option<NetnsMount> {
     })
 }
 
-/// Takes back the escapes of blanks, tabs, line ends and backslashes: a backslash and three octal digits.
+/// Decodes the octal escapes (`\040`) that `mountinfo` uses for blanks, tabs, newlines and backslashes.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -435,26 +434,26 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The addresses in the network namespace of a thread, by its folder in /proc.
+/// Reads the addresses in a thread's network namespace from its folder in `/proc`.
 fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let read = |name: &str| fs::read_to_string(thread.join("net").join(name));
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // A kernel without IPv6; a thread that has gone had no IPv4 either.
+        // The kernel has no IPv6. If the thread had ended, reading the IPv4 list would have failed already.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     Ok(addresses)
 }
 
-/// The mark that tells the lists of one network namespace from those of all others at the same time: the inode of
-/// one of its lists. Everybody may ask for it.
+/// The inode of a thread's `net/dev`. It identifies the network namespace as long as that exists, and needs no
+/// privileges to read.
 fn listing_inode(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
-/// The local addresses in `fib_trie`: a line that ends with the address, and after it one with `/32 host LOCAL`.
+/// Parses the local addresses in `fib_trie`: a line that ends with the address, then a line `/32 host LOCAL`.
 fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     let mut last = None;
     text.lines().filter_map(move |line| {
@@ -466,7 +465,7 @@ fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-/// `if_inet6`: a line for each address, which comes first, in 32 digits.
+/// Parses `if_inet6`: one line per address, which comes first as 32 hexadecimal digits.
 fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
     text.lines().filter_map(|line| {
         let digits = line.split_whitespace().next().filter(|digits| digits.len() == 32)?;
@@ -479,7 +478,7 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// Whether a process of a namespace that was entered is shielded makes no difference. One of another namespace does.
+    /// A shielded thread hides the names only if its namespace was not entered by another way.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {
         let own = Path::new("/proc/thread-self");

@@ -1,8 +1,9 @@
-//! Whether a device on the wire of an interface has an address already.
+//! Checks whether a device on an interface's wire already uses an address.
 //!
-//! For IPv4 that is the ARP probe of RFC 5227: a request for the address from the sender address 0.0.0.0, which changes
-//! nobody's ARP table. For IPv6 it is the neighbour solicitation of RFC 4862, from the unspecified address to the group
-//! of the address. Each is sent twice, at the beginning and after half of the time, since one packet may be lost.
+//! For IPv4 this is the ARP probe of RFC 5227: a request for the address with the sender address 0.0.0.0, which changes
+//! no ARP table. For IPv6 it is the neighbour solicitation of RFC 4862, from the unspecified address to the address's
+//! solicited-node multicast group. Each probe is sent twice, at the beginning and after half of the timeout, since one
+//! packet may be lost.
 
 use std::fmt;
 use std::fs;
@@ -18,30 +19,30 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::machine::ip_of;
 
-/// The kernel's number for Ethernet, in what it says of an interface.
+/// `ARPHRD_ETHER` of the kernel.
 const ETHERNET: u16 = 1;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// The option of an advertisement that holds a MAC address.
+/// The NDP option "target link-layer address" of an advertisement.
 const TARGET_MAC: u8 = 2;
-/// How much longer than it should a probe reads packets that have come already.
+/// How long past its deadline a probe keeps reading packets that have already arrived.
 const READ_GRACE: Duration = Duration::from_millis(10);
 
 /// The outcome of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// Nobody answered in time.
+    /// No device answered in time.
     Silent,
-    /// A device has the address. Its MAC address, as far as the answer tells it.
+    /// A device uses the address; with its MAC address if the answer contains one.
     Answered(Option<Mac>),
-    /// Nobody could be asked, for this reason.
+    /// The probe was not possible, for this reason.
     Unable(String),
 }
 
-/// The address of a device on a wire.
+/// A MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac([u8; 6]);
 
@@ -52,10 +53,10 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Asks on the wire of an interface of this network namespace whether a device has these addresses, all at the same time.
-/// The outcomes are in the order of the addresses. An address that the interface itself has counts as answered by it.
+/// Probes addresses on the wire of an interface of this network namespace, all at once. The results are in the order of
+/// the addresses. An address of the interface itself counts as answered by it.
 ///
-/// It takes as long as `timeout` unless all addresses are answered before.
+/// Blocks for `timeout`, or until all addresses are answered.
 pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
     let link = match Link::find(interface) {
         Ok(link) => link,
@@ -65,18 +66,18 @@ pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Pr
     let begun = Instant::now();
     for half in 1..=2 {
         probes.iter_mut().for_each(Probe::send);
-        // While the first one waits, the answers to the others wait in their sockets.
+        // While one probe listens, answers to the others queue in their sockets.
         probes.iter_mut().for_each(|probe| probe.listen(begun + timeout * half / 2));
     }
     probes.into_iter().map(|probe| probe.outcome).collect()
 }
 
-/// An interface that is ready for a probe.
+/// An Ethernet interface whose link is up.
 struct Link {
     name: String,
     address: LinkAddr,
     mac: Mac,
-    /// The addresses that it has.
+    /// The interface's own IP addresses.
     own: Vec<IpAddr>,
 }
 
@@ -103,14 +104,14 @@ impl Link {
         }
     }
 
-    /// A socket for whole frames on the wire, which gets those of one protocol; those of none if it is 0.
+    /// Opens a socket that sends whole Ethernet frames and receives those of one protocol, or none if `protocol` is 0.
     fn frames(&self, protocol: u16) -> io::Result<Socket> {
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(protocol.to_be()))))?;
         bind(socket.as_raw_fd(), &self.address)?;
         Ok(socket)
     }
 
-    /// A socket that gets the ICMPv6 messages of the wire.
+    /// Opens a socket that receives the interface's ICMPv6 messages.
     fn messages(&self) -> io::Result<Socket> {
         let off = fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name));
         if off.is_ok_and(|off| off.trim() == "1") {
@@ -126,9 +127,10 @@ impl Link {
 struct Probe {
     address: IpAddr,
     own: Mac,
-    /// The question, as a frame.
+    /// The Ethernet frame to send.
     frame: Vec<u8>,
-    /// Where it goes out, and where answers come in; `None` if they are the same.
+    /// The socket that sends the frame, and another socket for the answers unless the first one receives them. `None`
+    /// when the probe has failed or needs no sockets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }
@@ -170,7 +172,7 @@ impl Probe {
         }
     }
 
-    /// Reads what has come, and waits for more until then.
+    /// Reads packets until the address is answered or `until` has passed.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
         while self.outcome == ProbeResult::Silent {
@@ -201,15 +203,14 @@ impl Probe {
     }
 }
 
-/// The Ethernet header of a frame.
 fn ethernet(to: [u8; 6], from: Mac, protocol: u16) -> Vec<u8> {
     [&to[..], &from.0, &protocol.to_be_bytes()].concat()
 }
 
-/// An ARP request for an address from nobody's address, to everybody.
+/// Builds a broadcast ARP request for an address, with the sender address 0.0.0.0.
 fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet([0xff; 6], own, ARP);
-    // Ethernet, IPv4, the lengths of their addresses, and a request.
+    // Hardware type Ethernet, protocol IPv4, their address lengths, operation request.
     frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
     frame.extend(own.0);
     frame.extend([0; 4 + 6]);
@@ -217,14 +218,14 @@ fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// The device that sent an ARP frame, request or reply, if it says that it has the address.
+/// The sender's MAC address in an ARP request or reply that claims the address.
 fn arp_sender(frame: &[u8], address: Ipv4Addr) -> Option<Mac> {
     let is_ours = frame.get(12..20)? == [8, 6, 0, 1, 8, 0, 6, 4] && frame.get(28..32)? == address.octets();
     let mac = frame.get(22..28).filter(|_| is_ours)?;
     mac.try_into().ok().map(Mac)
 }
 
-/// A neighbour solicitation for an address from the unspecified address, to the group of the address.
+/// Builds a neighbour solicitation for an address, from the unspecified address to the address's multicast group.
 fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     let target = address.octets();
     let [.., a, b, c] = target;
@@ -233,7 +234,7 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     let sum = checksum(&[&group[..], &[0, 24, 0, ICMPV6], &message].concat()).to_be_bytes();
     message.splice(2..4, sum);
     let mut frame = ethernet([0x33, 0x33, 0xff, a, b, c], own, IPV6);
-    // Version 6, 24 bytes of ICMPv6, and a hop limit that no router's packet has.
+    // Version 6, 24 bytes of ICMPv6, and hop limit 255, which proves that no router has forwarded the packet.
     frame.extend([0x60, 0, 0, 0, 0, 24, ICMPV6, 255]);
     frame.extend([0; 16]);
     frame.extend(group);
@@ -241,7 +242,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// The device that sent an ICMPv6 message, if it is a neighbour advertisement for the address; its MAC address is in it.
+/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the address, with the MAC address if it has
+/// one.
 fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;
@@ -251,14 +253,15 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
         if *kind == TARGET_MAC {
             return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
         }
-        // No option is shorter than 8 bytes, and one without a length ends the list.
+        // Option lengths count units of 8 bytes. A length of 0 is invalid and ends the list.
         let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
         options = length.and_then(|length| options.get(length..)).unwrap_or_default();
     }
     Some(None)
 }
 
-/// The checksum of RFC 1071 of an even number of bytes. The unspecified source address adds nothing.
+/// The checksum of RFC 1071 over an even number of bytes. The unspecified source address of the pseudo-header is all
+/// zeros and can be left out.
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
     let mut sum: u32 = words.sum();
@@ -294,7 +297,7 @@ mod tests {
         let frame = solicitation(OWN, "fd00::1:2:3".parse().unwrap());
         assert_eq!(&frame[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
         assert_eq!(frame.len(), 14 + 40 + 24);
-        // The sum over a message with its sum is nothing.
+        // The checksum over a message that includes its checksum is 0.
         assert_eq!(checksum(&[&frame[38..54], &[0, 24, 0, ICMPV6], &frame[54..]].concat()), 0);
     }
 

@@ -1,4 +1,4 @@
-//! The networks to which this machine has routes.
+//! Reads the routes of this machine.
 
 use std::fs;
 use std::io;
@@ -9,13 +9,12 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 /// A route of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Its destination.
     pub net: IpNet,
-    /// The interface that it leads to.
+    /// The interface.
     pub device: String,
-    /// True if it leads to a gateway.
+    /// True if the next hop is a gateway.
     pub has_gateway: bool,
-    /// True if it drops what it gets, as the routes of a node's own blocks do.
+    /// True if the route drops packets, as the routes to a node's own blocks do.
     pub drops: bool,
 }
 
@@ -24,11 +23,11 @@ const RTF_GATEWAY: u32 = 0x2;
 /// `RTF_REJECT` of the kernel.
 const RTF_REJECT: u32 = 0x200;
 
-/// The shortest prefix of a route that is no default route. VPNs put two halves of everything in the place of a default route.
+/// Minimum prefix length of a route that is not a default route. VPNs replace the default route by two /1 routes.
 const MIN_PREFIX_LENGTH: u8 = 2;
 
-/// The destinations of the routes of this network namespace in all tables, without the default routes, and the addresses of its
-/// interfaces. IPv6 may be off.
+/// Returns the destinations of the routes in all tables of this network namespace, without default routes. These
+/// include the addresses of its interfaces. IPv6 may be disabled.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -38,8 +37,8 @@ pub fn routes() -> io::Result<Vec<IpNet>> {
     Ok(nets)
 }
 
-/// The networks in `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, and below it a line
-/// `/LENGTH SCOPE KIND` for each of its routes.
+/// Parses `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, and below it a line
+/// `/LENGTH SCOPE KIND` for each of the address's routes.
 fn parse_trie_routes(text: &str) -> Vec<IpNet> {
     let (mut nets, mut address) = (Vec::new(), None);
     for line in text.lines().map(str::trim_start) {
@@ -54,7 +53,7 @@ fn parse_trie_routes(text: &str) -> Vec<IpNet> {
     nets
 }
 
-/// The IPv6 routes of all tables; none where IPv6 is off.
+/// The IPv6 routes of all tables; empty if IPv6 is disabled.
 fn v6_routes() -> io::Result<Vec<Route>> {
     match fs::read_to_string("/proc/self/net/ipv6_route") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -62,7 +61,8 @@ fn v6_routes() -> io::Result<Vec<Route>> {
     }
 }
 
-/// The routes of IPv6, and those of IPv4's main table, with the interfaces that they lead to.
+/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, with their interfaces. Default routes
+/// are left out.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -79,8 +79,8 @@ fn route(net: IpNet, device: &str, flags: &str) -> Option<Route> {
     Some(Route { net, device, has_gateway: flags & RTF_GATEWAY != 0, drops: flags & RTF_REJECT != 0 })
 }
 
-/// A line of `/proc/net/route`: interface, destination, gateway, flags, ..., mask in the eighth column. Numbers are in the byte order of
-/// the machine.
+/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, and in the eighth column the mask. The
+/// numbers are hexadecimal, in the machine's byte order.
 fn parse_v4_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let device = columns.next()?;
@@ -93,8 +93,8 @@ fn parse_v4_route(line: &str) -> Option<Route> {
     route(net.into(), device, flags)
 }
 
-/// A line of `/proc/net/ipv6_route`: destination and its length in hexadecimal digits, ..., flags and interface in the ninth and tenth
-/// column. Multicast is left out.
+/// Parses a line of `/proc/net/ipv6_route`: destination and prefix length in hexadecimal, and in the ninth and tenth
+/// column flags and interface. Returns `None` for multicast routes.
 fn parse_v6_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let address = Ipv6Addr::from(u128::from_str_radix(columns.next()?, 16).ok()?);

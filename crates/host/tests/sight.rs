@@ -1,4 +1,4 @@
-//! The sight of real namespaces, however they are kept alive. Needs root on the machine itself, and `ip`.
+//! Scans of real network namespaces, kept alive in different ways. Needs root on the machine itself, and `ip`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
@@ -13,14 +13,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Longer than anything here takes.
+/// Number of attempts, 50 ms apart, before a wait fails.
 const PATIENCE: u32 = 200;
 
-/// A process that is ended with the test, and all that it has started with it.
+/// A process that is killed on drop, with every process that it started.
 struct Ended(Child);
 
 impl Ended {
-    /// Starts a command as the first of a group of processes, with nothing of ours open.
+    /// Starts a command in its own process group, without our standard streams.
     fn start(program: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).process_group(0);
@@ -37,7 +37,7 @@ impl Drop for Ended {
     }
 }
 
-/// A named namespace that goes with the test.
+/// A named network namespace that is deleted on drop.
 struct Named(String);
 
 impl Drop for Named {
@@ -60,7 +60,7 @@ fn seen() -> BTreeSet<IpAddr> {
     scan().addresses
 }
 
-/// Waits until an address is seen, or is not seen any more.
+/// Waits until scans contain an address, or do not contain it any more.
 fn becomes(address: &str, expected: bool) {
     let address: IpAddr = address.parse().unwrap();
     for _ in 0..PATIENCE {
@@ -72,7 +72,7 @@ fn becomes(address: &str, expected: bool) {
     panic!("{address}: expected to be {}", if expected { "seen" } else { "gone" });
 }
 
-/// A shell in a namespace of its own, with this address, that then does something for ever.
+/// Starts a shell in a new network namespace that adds this address and then runs `then`.
 fn shell(address: &str, then: &str) -> Ended {
     let script = format!("ip link set lo up && ip address add {address} dev lo && {then}");
     Ended::start("unshare", &["--net", "sh", "-c", &script])
@@ -105,7 +105,7 @@ fn scan_sees_namespace_held_by_mount_until_removed() {
     becomes("198.18.77.2", false);
 }
 
-/// Some runtimes hide their mounts from the rest of the machine.
+/// Container runtimes may hide their mounts from the rest of the machine.
 #[test]
 fn scan_sees_mount_in_another_mount_namespace() {
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // Once the inner one has ended, only the file is left.
+    // The outer shell becomes `sleep` after the inner process has ended. Then only the open file keeps the namespace.
     let is_left = (0..PATIENCE).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
@@ -140,7 +140,7 @@ fn scan_sees_namespace_held_by_open_file() {
     becomes("198.18.77.4", false);
 }
 
-/// Something else is mounted where it was mounted: no path leads to it, and it is there all the same.
+/// Another mount covers the namespace's mount point: no path leads to the namespace, but it still exists.
 #[test]
 fn scan_sees_hidden_mount() {
     let folder = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ fn scan_sees_hidden_mount() {
     }
 }
 
-/// As containers do that use their interface otherwise: for a virtual machine, or without the kernel.
+/// Containers that pass their interface to a virtual machine or to user space have no addresses in their namespace.
 #[test]
 fn scan_sees_namespace_without_addresses_until_it_ends() {
     let process = Ended::start("unshare", &["--net", "sleep", "600"]);
@@ -178,7 +178,7 @@ fn scan_sees_namespace_without_addresses_until_it_ends() {
     assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
 }
 
-/// Everything in there was made in there, and nothing outside of it is seen.
+/// A scan in a container covers all namespaces made in the container and none outside of it.
 #[test]
 fn scan_in_container_sees_only_what_is_in_it() {
     let test = std::env::current_exe().unwrap();
@@ -194,9 +194,9 @@ fn scan_in_container_sees_only_what_is_in_it() {
         assert!(done.status.success(), "{wrapper:?}: {said}");
     };
     inside(&["unshare", "--pid", "--fork", "--mount-proc", "--net"]);
-    // With users of its own, as an unprivileged one.
+    // With its own user namespace, as an unprivileged container has.
     let own = "unshare --user --map-root-user --mount --pid --fork --mount-proc --net sh -c";
-    // It has no mounts of namespaces of the machine's.
+    // The container must not see the machine's namespace mounts.
     let script = "mount -t tmpfs none /run && exec \"$@\"";
     inside(&own.split(' ').chain([script, "sh"]).collect::<Vec<_>>());
 }
@@ -204,7 +204,7 @@ fn scan_in_container_sees_only_what_is_in_it() {
 #[test]
 fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
-        // The test above calls this one in a container.
+        // The test above runs this test in a container.
         assert_eq!(scan().within, None);
         return;
     }
@@ -215,7 +215,7 @@ fn scan_part_that_runs_in_container() {
     let own = host::network_namespace(Path::new("/proc/self/ns/net")).unwrap();
     let (name, recorded) = own.split_once('/').unwrap();
     assert_eq!(recorded, within);
-    // Nobody else is in there, and what mounts lead to.
+    // The scan finds the container's own namespace; namespaces that mounts keep may be listed as well.
     assert!(sight.namespaces.unwrap().contains(name), "{own}");
 }
 
@@ -236,7 +236,7 @@ fn scan_says_so_when_not_privileged() {
     assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
     let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
     assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
-    // The machine's own processes, but other users.
+    // The machine's process id namespace, but another user namespace.
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user"])
         .arg(&status)
@@ -245,7 +245,7 @@ fn scan_says_so_when_not_privileged() {
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains("has other users than the machine"), "{said}");
-    // A /proc of others.
+    // A /proc that does not belong to this process.
     let done = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
         .arg(&status)

@@ -1,8 +1,8 @@
-//! The changes between two versions of a document: addresses assigned and released, and blocks that changed owners.
+//! Derives events from two versions of a document: addresses assigned and released, and blocks that changed owners.
 //!
-//! A store remembers versions of blocks, not what was done. A change follows from two versions that are next to each
-//! other. They are compared here, without any I/O: for the past ([`crate::history`]) as for what happens. A row is the JSON of
-//! `margay watch`, of `margay ipam history` and of the daemon's page.
+//! A store keeps versions of blocks, not the operations that made them. An event is the difference between two adjacent
+//! versions. They are compared here without any I/O, both for the past ([`crate::history`]) and for live watches. A row
+//! ([`EventRow`]) is the JSON of `margay watch`, of `margay ipam history` and of the daemon's page.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,51 +16,51 @@ use kv::{Batch, Event, EventKind, Key, Kv, Revision};
 use serde::Serialize;
 use time::OffsetDateTime;
 
-/// Something that happened to a block or to one of its addresses.
+/// An event of a block or of one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockEvent {
     /// The block.
     pub block: IpNet,
-    /// In a block of prefixes their length: an address stands for its prefix. `None` in a block of addresses, and where
-    /// there is no address.
+    /// The length of the prefixes in a block of prefixes, where an address stands for its prefix. `None` in a block of
+    /// addresses, and for an event without an address.
     pub prefix_length: Option<u8>,
-    /// The happening.
+    /// The kind of event.
     pub what: BlockEventKind,
 }
 
 impl BlockEvent {
-    /// Something that happened to a block, or to a single address of it.
+    /// Makes an event of a block, or of a single address of it.
     pub(crate) fn of(block: IpNet, what: BlockEventKind) -> Self {
         Self { block, prefix_length: None, what }
     }
 
-    /// The address that it is about, or the prefix.
+    /// The address or prefix that the event concerns; `None` if it concerns the block.
     pub fn unit(&self) -> Option<IpNet> {
         let address = self.what.address()?;
         self.prefix_length.map_or_else(|| Some(address.into()), |length| IpNet::new(address, length).ok())
     }
 }
 
-/// The happening.
+/// The kind of an event, with its details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockEventKind {
-    /// Somebody has the address from now on.
+    /// The address was assigned.
     Assigned {
         /// The address.
         address: IpAddr,
         /// The holder.
         holder: Attribute,
     },
-    /// The holder of the address asked for it again.
+    /// The holder asked for the address again.
     Renewed {
         /// The address.
         address: IpAddr,
         /// The holder.
         holder: Attribute,
     },
-    /// The address went from one owner to another one under the same handle: a virtual machine that moved.
+    /// The address changed owners under one handle, as when a virtual machine migrates.
     Moved {
         /// The address.
         address: IpAddr,
@@ -69,54 +69,54 @@ pub enum BlockEventKind {
         /// The owner.
         to: Attribute,
     },
-    /// Nobody has the address any more, and anybody can get it.
+    /// The address was released and can be assigned again.
     Released {
         /// The address.
         address: IpAddr,
         /// The former holder.
         holder: Attribute,
     },
-    /// Nobody has the address any more, and nobody gets it for a while.
+    /// The address was released and is in cooldown.
     InCooldown {
         /// The address.
         address: IpAddr,
-        /// The former holder, where known.
+        /// The former holder, if known.
         holder: Option<Attribute>,
-        /// When it was released.
+        /// The time of the release.
         since: OffsetDateTime,
     },
-    /// The address has rested for long enough, and anybody can get it.
+    /// The cooldown has ended, and the address can be assigned again.
     CooldownOver {
         /// The address.
         address: IpAddr,
     },
-    /// The block became an owner's.
+    /// The block got an owner.
     Claimed {
         /// The owner.
         owner: Owner,
         /// The former owner.
         former: Option<Owner>,
-        /// When, as the block records it.
+        /// The time of the claim, if the block records it.
         at: Option<OffsetDateTime>,
     },
-    /// The block is nobody's any more.
+    /// The block lost its owner.
     GivenUp {
         /// The former owner.
         owner: Owner,
     },
-    /// An owner's affinity to the block changed alone, as when Calico claims a block in steps.
+    /// An owner's affinity to the block changed without the block, as when Calico claims a block in steps.
     Affinity {
         /// The owner of the affinity.
         owner: Owner,
-        /// Its state now; `None` if it is gone.
+        /// The new state; `None` if the affinity was deleted.
         state: Option<AffinityState>,
     },
-    /// The value in the block's place cannot be read: nothing is known of its addresses.
+    /// The stored block cannot be read, so nothing is known of its addresses.
     Damaged,
 }
 
 impl BlockEventKind {
-    /// The word for it in JSON, in tables and in lines.
+    /// The word for the event in JSON, in tables and in lines of text.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "assigned",
@@ -132,7 +132,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The word for it where it is a part of the state at the beginning.
+    /// The word for the event when it describes the initial state of a report.
     pub fn standing_word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "held",
@@ -141,7 +141,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The word for the state of an affinity that it is about; `gone` for one that was deleted.
+    /// The word for the new state of an affinity, `gone` for a deleted one; `None` for other events.
     pub fn state_word(&self) -> Option<&'static str> {
         let Self::Affinity { state, .. } = self else { return None };
         Some(match state {
@@ -153,7 +153,7 @@ impl BlockEventKind {
         })
     }
 
-    /// The address that it is about; `None` if it is about the block.
+    /// The address that the event concerns; `None` if it concerns the block.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Assigned { address, .. }
@@ -166,7 +166,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The holder of the address now or, if there is none, the former holder.
+    /// The current holder of the address or, if there is none, the former holder.
     pub fn holder(&self) -> Option<&Attribute> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } | Self::Released { holder, .. } => {
@@ -178,7 +178,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The owner of the block that it is about.
+    /// The owner of the block or affinity, or the former owner; `None` for events of addresses.
     pub fn owner(&self) -> Option<&Owner> {
         match self {
             Self::Claimed { owner, .. } | Self::GivenUp { owner } | Self::Affinity { owner, .. } => Some(owner),
@@ -186,7 +186,8 @@ impl BlockEventKind {
         }
     }
 
-    /// When it happened by the clock of the node, where the document itself says so: on stores that remember no times.
+    /// The time of the event if the document records it, by the clock of the node. Needed for stores without commit
+    /// times.
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
@@ -197,17 +198,17 @@ impl BlockEventKind {
     }
 }
 
-/// The happenings of a revision, as far as they are known.
+/// The events of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
-    /// The happenings, releases before assignments.
+    /// The events. Within a block, releases come before assignments.
     pub happenings: Vec<BlockEvent>,
-    /// Blocks of which the version before is not known, so that nobody can tell what happened to them.
+    /// Changed blocks whose previous version is unknown, so that their events cannot be derived.
     pub unreported: Vec<IpNet>,
 }
 
-/// The happenings of a revision. `batch` must come from a watch that brings along what was there before; keys that are
-/// neither of blocks nor of affinities are passed over.
+/// Derives the events of a revision. `batch` must come from a watch that returns previous versions. Keys other than
+/// blocks and affinities are ignored.
 pub fn of_batch(batch: &Batch) -> BatchEvents {
     let mut reported = BatchEvents::default();
     for event in &batch.events {
@@ -229,16 +230,18 @@ pub fn of_batch(batch: &Batch) -> BatchEvents {
     reported
 }
 
-/// True if there was a version before, and the store does not have it any more.
+/// True if there was a previous version that the store no longer has.
 pub fn is_before_unknown(event: &Event) -> bool {
     event.prev.is_none() && (event.kind == EventKind::Delete || event.kv.version > 1)
 }
 
 fn decode<D: Document>(kv: &Kv) -> Option<D> {
-    D::decode(&kv.key, kv.value.as_bytes()).inspect_err(|error| tracing::warn!(%error, "a damaged document")).ok()
+    D::decode(&kv.key, kv.value.as_bytes())
+        .inspect_err(|error| tracing::warn!(%error, "cannot read a damaged document"))
+        .ok()
 }
 
-/// The happenings of an affinity beyond those of its block.
+/// Derives the event of an affinity, unless an event of its block already covers it.
 fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEvent> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
@@ -261,7 +264,7 @@ fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEven
     }
 }
 
-/// The happenings of a block between two versions; `None` where there is no block.
+/// Derives the events between two versions of a block; `None` stands for a block that does not exist.
 pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEvent> {
     let (mut gone, mut come) = (Vec::new(), Vec::new());
     let larger = before.into_iter().chain(after).max_by_key(|block| block.capacity());
@@ -280,7 +283,7 @@ pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> V
         .collect()
 }
 
-/// The state of an address. One that waits for its workload belongs to nobody.
+/// The state of an address in one version of its block. An address that waits for its workload counts as free.
 enum AddressVersion {
     Free,
     InCooldown(OffsetDateTime),
@@ -298,7 +301,7 @@ impl AddressVersion {
     }
 }
 
-/// The happenings of an address: the holder that it lost, and the one that it got.
+/// Derives the events of an address: loss of its holder goes to `gone`, a new holder to `come`.
 fn of_address(
     address: IpAddr,
     before: AddressVersion,
@@ -333,14 +336,14 @@ fn of_address(
     }
 }
 
-/// True if both are the same attachment's; an entry without marks of ours counts by its handle alone.
+/// True if both entries belong to one attachment. Entries without Margay's attributes are compared by handle alone.
 fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     let same = |name| one.get(name).zip(other.get(name)).is_none_or(|(one, other)| one == other);
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
 }
 
-/// True if two entries differ at most in when and in which boot the address was asked for, in whose names they use, and in the
-/// workload that keeps the address.
+/// True if two entries differ at most in the time and boot of the request, in the naming of attributes (Calico's or
+/// Margay's), and in the workload that keeps the address.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
         let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
@@ -349,7 +352,7 @@ fn is_same(one: &Attribute, other: &Attribute) -> bool {
     lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
 }
 
-/// The happenings of a block's ownership.
+/// Derives the event of a block's ownership.
 fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<BlockEventKind> {
     let (former, owner) = (before.and_then(Block::owner), after.and_then(Block::owner));
     match (former, owner) {
@@ -360,20 +363,20 @@ fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<BlockEventK
     }
 }
 
-/// The addresses of a stored block as happenings: those that are held and those in cooldown. `None` for what is no
-/// block.
+/// Describes a stored block by events: its owner, the held addresses, and the addresses in cooldown. Returns `None` for
+/// a key that is no block's.
 pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     let cidr = keys::parse_block(key)?;
     match Block::decode(key, value) {
         Ok(block) => Some(of_block(cidr, None, Some(&block))),
         Err(error) => {
-            tracing::warn!(%error, "a damaged document");
+            tracing::warn!(%error, "cannot read a damaged document");
             Some(vec![BlockEvent::of(cidr, BlockEventKind::Damaged)])
         }
     }
 }
 
-/// The holder that an entry names.
+/// The holder that an entry of a block names, borrowed from the entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The handle.
@@ -382,18 +385,18 @@ pub struct Holder<'a> {
     pub node: Option<&'a str>,
     /// The network.
     pub network: Option<&'a str>,
-    /// The container's id: what the handle has behind the network, where that is recorded.
+    /// The container's id, taken from the handle. `None` if the entry does not record its network.
     pub container: Option<&'a str>,
     /// The interface in the container.
     pub interface: Option<&'a str>,
-    /// The pod.
+    /// The pod's name.
     pub pod: Option<&'a str>,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: Option<&'a str>,
 }
 
 impl<'a> Holder<'a> {
-    /// The contents of an entry.
+    /// Reads the holder from an entry.
     pub fn of(entry: &'a Attribute) -> Self {
         let (handle, network) = (entry.handle(), entry.get(NETWORK));
         let container = handle.zip(network).and_then(|(id, network)| id.strip_prefix(network)?.strip_prefix('.'));
@@ -409,47 +412,47 @@ impl<'a> Holder<'a> {
     }
 }
 
-/// An event, or a fact of the state at which the report begins.
+/// A row of a report: an event, or a part of the state at which the report begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EventRow {
-    /// The revision of the event or of the state.
+    /// The revision of the event, or of the initial state.
     pub revision: i64,
-    /// The time; null if it is unknown.
+    /// The time of the event; null if unknown.
     #[serde(serialize_with = "utc")]
     pub time: Option<OffsetDateTime>,
-    /// The kind of event.
+    /// The word for the kind of event.
     pub event: &'static str,
-    /// The address; absent if the event is about the block.
+    /// The address; absent if the event concerns the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
-    /// The length of the prefix that the address stands for; absent if it is an address.
+    /// The length of the prefix that the address stands for; absent in a block of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
     /// The block.
     pub block: IpNet,
-    /// The holder of the address, or the former one.
+    /// The holder of the address, or the former holder.
     #[serde(flatten)]
     pub holder: Option<AddressHolder>,
     /// The former holder of an address that moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<AddressHolder>,
-    /// The owner of the block or the affinity, or the former one.
+    /// The owner of the block or the affinity, or the former owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// The former owner of the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub former_owner: Option<String>,
-    /// The state of the affinity.
+    /// The new state of the affinity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<&'static str>,
 }
 
-/// The holder of an address.
+/// The holder of an address, as a row prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AddressHolder {
-    /// The handle; null if there is none. An event has this member if and only if it has a holder: the page asks for it.
+    /// The handle; null if there is none. Only events with a holder have this member; the daemon's page tests for it.
     pub handle: Option<String>,
-    /// The node; null if it is unknown.
+    /// The node; null if unknown.
     pub node: Option<String>,
     /// The network.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -463,13 +466,13 @@ pub struct AddressHolder {
     /// The pod's namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The pod.
+    /// The pod's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 }
 
 impl AddressHolder {
-    /// The holder that an entry of a block records.
+    /// Reads the holder from an entry of a block.
     pub fn of(entry: &Attribute) -> Self {
         let Holder { handle, node, network, container, interface, pod, namespace } = Holder::of(entry);
         let [handle, node, network, container, interface, pod, namespace] =
@@ -479,12 +482,12 @@ impl AddressHolder {
 }
 
 impl EventRow {
-    /// The row of an event.
+    /// Makes the row of an event.
     pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &BlockEvent) -> Self {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
-    /// The row of a fact of the state at a revision.
+    /// Makes the row of a part of the state at a revision.
     pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }

@@ -1,7 +1,7 @@
-//! The day on which a pool will be full, if it goes on filling as it did.
+//! Estimates in how many days a pool will be full, if its use keeps growing at the recent rate.
 //!
-//! The number of held addresses at the oldest revision of the last week is compared with the number now. The age of that
-//! revision is the store's time of the commit, or else the time in the documents.
+//! The forecast compares the number of held addresses now with the number at the oldest readable revision of the last
+//! week. The age of that revision is the store's commit time, or else a time in the documents.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,21 +19,21 @@ use time::OffsetDateTime;
 use crate::Operator;
 use crate::history::time_after;
 
-/// The longest history that a forecast uses.
+/// Maximum length of the history that a forecast uses.
 const MAX_HISTORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// There is no forecast from a history that is shorter.
+/// Minimum length of the history that a forecast needs.
 pub const MIN_HISTORY: Duration = Duration::from_secs(10 * 60);
 
-/// The future of all pools.
+/// The forecasts of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Forecast {
-    /// The length of the history, in seconds.
+    /// The length of the history used, in seconds.
     pub history_seconds: u64,
     /// The pools, in the order of the census.
     pub pools: Vec<PoolForecast>,
 }
 
-/// The future of a pool.
+/// The forecast of one pool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PoolForecast {
     /// The pool's name.
@@ -42,13 +42,13 @@ pub struct PoolForecast {
     pub cidr: IpNet,
     /// The number of addresses that can be assigned now or after their cooldown.
     pub free: Count,
-    /// The future.
+    /// When the pool will be full.
     #[serde(flatten)]
     pub ahead: FillForecast,
 }
 
 impl PoolForecast {
-    /// Adds the days until the pool is full, unless it does not fill or has no forecast.
+    /// Adds the days until the pool is full to the samples. Adds nothing if the pool does not fill or has no forecast.
     pub fn sample(&self, samples: &mut Samples) {
         if let Some(days) = self.ahead.days() {
             samples.of_days_until_full(&self.name, self.cidr, days);
@@ -56,24 +56,24 @@ impl PoolForecast {
     }
 }
 
-/// Whether a pool fills.
+/// Whether and how fast a pool fills.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum FillForecast {
-    /// It has no address left.
+    /// The pool has no address left.
     Full,
-    /// It will be full in so many days.
+    /// The pool will be full in some days.
     Filling {
-        /// The days until then.
+        /// The days until the pool is full.
         days: f64,
-        /// The number of addresses by which the held ones grow in a day.
+        /// The daily increase of held addresses.
         per_day: f64,
     },
-    /// It has as many free addresses as before, or more.
+    /// The number of held addresses has not grown.
     Steady,
-    /// There is too little history.
+    /// The history is shorter than [`MIN_HISTORY`].
     Short,
-    /// The store keeps no times.
+    /// Neither the store nor its documents have a time to measure the history with.
     Unknown,
 }
 
@@ -88,7 +88,7 @@ impl FillForecast {
     }
 }
 
-/// A state of the past.
+/// A past revision that can still be read, and how long ago it was current.
 #[derive(Clone, Copy, Debug)]
 struct PastState {
     revision: Revision,
@@ -96,11 +96,11 @@ struct PastState {
 }
 
 impl Operator {
-    /// The days until each pool of the census is full. It reads all blocks of one older revision, and watches from a few
-    /// revisions on to learn their times.
+    /// Forecasts when each pool of the census will be full. Reads all blocks at one older revision, and opens a few
+    /// short watches to learn the times of past revisions.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the deadline; `Unsupported` for a store that cannot be watched.
+    /// `Timeout` after the deadline; `Unsupported` for a store that cannot be watched; any store error.
     pub async fn forecast(&self, census: &Census, deadline: Deadline) -> ipam_core::Result<Forecast> {
         let pools: Vec<&Pool> = census.pools.iter().map(|pool| &pool.pool).collect();
         let (then, held) = reread(|| self.held_then(&pools, census.revision, deadline)).await?;
@@ -121,7 +121,7 @@ impl Operator {
         Ok(forecast)
     }
 
-    /// The oldest state of the last week that can be read, and the number of held addresses of each pool in it.
+    /// Returns the oldest readable state of the last week, and the number of held addresses of each pool in it.
     async fn held_then(
         &self,
         pools: &[&Pool],
@@ -134,7 +134,7 @@ impl Operator {
             let mut reading = SnapshotReader::new(deadline);
             reading.at = then.revision;
             let at = self.ipam().now() - then.age;
-            // A damaged block is a problem that a check reports.
+            // Damaged blocks are logged and left out; an inspection reports them.
             self.ipam()
                 .for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
                     if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
@@ -147,12 +147,12 @@ impl Operator {
     }
 }
 
-/// A number of addresses that blocks in memory have.
+/// Converts a number of addresses; the addresses of blocks in memory always fit in 32 bits.
 fn small(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
-/// The future of a pool with `now` held and `free` other addresses, in which `before` were held so long ago.
+/// Forecasts a pool that has `now` held and `free` other addresses, and had `before` held addresses `age` ago.
 fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> FillForecast {
     if free <= 0.0 {
         return FillForecast::Full;
@@ -165,13 +165,13 @@ fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> Fil
     if per_day > 0.0 { FillForecast::Filling { days: free / per_day, per_day } } else { FillForecast::Steady }
 }
 
-/// How many addresses were held then, or waited for a workload whose time was not over.
+/// Counts the addresses of a block that were held at a time, or waited for a workload whose wait was not over.
 fn held_in(block: &Block, at: OffsetDateTime) -> usize {
     let held = block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_)));
     held.count() - block.overdue(at).count()
 }
 
-/// The oldest state of the last week that can be read. `None` if its time is not known.
+/// Finds the oldest readable state of the last week; `None` if its time is unknown.
 async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<PastState>> {
     let blocks = Range::Prefix(keys::blocks_prefix(None));
     let everything = Range::Prefix(keys::ipam_prefix());
@@ -182,10 +182,10 @@ async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<Pa
     if age_of(first) <= MAX_HISTORY {
         return Ok(Some(PastState { revision: oldest, age: age_of(first) }));
     }
-    // The last change of a block that is there has a time, so that each reading before it finds one.
+    // The last change of a block that still exists has a time, so each watch from a revision before it finds one.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
-    // The change at `old` is older than a week; the one at `young` is not, or is not there.
+    // Binary search. The first change from `old` on is older than a week; from `young` on it is not, or there is none.
     let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
     while old + 1 < young {
         let middle = old + (young - old) / 2;

@@ -1,4 +1,4 @@
-//! Which of what has happened concerns an address, a container or a node, and when it happened.
+//! Selects the events that concern an address, a container or a node, and finds out when they happened.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -13,9 +13,9 @@ use tokio::time::timeout;
 
 use crate::events::{BlockEvent, BlockEventKind, Holder, of_batch};
 
-/// The longest wait for the first change after a revision.
+/// How long to wait for the first change after a revision.
 const FIRST_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
-/// After so many revisions without a time there will be none.
+/// Number of revisions without a time after which the search for a time stops.
 const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 
 /// The subject of a history.
@@ -23,7 +23,7 @@ const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 pub enum HistoryOf {
     /// An address.
     Address(IpAddr),
-    /// A handle, a container or a node: whichever has this name.
+    /// The handle, container or node of this name.
     Name(String),
     /// A node.
     Node(String),
@@ -37,8 +37,8 @@ impl From<&str> for HistoryOf {
 }
 
 impl HistoryOf {
-    /// Where the documents are that can tell of it, and some others. Where the first range tells nothing, the next one
-    /// may: an address is of a block of addresses, or inside a prefix.
+    /// The key ranges that can contain events of the subject, and some others. If the first range has none, try the
+    /// next one: an address lies in a block of addresses, or inside a prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {
@@ -49,7 +49,7 @@ impl HistoryOf {
         [possible_blocks(*ip), possible_blocks_of_prefixes(*ip)].into_iter().filter_map(around).collect()
     }
 
-    /// True if what happened concerns it.
+    /// True if an event concerns the subject.
     pub fn concerns(&self, happening: &BlockEvent) -> bool {
         if let Self::Address(ip) = self {
             let is_damage = happening.what == BlockEventKind::Damaged && happening.block.contains(ip);
@@ -65,7 +65,7 @@ impl HistoryOf {
 }
 
 impl HistoryOf {
-    /// True if an address with this entry is its.
+    /// True if the subject holds an address with this entry.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -78,7 +78,7 @@ impl HistoryOf {
         }
     }
 
-    /// True if a block of this owner is its.
+    /// True if the subject is this owner of a block.
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,
@@ -88,15 +88,16 @@ impl HistoryOf {
     }
 }
 
-/// When something happened: by the store, which gives each revision a time, or else by what the document says.
+/// The time of an event: the store's commit time, or else the time that the document records.
 pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<OffsetDateTime> {
     committed.map(OffsetDateTime::from).or_else(|| what.recorded_at())
 }
 
-/// The first time that is known at a revision or after it, in a range. `None` if nothing has happened since, or without a time.
+/// Finds the first known time at or after a revision, among the changes of a range. Returns `None` if the range
+/// has no change since then, or only changes without a time.
 ///
 /// # Errors
-/// Those of [`Store::watch`].
+/// The errors of [`Store::watch`].
 pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) -> kv::Result<Option<OffsetDateTime>> {
     let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
     for _ in 0..MAX_REVISIONS_WITHOUT_TIME {
@@ -108,7 +109,7 @@ pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) ->
     Ok(None)
 }
 
-/// The time of a commit, by the store or else by the documents.
+/// The time of a commit: the store's, or else a time that its documents record.
 fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
     let committed: Option<SystemTime> = batch.time;
     match committed {

@@ -2,10 +2,10 @@
 //!
 //! # Inside
 //!
-//! [`Operator`] is the allocator with the verbs of a person: each is one or more transactions on the allocator's store.
-//! [`inspect`] compares all documents of a store and mends what is wrong; [`documents`] shows and writes documents in
-//! the form of Calico's API; [`moving`] copies what a store holds to another one; [`events`] and [`history`] tell what
-//! has happened to addresses, and [`forecast`] when a pool will be full.
+//! [`Operator`] wraps the allocator and adds the operations that only an operator runs. Each of them is one or more
+//! transactions on the allocator's store. [`inspect`] compares all documents of a store and mends damage; [`documents`]
+//! shows and writes documents in the form of Calico's API; [`moving`] copies a store's content to another store;
+//! [`events`] and [`history`] report past changes of addresses; [`forecast`] estimates when a pool will be full.
 
 pub mod documents;
 pub mod events;
@@ -28,17 +28,17 @@ pub use pools::{InUse, PoolChoice, SplitResult};
 pub use quotas::QuotaRow;
 pub use sticky::KeptAddress;
 
-/// The verbs that only a person uses on the store of an allocator.
+/// An allocator with the operations that only an operator runs.
 #[derive(Clone, Debug)]
 pub struct Operator(Ipam);
 
 impl Operator {
-    /// On this store, by the system's clock.
+    /// Creates an operator on a store. It uses the system clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         Self(Ipam::new(store, nodes))
     }
 
-    /// The allocator.
+    /// The allocator itself.
     pub fn ipam(&self) -> &Ipam {
         &self.0
     }

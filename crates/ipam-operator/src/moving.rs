@@ -1,10 +1,11 @@
-//! Moving what a store holds to another one: what belongs to it, and the mark on a store that is being filled.
+//! Moves a store's content to another store: which keys belong to it, and the import lock on a store that is being
+//! filled.
 //!
-//! Documents move as they are, byte for byte. [`ranges`] says where they are; [`compare`] says what has to be written
-//! and deleted so that a target has what its source has; [`Renaming`] makes the documents of one node those of another;
-//! [`DocumentCounts`] counts what a person wants to know.
+//! Documents are copied byte for byte. [`ranges`] lists their keys. [`compare`] returns the writes and deletions that
+//! make a target equal to its source. [`Renaming`] turns the documents of one node into those of another node.
+//! [`DocumentCounts`] counts documents for a person.
 //!
-//! While a store is being filled, [the mark](ipam_core::import_lock) is on it.
+//! While a store is being filled, it has an [import lock](ipam_core::import_lock).
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -18,34 +19,36 @@ use kv::{Key, Kv, Range, Revision, Value};
 use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 
-/// All keys of ours begin so.
+/// Common prefix of Margay's own keys.
 const MARGAY_PREFIX: &str = "/margay/";
 
-/// The role of a moved key in its store.
+/// Whether a moved key belongs to the IPAM data or to the surrounding cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRole {
-    /// The books: blocks, handles, affinities, settings, pools, reservations. A target has none of its own.
+    /// IPAM data: blocks, handles, affinities, settings, pools, reservations. The target must not have any before the
+    /// move.
     Books,
-    /// A description of the cluster around: nodes and the like. A target may have its own, which then stays as it is.
+    /// A document about the cluster: nodes and cluster information. If the target has the key already, its value is
+    /// kept.
     Around,
 }
 
-/// The key of the name of an embedded store's one node.
+/// The key that stores the name of an embedded store's only node.
 fn pinned_node_key() -> Key {
     keys::PINNED_NODE.into()
 }
 
-/// Where the keys are that are moved, ascending. The mark's is in there, too, and is not moved.
+/// The ranges of keys that are moved, ascending. They include the import lock's key, which is not moved.
 pub fn ranges() -> Vec<Range> {
     all().into_iter().map(|(range, _)| range).collect()
 }
 
-/// Where a store has to be empty to become a target.
+/// The ranges that must be empty in a target.
 pub fn ranges_to_be_empty() -> Vec<Range> {
     all().into_iter().filter(|(_, part)| *part == KeyRole::Books).map(|(range, _)| range).collect()
 }
 
-/// The role of a key; `None` for one that is not moved.
+/// The role of a key; `None` for a key that is not moved.
 pub fn role_of(key: &Key) -> Option<KeyRole> {
     if *key == import_lock_key() {
         return None;
@@ -53,7 +56,7 @@ pub fn role_of(key: &Key) -> Option<KeyRole> {
     all().into_iter().find(|(range, _)| range.contains(key.as_bytes())).map(|(_, part)| part)
 }
 
-/// The part of the ranges that begins at `from` and ends before `to`, or nowhere.
+/// The parts of [`ranges`] from `from` up to but excluding `to`; `None` means no upper end.
 pub fn ranges_between(from: &Key, to: Option<&Key>) -> Vec<Range> {
     let mut between = Vec::new();
     for range in ranges() {
@@ -86,30 +89,30 @@ fn all() -> [(Range, KeyRole); 7] {
     ]
 }
 
-/// One key to be changed.
+/// A write or deletion of one key in the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Which one.
+    /// The key.
     pub key: Key,
-    /// Its future value; `None` if it shall go.
+    /// The new value; `None` to delete the key.
     pub value: Option<Value>,
-    /// When it was last written; unset if it is not there.
+    /// The revision that last wrote the key in the target; unset if the key is not there.
     pub was: Revision,
 }
 
-/// A part of a source beside the same part of its target.
+/// The difference between a part of a source and the same part of its target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// The changes, ascending.
+    /// The changes to the target, by ascending key.
     pub changes: Vec<Change>,
-    /// How many keys are equal already.
+    /// Number of keys that are equal already.
     pub equal: u64,
-    /// How many keys are the target's own and stay as they are.
+    /// Number of keys of the target that stay as they are.
     pub kept: u64,
 }
 
-/// Compares a part of a source with the same part of its target; both ascend, and so does what `then` is called with: all
-/// that the target has once the changes are made.
+/// Compares a part of a source with the same part of its target; both are sorted by key. Calls `then`, in ascending
+/// order, with every key and value that the target has after the changes.
 pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
     let mut found = Difference::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
@@ -153,7 +156,8 @@ impl Difference {
     }
 }
 
-/// The nodes that a document speaks of as owners of blocks, or as the store's own.
+/// The nodes that a document names: as the owner of a block or affinity, as a registered node, or as the embedded
+/// store's node.
 pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     let mut nodes = BTreeSet::new();
     let host = |owner: Owner| owner.node().map(str::to_owned);
@@ -169,8 +173,8 @@ pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     nodes
 }
 
-/// A node's new name: its blocks, its affinities, what its containers and tunnels hold, its prefixes, and its own
-/// document.
+/// Renames a node in all documents: in its blocks and affinities, in the entries of its containers and tunnels, in its
+/// prefixes, its quota, and its own document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renaming {
     from: String,
@@ -178,17 +182,17 @@ pub struct Renaming {
 }
 
 impl Renaming {
-    /// The blocks and addresses of `from` become those of `to`.
+    /// Creates a renaming: the blocks and addresses of node `from` become those of node `to`.
     pub fn new(from: impl Into<String>, to: impl Into<String>) -> Self {
         Self { from: from.into(), to: to.into() }
     }
 
-    /// The old name.
+    /// The node's old name.
     pub fn from(&self) -> &str {
         &self.from
     }
 
-    /// The key under which a document will be.
+    /// Returns the new key of a document.
     pub fn key(&self, key: Key) -> Key {
         if let Some((owner, cidr)) = keys::parse_affinity(&key)
             && let Some(renamed) = owner.renamed(&self.from, &self.to)
@@ -207,10 +211,10 @@ impl Renaming {
         key
     }
 
-    /// A document, by its old key, as it will be.
+    /// Returns the new value of a document. `key` is its old key.
     ///
     /// # Errors
-    /// [`Malformed`] for a block or a node that cannot be read: its owner is unknown.
+    /// [`Malformed`] for a block, a node or quotas that cannot be read: the node's name cannot be replaced there.
     pub fn value(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         if keys::parse_block(key).is_some() {
             let mut block = Block::decode(key, value.as_bytes())?;
@@ -228,7 +232,7 @@ impl Renaming {
         Ok(value)
     }
 
-    /// The quota of the node. Its counter is no good in another store, and is counted anew.
+    /// Renames the node in the quotas. Its counter is not moved; the new store counts again.
     fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         let mut quotas = Quotas::decode(key, value.as_bytes())?;
         let [from, to] = [&self.from, &self.to].map(|name| QuotaSubject::new(QuotaKind::Node, name.as_str()));
@@ -251,14 +255,14 @@ impl Renaming {
     }
 }
 
-/// How much there is of each kind.
+/// The number of documents of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DocumentCounts {
     /// All keys.
     pub keys: u64,
-    /// Bytes of all keys and values.
+    /// Size of all keys and values, in bytes.
     pub bytes: u64,
-    /// Addresses that somebody has.
+    /// Held addresses, without those in cooldown.
     pub addresses: u64,
     /// Blocks.
     pub blocks: u64,
@@ -272,10 +276,10 @@ pub struct DocumentCounts {
     pub reservations: u64,
     /// Nodes.
     pub nodes: u64,
-    /// Blocks that cannot be read. They are moved as they are.
+    /// Blocks that cannot be read. They are moved unchanged.
     pub damaged: u64,
-    /// The networks of the blocks. It is serialized as the number of blocks that lie in another block; they move unchanged, and
-    /// nothing is assigned from them.
+    /// The networks of the blocks. Serialized as the number of blocks that lie in another block. These are moved
+    /// unchanged, and nothing is assigned from them.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }
@@ -284,10 +288,10 @@ fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result
     serializer.serialize_u64(overlapping(networks))
 }
 
-/// Returns how many of these networks lie in another one. Networks overlap only if one contains the other.
+/// Counts the networks that lie in another network of the list. Networks overlap only if one contains the other.
 fn overlapping(networks: &[IpNet]) -> u64 {
     let mut ascending = networks.to_vec();
-    // By first address, and of those with the same one the largest first.
+    // Sorts by first address; among networks with equal first addresses the largest comes first.
     ascending.sort_unstable();
     let mut outer: Option<IpNet> = None;
     let mut count = 0;
@@ -302,7 +306,7 @@ fn overlapping(networks: &[IpNet]) -> u64 {
 }
 
 impl DocumentCounts {
-    /// One key more.
+    /// Counts one more key.
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         self.keys += 1;
         self.bytes += (key.as_bytes().len() + value.len()) as u64;
@@ -330,7 +334,7 @@ impl DocumentCounts {
 }
 
 impl fmt::Display for DocumentCounts {
-    /// The numbers for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
+    /// Formats the counts for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let some = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
         let addresses = some(self.addresses, "address", "addresses");

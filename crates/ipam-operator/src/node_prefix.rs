@@ -1,4 +1,4 @@
-//! A prefix for a node itself, for example a /80 from which another program of the node assigns addresses.
+//! Assigns a prefix to a node itself, for example a /80 from which another program on the node assigns addresses.
 
 use std::collections::BTreeMap;
 
@@ -13,26 +13,26 @@ use kv::{Deadline, StoreExt};
 
 use crate::Operator;
 
-/// A prefix that a node has.
+/// A prefix that is assigned to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePrefix {
     /// The prefix.
     pub prefix: IpNet,
-    /// The handle that holds it.
+    /// The handle under which the prefix is held.
     pub handle: String,
-    /// False if the node had it already.
+    /// False if the node had the prefix already.
     pub is_new: bool,
 }
 
 impl Operator {
-    /// Assigns a prefix of a pool to a node. A node that has one of this pool keeps it. It stays until its handle is
-    /// released.
+    /// Assigns a prefix of a pool to a node. If the node already has a prefix of this pool, returns that one. The node
+    /// keeps the prefix until its handle is released.
     ///
-    /// Guards: as [`ipam_core::Ipam::assign_to_handle`].
+    /// Guards: as in [`ipam_core::Ipam::assign_to_handle`].
     ///
     /// # Errors
-    /// `NotFound` for the pool; `UnknownNode` where nodes are registered; `Invalid` for a pool of addresses; those of
-    /// [`ipam_core::Ipam::assign_to_handle`].
+    /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes and not this one;
+    /// `Invalid` for a pool of single addresses; the errors of [`ipam_core::Ipam::assign_to_handle`].
     pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
         let pools = self.ipam().inventory(deadline).await?.pools;
         let found = pools.iter().find(|one| one.name() == pool);
@@ -52,7 +52,7 @@ impl Operator {
             Family::V4 => RequestedAddresses::any(1, 0),
             Family::V6 => RequestedAddresses::any(0, 1),
         };
-        // Calico's routing must not take the block for one of the node's pods.
+        // A secondary owner, so that Calico's routing does not treat the block as one of the node's pods.
         let request = HandleRequest::new(handle.as_str(), Owner::secondary(node), wanted)
             .with_pools(found.family(), [pool])
             .with_most_per_family(1)

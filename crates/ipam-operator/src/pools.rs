@@ -1,13 +1,13 @@
-//! Deleting a pool, and dividing one into pools of equal size.
+//! Deletes a pool, and splits a pool into pools of equal size.
 //!
-//! A pool is deleted safely: nothing is assigned from it any more when its blocks go, and they go before it. Each step is a
-//! commit of its own, so that one that was broken off can be begun anew and comes to its end.
+//! A pool is deleted in steps. It is disabled, so that nothing more is assigned from it; then its blocks are deleted;
+//! then the pool. Each step is a commit of its own, and an interrupted deletion can be run again until it completes.
 //!
-//! When a pool is divided, blocks, and addresses in them, stay where they are: a block of the pool is a block of the part that
-//! it lies in. Up to 60 parts come in the commit in which the pool goes: nobody ever sees both, or neither. More do not fit in
-//! one commit. Then the pool is disabled and notes what is going on; the parts come, some in each commit, and can be used at
-//! once; the pool goes last. So no address is ever in two pools that give addresses out, and a division that was broken off
-//! goes on where it was when it is asked for again.
+//! A split leaves blocks and their addresses in place: each block of the pool belongs to the part that contains it. Up
+//! to 60 parts are created in the commit that deletes the pool, so readers see either the pool or all parts. More parts
+//! do not fit in one commit. Then the pool is first disabled and annotated with the split. The parts are created in
+//! several commits and can be used at once. The pool is deleted last. So an address is never in two pools that assign
+//! it. An interrupted split continues when it is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,40 +25,41 @@ use kv::{Deadline, Key, Range, StoreExt, Transaction};
 use crate::Operator;
 use crate::documents::{DocumentError, DocumentKind};
 
-/// How often the blocks of a pool are looked for: one may come from an assignment that began before the pool was off.
+/// Maximum number of passes over a pool's blocks. An assignment that began before the pool was disabled can add a
+/// block.
 const MAX_BLOCK_LISTINGS: usize = 3;
 
-/// How long assignments of others may be under way that do not look at the pool again before they write: as in Calico.
+/// How long to wait for running assignments of programs that do not read the pool again before they write, as Calico's.
 const ASSIGNMENT_GRACE: Duration = Duration::from_millis(500);
 
-/// The effect of a deletion where addresses of the pool are in use.
+/// How a deletion treats a pool with addresses in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InUse {
-    /// It refuses.
+    /// Refuses the deletion.
     #[default]
     Refuse,
-    /// It refuses, but for the pool of a bridged network. The holder of such an address keeps it, and can release it;
-    /// its block is in no pool until then.
+    /// Deletes the pool of a bridged network anyway, and refuses any other. Holders keep their addresses and can
+    /// release them; until then the blocks are in no pool.
     DeleteBridged,
 }
 
 impl Operator {
-    /// Deletes a pool of which no address is in use, with its empty blocks and the reservations that were made for it.
+    /// Deletes a pool without addresses in use, with its empty blocks and the reservations that were made for it.
     ///
-    /// It is disabled first, so that nothing is assigned from it meanwhile; then its blocks go, one commit each; then the
-    /// pool itself. If an address turns out to be in use after all, the pool is enabled again. A deletion that was broken
-    /// off leaves the pool disabled; the next one goes on from there.
+    /// The pool is disabled first, so that nothing is assigned from it. Then its blocks are deleted, one commit each,
+    /// then the pool. If an address turns out to be in use, the pool is enabled again. An interrupted deletion leaves
+    /// the pool disabled; the next call continues it.
     ///
     /// # Errors
-    /// `NotFound`; `PoolInUse`.
+    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of it are in use; any store error.
     pub async fn delete_pool(&self, name: &str, deadline: Deadline) -> Result<()> {
         self.delete_pool_if(name, InUse::Refuse, deadline).await
     }
 
-    /// Like [`Self::delete_pool`], and says what becomes of a pool in use.
+    /// Deletes a pool like [`Self::delete_pool`]; `in_use` selects how addresses in use are treated.
     ///
     /// # Errors
-    /// `NotFound`; `PoolInUse`.
+    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of it are in use; any store error.
     pub async fn delete_pool_if(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (pool, in_use) = self.deletable(name, in_use, deadline).await?;
         let was_enabled = !pool.is_disabled();
@@ -72,12 +73,13 @@ impl Operator {
         if let (Err(_), true) = (&done, was_enabled)
             && let Err(error) = self.edit_pool(name, Pool::enable, deadline).await
         {
-            tracing::warn!(pool = name, %error, "the pool stays disabled");
+            tracing::warn!(pool = name, %error, "cannot enable the pool again after its deletion failed; it stays disabled");
         }
         done
     }
 
-    /// The pool, if it can be deleted, and what is to become of addresses that come to be in use only now.
+    /// Reads the pool and checks that it can be deleted. Also returns how to treat addresses that are assigned
+    /// meanwhile: only the pool of a bridged network may be deleted with addresses in use.
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
@@ -129,7 +131,8 @@ impl Operator {
         Err(Error::Invalid(format!("blocks of pool {} are claimed faster than they can be taken away", pool.name())))
     }
 
-    /// Deletes the blocks of a pool and their affinities, one commit each. Those in use stay, where that is wanted.
+    /// Deletes the blocks of a pool and their affinities, one commit each. With [`InUse::DeleteBridged`], blocks in use
+    /// stay.
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
             transact!(self.ipam(), deadline, |tx| {
@@ -152,8 +155,9 @@ impl Operator {
         Ok(())
     }
 
-    /// Deletes the pool and what was made for it; false if a block has come in the meantime. Somebody else may have deleted it
-    /// already, but not enabled it again, or made another one in its place.
+    /// Deletes the pool and the reservations made for it. Returns false if a block was added meanwhile. Fails with a
+    /// conflict if another writer has enabled the pool again or replaced it; a pool that is already deleted is no
+    /// error.
     async fn drop_pool(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<bool> {
         let key = keys::resource(ResourceKind::IpPool, pool.name());
         let made_for_it = [bridge::reservation_name(pool.name()), define::reservation_name(pool.name())]
@@ -186,14 +190,15 @@ fn pool_in_use(pool: &Pool, places: Vec<BlockInUse>, gateway: Option<String>) ->
     Error::PoolInUse { pool: pool.name().to_owned(), addresses, places, gateway }
 }
 
-/// The gateway of a pool, if it is that of a bridged network.
+/// The gateway that the reservation of a bridged network's pool records; `None` for other pools.
 fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     let name = bridge::reservation_name(pool.name());
     let reservation = reservations.iter().find(|reservation| reservation.name() == name)?;
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// The addresses of a block that containers have, if any; those that rest or that a host keeps for itself do not count.
+/// Counts the held addresses of a block, and lists their nodes. Addresses in cooldown do not count. Returns `None` if
+/// no address is held, or only addresses that a Windows host reserves for itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
@@ -206,46 +211,45 @@ fn place_in_use(block: &Block) -> Option<BlockInUse> {
     (place.addresses > 0).then_some(place)
 }
 
-/// How many parts are made in one commit.
+/// Maximum number of parts created in one commit.
 const PARTS_PER_COMMIT: usize = 60;
 
-/// The most parts.
+/// Maximum number of parts of a split.
 const MAX_PARTS: u32 = 1024;
 
-/// The longest name of a resource.
+/// Maximum length of a resource name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-/// The number of parts of a pool, and whether they will be disabled.
+/// Annotation of a pool that is being split: `PARTS STATE`, the number of parts, and `enabled` or `disabled` for their
+/// state.
 const SPLIT_ANNOTATION: &str = "margay.io/split";
 
-/// Which pool is meant.
+/// Selects a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolChoice<'a> {
-    /// The one of this name.
+    /// The pool of this name.
     Name(&'a str),
-    /// The one of exactly this network.
+    /// The pool whose network is exactly this one.
     Cidr(IpNet),
 }
 
-/// The outcome of a division.
+/// The result of a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitResult {
-    /// The pool that was.
+    /// The name of the former pool.
     pub pool: String,
-    /// The pools that are, ascending.
+    /// The names and networks of the parts, ascending.
     pub parts: Vec<(String, IpNet)>,
 }
 
 impl Operator {
-    /// Divides a pool into a number of parts, a power of two. Assignments may go on meanwhile. Networks that name the pool
-    /// have to name the parts from then on.
-    ///
-    /// Guards: the pool and the parts in each commit.
+    /// Splits a pool into a number of parts, a power of two. Assignments can continue meanwhile. Networks that name the
+    /// pool must name the parts afterwards.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's texts, for a number that cannot be, a pool that is not there or too small, and one that belongs
-    /// to a bridged network or was defined by a network's own configuration; `Document` if there is a pool with the name of a
-    /// part.
+    /// `Invalid`, with Calico's texts, for an impossible number of parts, and for a pool that does not exist, is too
+    /// small, belongs to a bridged network, or was defined by a network's own configuration; `Document` if a pool with
+    /// the name of a part exists.
     pub async fn split_pool(&self, which: PoolChoice<'_>, number: u32, deadline: Deadline) -> Result<SplitResult> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");
@@ -315,7 +319,7 @@ impl Operator {
         })
     }
 
-    /// Makes those of the parts that are not there yet.
+    /// Creates the parts that do not exist yet.
     async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;
@@ -344,7 +348,7 @@ impl Operator {
         Ok(tx.put(&key, part.encode()?)?)
     }
 
-    /// The pool, guarded, if it is one that can be divided: no network hangs on its being one.
+    /// Reads and guards the pool. Fails if the pool belongs to a network that needs it whole.
     async fn divisible(&self, tx: &mut Transaction, name: &str) -> Result<Pool> {
         let key = pool_key(name);
         let stored = tx.get(&key).await?.ok_or_else(|| not_there(PoolChoice::Name(name)))?;
@@ -367,7 +371,7 @@ fn pool_key(name: &str) -> Key {
     keys::resource(ResourceKind::IpPool, name)
 }
 
-/// The reservations that networks make for a pool which is theirs.
+/// The keys of the reservations that a bridged network, or a network that defines its own pool, makes for a pool.
 fn reservations_of(pool: &str) -> [Key; 2] {
     [bridge::reservation_name(pool), define::reservation_name(pool)]
         .map(|name| keys::resource(ResourceKind::IpReservation, &name))
@@ -384,7 +388,7 @@ fn not_there(which: PoolChoice<'_>) -> Error {
     }
 }
 
-/// The names and networks of the parts.
+/// Computes the names and networks of the parts.
 fn parts_of(pool: &Pool, number: u32) -> Result<Vec<(String, IpNet)>> {
     let too_small =
         || Error::Invalid(format!("the CIDR {} is not large enough to be split into {number} parts", pool.cidr()));

@@ -1,4 +1,4 @@
-//! Setting and deleting quotas.
+//! Sets, deletes and lists quotas.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use serde::Serialize;
 
 use crate::Operator;
 
-/// The most counters that one commit deletes.
+/// Maximum number of counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota as a row: the JSON of `margay quota list` and of the daemon's page.
+/// A quota and its use, as printed by `margay quota list` (JSON) and by the daemon's page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
     /// `namespace`, `network` or `node`.
     pub kind: &'static str,
-    /// How many addresses it may have.
+    /// Maximum number of addresses of the subject.
     pub limit: u64,
     /// The namespace, network or node, or [`Quotas::ANY_OTHER`].
     pub name: String,
-    /// The used part in percent, rounded down; `None` for the limit of any other subject.
+    /// Percentage of the limit in use, rounded down; `None` in the row for any other subject.
     pub percent: Option<u64>,
-    /// How many addresses it has; `None` for the limit of any other subject.
+    /// Number of addresses that the subject has; `None` in the row for any other subject.
     pub used: Option<u64>,
 }
 
@@ -41,11 +41,11 @@ impl From<&QuotaUse> for QuotaRow {
 }
 
 impl Operator {
-    /// Sets how many addresses a subject may have, and returns the limit before. Addresses in use stay in use. The name
-    /// [`Quotas::ANY_OTHER`] stands for each subject without a limit of its own.
+    /// Sets the maximum number of addresses of a subject, and returns the previous limit. Addresses in use stay in use.
+    /// The name [`Quotas::ANY_OTHER`] stands for every subject without a limit of its own.
     ///
     /// # Errors
-    /// Those of the store; quotas that are damaged.
+    /// `Malformed` for damaged quotas; any store error.
     pub async fn set_quota(&self, subject: &QuotaSubject, limit: u64, deadline: Deadline) -> Result<Option<u64>> {
         transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
@@ -57,10 +57,10 @@ impl Operator {
         })
     }
 
-    /// Deletes a quota, with the counters of all that have no limit any more, and returns the limit.
+    /// Deletes a quota, and the counters of all subjects that no longer have a limit. Returns the deleted limit.
     ///
     /// # Errors
-    /// `NotFound`; those of the store; quotas that are damaged.
+    /// `NotFound` if the subject has no limit; `Malformed` for damaged quotas; any store error.
     pub async fn delete_quota(&self, subject: &QuotaSubject, deadline: Deadline) -> Result<u64> {
         let limit = transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
@@ -75,12 +75,12 @@ impl Operator {
             }
             Ok(limit)
         })?;
-        // Also after a deletion that was broken off, which has left counters.
+        // Sweep even if the limit was already deleted: an interrupted deletion may have left counters.
         while self.sweep_counters(deadline).await? == COUNTERS_PER_COMMIT {}
         limit.ok_or_else(|| ErrorSubject::Quota.not_found(subject))
     }
 
-    /// Deletes counters of subjects without a limit, and returns how many.
+    /// Deletes counters of subjects without a limit, at most [`COUNTERS_PER_COMMIT`], and returns how many.
     async fn sweep_counters(&self, deadline: Deadline) -> Result<usize> {
         transact!(self.ipam(), deadline, |tx| {
             let quotas = read(tx).await?;
@@ -97,10 +97,11 @@ impl Operator {
         })
     }
 
-    /// The quotas with their use, counted in all blocks, and the limits for any other subject. By kind and name.
+    /// Returns all quotas with their use, counted in all blocks, and the limits for any other subject. Sorted by kind
+    /// and name.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the deadline.
+    /// `Timeout` after the deadline; any store error.
     pub async fn quotas(&self, deadline: Deadline) -> Result<Vec<QuotaRow>> {
         let quotas = transact!(reading self.ipam(), deadline, |tx| read(tx).await)?;
         let others = quotas.all().filter(|(subject, _)| subject.name == Quotas::ANY_OTHER);

@@ -1,4 +1,4 @@
-//! Addresses that are kept from others: pins, unpins and lists those of workloads (see [`ipam_core::sticky`]), and ends a quarantine.
+//! Pins, unpins and lists the addresses that workloads keep (see [`ipam_core::sticky`]), and ends quarantines.
 
 use std::net::IpAddr;
 
@@ -29,17 +29,17 @@ pub struct KeptAddress {
     pub address: IpAddr,
     /// The workload's name.
     pub workload: String,
-    /// True if an operator has pinned it.
+    /// True if an operator has pinned the address.
     pub is_pinned: bool,
-    /// The end of its wait; `None` while it is in use.
+    /// When its wait ends; `None` while the address is in use.
     pub until: Option<WaitEnd>,
-    /// The handle under which it is in use.
+    /// The handle under which the address is in use.
     pub handle: Option<String>,
-    /// The network in which the workload had it last.
+    /// The network in which the workload last had the address.
     pub network: Option<String>,
-    /// The interface in the container that had it last.
+    /// The interface in the container that last had the address.
     pub interface: Option<String>,
-    /// The node on which it is in use.
+    /// The node on which the address is in use.
     pub node: Option<String>,
 }
 
@@ -61,16 +61,18 @@ impl KeptAddress {
 }
 
 impl Operator {
-    /// Pins an address: it is for the workload of this name and for no other, for ever. An address in use stays with its
-    /// holder, and waits for the workload after its release. A network that is named has the workload get the address
-    /// there only. Without one an address that is in use or waits already stays for its network and interface, and a free
-    /// one is for any.
+    /// Pins an address: from now on only the workload of this name can get it. An address in use stays with its holder,
+    /// and waits for the workload after its release.
+    ///
+    /// With `network`, the workload gets the address in that network only. Without it, an address that is in use or
+    /// waits stays tied to its current network and interface, and a free address can be used in any network.
     ///
     /// Guards: the block and the record of the workload.
     ///
     /// # Errors
-    /// `Invalid` for a name that cannot be one, and for an address that is in no pool, reserved, in cooldown, another
-    /// workload's, in use in another network than the named one, or a virtual machine's.
+    /// `Invalid` for an impossible name, and for an address that is in no pool, is reserved, is kept for another
+    /// workload, is in use in another network than the named one, or belongs to a virtual machine; `CoolingDown` for an
+    /// address in cooldown.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
         transact!(self.ipam(), deadline, |tx| {
@@ -123,7 +125,7 @@ impl Operator {
             let Some(kept) = now else { return Err(Error::Unassigned(ip)) };
             let mut record = read_record(work.tx, name).await?;
             record.remove(ip);
-            // A pinned address comes before one that only waits for a time.
+            // Pinned addresses come before addresses that only wait for a time.
             let (network, interface) = (kept.network.clone(), kept.interface.clone());
             record.addresses.insert(0, StickyAddress { address: ip, network, interface });
             write_record(work.tx, name, &record)?;
@@ -132,8 +134,8 @@ impl Operator {
         })
     }
 
-    /// Ends that a workload keeps an address. An address in use stays with its holder; one that waits is free, or in
-    /// cooldown. Returns what was recorded.
+    /// Makes a workload stop keeping an address. An address in use stays with its holder. A waiting address becomes
+    /// free or starts its cooldown. Returns the former state.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -167,10 +169,10 @@ impl Operator {
         })
     }
 
-    /// The addresses that workloads keep, ascending, as of one revision.
+    /// Reads the addresses that workloads keep, ascending, at one revision.
     ///
     /// # Errors
-    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    /// Any store error. Damaged blocks are logged and left out.
     pub async fn kept_addresses(&self, deadline: Deadline) -> Result<Vec<KeptAddress>> {
         let read = || async {
             let mut all = Vec::new();
@@ -187,7 +189,7 @@ impl Operator {
     }
 }
 
-/// Refuses to pin an address whose holder would not leave it to the workload in this network.
+/// Fails if the pin's workload could never take over the address from its holder in this network.
 fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) -> Result<()> {
     if is_vms(entry) {
         let text = format!("{ip} is a virtual machine's, which keeps it without a pin");
@@ -201,12 +203,12 @@ fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) ->
     }
 }
 
-/// The documents around an address.
+/// The pool, the reservations and the block of an address.
 struct AddressContext {
     ip: IpAddr,
     pool: Option<Pool>,
     reservations: Vec<IpReservation>,
-    /// The block that the address is of, in a pool or stored outside of all pools.
+    /// The block of the address, in a pool or stored outside of all pools.
     block: Option<IpNet>,
 }
 
@@ -222,12 +224,12 @@ impl AddressContext {
         Ok(Self { ip, pool, reservations, block })
     }
 
-    /// The block of the pool from which the address can be assigned.
+    /// The block of a pool from which the address can be assigned; `None` if it is in no pool.
     fn assignable(&self) -> Option<IpNet> {
         self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
     }
 
-    /// The address, or in a pool of prefixes the prefix that has it.
+    /// The address, or in a pool of prefixes the prefix that contains it.
     fn unit(&self) -> IpNet {
         self.pool.as_ref().map_or_else(|| self.ip.into(), |pool| pool.unit_of(self.ip))
     }
@@ -239,10 +241,10 @@ impl AddressContext {
 }
 
 impl Operator {
-    /// Takes an address out of the quarantine. Returns why it was there.
+    /// Removes an address from the quarantine. Returns its quarantine entry.
     ///
     /// # Errors
-    /// `Invalid` if it is not in there.
+    /// `Invalid` if the address is not in quarantine.
     pub async fn release_quarantined(&self, ip: IpAddr, deadline: Deadline) -> Result<QuarantineEntry> {
         let key = keys::resource(ResourceKind::IpReservation, QUARANTINE);
         transact!(self.ipam(), deadline, |tx| {

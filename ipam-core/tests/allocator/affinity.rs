@@ -1,4 +1,4 @@
-//! Claiming and releasing blocks: alone, under faults, and against each other.
+//! Claims and releases of blocks: by one caller, with faults, and by concurrent callers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn world() -> World {
     world
 }
 
-/// The verbs of affinities, as these tests call them.
+/// Shorthands for claims and releases by node name and CIDR.
 trait Claiming {
     async fn claim(&self, node: &str, cidr: &str) -> (usize, usize);
 
@@ -62,7 +62,7 @@ async fn affinity_claims_part_of_pool_for_one_node() {
     assert_eq!(world.claim("b", "10.0.0.8/28").await, (0, 4), "the network is that of the address");
     assert_eq!(world.claim("b", "10.0.0.0/27").await, (4, 4));
     world.check().await;
-    // The claimed blocks are taken from first.
+    // Addresses come from the claimed blocks first.
     let given = world.one("a", "c1").await.unwrap();
     assert!(net("10.0.0.0/28").contains(&given), "{given}");
 }
@@ -143,7 +143,7 @@ async fn affinity_left_half_done_by_others_is_completed() {
     let block =
         |cidr, name: &str| Block::new(cidr, Some(&Owner::Host(name.into())), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     let foreign = async || {
-        // An affinity without a block; a block without an affinity; an affinity to another's block.
+        // An affinity without a block; a block without an affinity; an affinity to another owner's block.
         world.put(affinity(first), &Affinity::new(AffinityState::Confirmed)).await;
         world.put(keys::block(second), &block(second, "a")).await;
         world.put(affinity(third), &Affinity::new(AffinityState::Pending)).await;

@@ -1,4 +1,4 @@
-//! Any addresses and given ones, on routed networks.
+//! Assignments of any and of requested addresses on routed networks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     for number in 0..24 {
         all.push(world.one("a", &format!("c{number}")).await.unwrap());
     }
-    // Six full blocks; room comes back in the second one that was claimed, then in the first.
+    // Six full blocks. Addresses are freed in the second claimed block, then in the first.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
     let counting = Arc::new(CountingStore::new(Arc::clone(&world.store)));
@@ -66,7 +66,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     let before = ipam.assign(&any("a", "new2", 1, 0), soon()).await.unwrap();
     let read_then = counting.take().bytes_received;
     assert_eq!((latest[0].ip, before[0].ip), (all[2], all[5]), "the latest room, and the room before that");
-    // The second time the block that was written last is full, so that the others are read besides.
+    // The second time the block that was written last is full, so the other blocks are read as well.
     let block = world.store.get(keys::block(latest[0].block)).await.unwrap().unwrap().value.len() as u64;
     assert!(read_then > read + 3 * block / 2, "{read} bytes were read, then {read_then}; a block has {block}");
     world.check().await;
@@ -217,7 +217,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c1").await.unwrap();
         world.check().await;
 
-        // An affinity that was not confirmed.
+        // An affinity that is not confirmed.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         world.one("a", "c1").await.unwrap();
@@ -226,7 +226,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c2").await.unwrap();
         world.check().await;
     }
-    // A block without affinity, and an affinity to another's block.
+    // A block without an affinity, and an affinity to another owner's block.
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let cidr = "10.0.0.0/30".parse().unwrap();
@@ -264,7 +264,7 @@ async fn assign_never_chooses_reserved_addresses() {
     assert_eq!(given, [ip("10.0.0.4"), ip("10.0.0.6"), ip("10.0.0.7")].into());
     assert!(world.one("a", "c3").await.is_err());
     assert_eq!(world.block("10.0.0.0/30").await, None, "a block that is wholly reserved is never claimed");
-    // A request that names it gets it, as from Calico.
+    // A request that names a reserved address gets it, as in Calico.
     world.assign(&these("a", "c4", &["10.0.0.5"])).await.unwrap();
     world.check().await;
 }
@@ -411,8 +411,8 @@ async fn assign_takes_few_round_trips_when_steady() {
     counting.take();
     counted.assign(&any("a", "c2", 1, 1)).await.unwrap();
     let counts = counting.take();
-    // The surroundings, then for each family a block, its affinity and the keys of blocks around, all at once and at that
-    // revision, the commit.
+    // One transaction reads the surrounding documents, and for each family a block, its affinity and the keys of blocks
+    // around it, all at one revision. The other transaction is the commit.
     assert_eq!((counts.txns, counts.ranges), (2, 8));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();

@@ -1,4 +1,4 @@
-//! The use of every address.
+//! The census: how every address is used.
 
 use ipam_core::census::{AddressUse, BlockCensus};
 use ipam_core::model::keys::{self, ResourceKind};
@@ -24,7 +24,7 @@ async fn census_tells_every_address_once() {
     world.add(NewPool::new("p", "10.0.0.0/29".parse().unwrap()).with_block_size(30)).await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     world.reserve(&["10.0.0.3/32", "10.0.0.7/32"]).await;
-    // Each of the two has a block, and the third borrows.
+    // Nodes `a` and `b` own a block each; `c` borrows an address.
     let first = world.one("a", "a1").await.unwrap();
     world.one("b", "b1").await.unwrap();
     world.one("a", "a2").await.unwrap();
@@ -42,13 +42,13 @@ async fn census_tells_every_address_once() {
     assert_eq!((count('#'), count('b'), count('~'), count('r'), both.len()), (2, 1, 1, 2, 8), "{drawn:?}");
     let in_cooldown = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
     assert!(signs(in_cooldown).contains('~'));
-    // As `utilization` counts: what rests is in use.
+    // As in `utilization`, addresses in cooldown count as in use.
     assert_eq!(pool.usage, world.ipam.utilization(soon()).await.unwrap().pools[0].usage);
     assert_eq!((census.nodes["a"].used, census.nodes["c"].used, census.nodes["c"].blocks), (1, 1, 0));
     assert_eq!(census.nodes["b"].boots["boot0001"], 1);
     assert_eq!((census.registered.len(), census.of_gone_nodes()), (3, 0));
 
-    // The rest is over, a node is gone, and so is the pool.
+    // The cooldown is over, and node `c` and the pool are deleted.
     world.pass(61);
     world.store.delete(Range::key(keys::resource(ResourceKind::Node, "c"))).await.unwrap();
     let census = world.ipam.census(soon()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Clocks that jump by ten years at any moment: nothing is lost, and nothing rests or stays somebody's for ever.
+//! Clocks that jump by ten years at any moment: no address is lost, stays in cooldown, or stays held for ever.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,24 +11,24 @@ use crate::world::World;
 
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
-/// Nothing stays as it is for longer than this without being looked at: twice the cooldown, and twice the age from
-/// which on an empty block may be taken over.
+/// Seconds after which every cooldown and every claim of an empty block has been re-evaluated: twice the cooldown, and
+/// twice the age from which an empty block can be taken over.
 const PATIENCE: i64 = 121;
-/// The pool has so many addresses, in four blocks.
+/// Number of addresses in the pool, in four blocks.
 const ADDRESSES: usize = 16;
 const NODES: [&str; 3] = ["a", "b", "c"];
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A node asks for an address.
+    /// A node requests an address.
     Add(usize),
-    /// One of the holders of an address releases it.
+    /// A holder releases its address.
     Del(usize),
-    /// A node claims the whole pool, as far as it is free.
+    /// A node claims all blocks of the pool that are free.
     Claim(usize),
-    /// Time passes.
+    /// This many seconds pass.
     Pass(i64),
-    /// The clock is set to ten years before, to ten years after, or right.
+    /// The clock is set ten years back, ten years ahead, or to the right time.
     Jump(i64),
 }
 
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The acts so far, and the holders of addresses by the answers.
+/// The world and the expected holders of addresses, according to the answers so far.
 struct Life {
     world: World,
     held: BTreeMap<String, (&'static str, IpAddr)>,
@@ -103,7 +103,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A host that was ten years ahead when it claimed the pool, and then never came back.
+/// A host whose clock was ten years ahead claimed the pool and never came back.
 #[tokio::test]
 async fn clock_far_ahead_leaves_empty_block_to_others() {
     let world = World::new().await;
@@ -133,7 +133,8 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // Wherever the clock is now: everything is released, and after a while one node can have all of it.
+            // At any clock setting: after all addresses are released and some time has passed, one node can have them
+            // all.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

@@ -1,4 +1,4 @@
-//! Many at once: no address twice, none lost, and every revision consistent.
+//! Concurrent callers: no address is assigned twice or lost, and every revision is consistent.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -12,8 +12,7 @@ use kv::{Event, EventKind, Kv, Operation, Range, RangeResponse, StoreExt, WatchR
 
 use crate::world::{World, consistent};
 
-/// Callers on three nodes add and delete on a small pool, so that they claim, borrow and reclaim; every tenth
-/// transaction goes wrong in some way.
+/// Runs callers on three nodes that add and delete on a small pool, so that they claim, borrow and take over blocks.
 async fn churn(world: &World, callers: usize, rounds: usize) {
     let held: Arc<Mutex<BTreeMap<std::net::IpAddr, String>>> = Arc::default();
     let tasks = (0..callers).map(|caller| {
@@ -53,7 +52,7 @@ async fn concurrent_calls_give_no_address_twice_and_lose_none() {
     nothing_is_left(&every_revision_is_consistent(&quiet, start).await);
 }
 
-/// The same world, of which every tenth transaction goes wrong in some way.
+/// Wraps a world's store so that every tenth transaction fails in some way.
 pub(crate) fn faulty(quiet: &World) -> World {
     let calls = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&quiet.store), move |operation| {
@@ -64,7 +63,7 @@ pub(crate) fn faulty(quiet: &World) -> World {
     World::on(Arc::new(faulty), Nodes::Registered)
 }
 
-/// Replays every revision since the start, and returns what is there at the end.
+/// Replays every revision since `start`, checks each for consistency, and returns the final rows.
 pub(crate) async fn every_revision_is_consistent(quiet: &World, start: RangeResponse) -> Vec<Kv> {
     let end = quiet.store.list(Range::All).await.unwrap();
     let mut state: BTreeMap<kv::Key, Kv> = start.kvs.into_iter().map(|kv| (kv.key.clone(), kv)).collect();

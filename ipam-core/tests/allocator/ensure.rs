@@ -1,4 +1,4 @@
-//! Making sure that an owner has a block.
+//! `ensure_blocks`: an owner gets a block unless it has one.
 
 use ipam_core::Error;
 use ipam_core::assign::BlockRequest;
@@ -16,7 +16,7 @@ async fn world() -> World {
     world
 }
 
-/// The verb of ensured blocks, as these tests call it.
+/// Shorthands for these tests.
 trait Ensuring {
     async fn ensure(&self, node: &str, families: &[Family]) -> ipam_core::Result<Vec<IpNet>>;
 
@@ -58,7 +58,7 @@ async fn ensure_counts_full_block_and_takes_no_foreign_ones() {
     assert_eq!(world.block(&own[0].to_string()).await.unwrap().free_addresses().count(), 0);
     let other = world.ensure("b", &[Family::V4]).await.unwrap();
     assert_ne!(own, other);
-    // The pool has no third block. One that is empty and was claimed long ago may be taken over.
+    // The pool has no third block. An empty block that was claimed long ago can be taken over.
     assert!(matches!(world.ensure("c", &[Family::V4]).await, Err(Error::NoNewBlocks)));
     world.pass(61);
     assert_eq!(world.ensure("c", &[Family::V4]).await.unwrap(), other);
@@ -88,7 +88,7 @@ async fn ensure_completes_what_others_left_half_done() {
         assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
         world.check().await;
     }
-    // An affinity without its block, and one to a block that is somebody else's.
+    // An affinity without its block, and an affinity to another owner's block.
     world.store.delete(kv::Range::Key(keys::block(cidr))).await.unwrap();
     assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
     world.check().await;

@@ -1,4 +1,4 @@
-//! The estates of a node that is gone, and of one that got another name.
+//! Addresses and blocks of a node that is gone, and of a node that was renamed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,19 +15,19 @@ use time::OffsetDateTime;
 
 use crate::world::{World, attachment, soon};
 
-/// The time of [`World`] when it begins.
+/// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// The verbs about departed nodes, as these tests call them.
+/// Shorthands for operations on departed nodes.
 trait Departing {
     async fn deregister(&self, node: &str);
 
     async fn estate(&self, node: &str) -> DepartedNode;
 
-    /// Gives one address to a handle, recorded as this.
+    /// Assigns one address to a handle, with these attributes.
     async fn give(&self, handle: &str, owner: &str, recorded: &[(&str, &str)]) -> IpAddr;
 
-    /// Stores an endpoint of a plain container.
+    /// Stores an endpoint of a container without a pod, and returns the endpoint's name.
     async fn store_endpoint(&self, node: &str, container: &str) -> String;
 
     async fn free_all_of(&self, estate: &DepartedNode) -> Result<FreeResult, Error>;
@@ -94,7 +94,7 @@ async fn renamed_node_passes_all_to_new_name() {
     both.attachment.boot = Some("boot0001".into());
     let both = world.assign(&both).await.unwrap();
     let tunnel = world.give("vxlan-tunnel-addr-a", "a", &[("node", "a"), ("type", "vxlanTunnelAddress")]).await;
-    // Two nodes take the other blocks, and the first one borrows.
+    // Two nodes claim the other blocks, and node `a` borrows.
     for number in 0..12 {
         world.one(if number < 5 { "b" } else { "a" }, &format!("c{number}")).await.unwrap();
     }
@@ -153,7 +153,7 @@ async fn renamed_only_node_gets_new_name_with_its_blocks() {
     let known = world.ipam.departed_nodes(|_, _| true, soon()).await.unwrap();
     assert_eq!((known.known.pinned.as_deref(), known.nodes), (Some("new"), BTreeSet::from(["new".to_owned()])));
     assert_eq!(world.release("whatever it is called", "c1").await, [first]);
-    // Another node's name is not the store's.
+    // Renaming another node does not change the store's pinned name.
     world.hand_over("nobody", "other").await.unwrap();
     assert_eq!(world.ipam.departed_nodes(|_, _| false, soon()).await.unwrap().known.pinned.as_deref(), Some("new"));
     world.check().await;
@@ -226,7 +226,7 @@ async fn departed_node_blocks_move_32_per_commit() {
     world.check().await;
 }
 
-/// A request as the plugin makes it, dated so many seconds after the start.
+/// A request as the plugin makes it, dated `at` seconds after [`START`].
 fn dated(container: &str, interface: &str, at: i64) -> AssignRequest {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.interface = interface.into();
@@ -284,7 +284,7 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let world = World::new().await;
     let names = [world.store_endpoint("a", "c1").await, world.store_endpoint("a", "c2").await];
     world.store_endpoint("b", "c3").await;
-    // Neither name nor document alone tells whose it is; OpenStack's are none of ours.
+    // The name and the document must agree on the node, and OpenStack's endpoints are never deleted.
     let odd = r#"{"spec":{"orchestrator":"cni","node":"b","containerID":"c4"}}"#;
     world.store.put(keys::workload_endpoint("default", "a-cni-c4-eth0"), odd).await.unwrap();
     let foreign = r#"{"spec":{"orchestrator":"openstack","node":"a"}}"#;
@@ -296,7 +296,7 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let refused = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await;
     assert!(refused.unwrap_err().to_string().contains("node a is registered"));
     world.deregister("a").await;
-    // Those of other nodes are passed over.
+    // Endpoints of other nodes are ignored.
     assert!(world.ipam.delete_endpoints_of_gone("z", &estate.endpoints, soon()).await.unwrap().is_empty());
     world.store.delete(Range::Key(keys::workload_endpoint("default", &names[0]))).await.unwrap();
     let deleted = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await.unwrap();

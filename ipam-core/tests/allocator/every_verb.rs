@@ -1,4 +1,5 @@
-//! All verbs at once, with faults: every revision is consistent, and nothing is left in the end.
+//! All operations concurrently, with faults: every revision is consistent, and no handle or affinity is left at the
+//! end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use kv::{Range, StoreExt};
 use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::world::{World, soon};
 
-/// The verbs of each caller in turn, besides adding and deleting. The answers are refusals as often as not.
+/// Runs one of the other operations, selected by `turn`. Many of them are refused.
 async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static str> {
     let pool: IpNet = "10.0.0.0/27".parse().unwrap();
     let part: IpNet = format!("10.0.0.{}/29", turn * 8 % 32).parse().unwrap();
@@ -59,7 +60,7 @@ async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static st
     })
 }
 
-/// Gives addresses to a handle, moves one of them to another owner, and takes them back by handle or one by one.
+/// Assigns addresses to a handle, moves one of them to another owner, and releases them by handle or one by one.
 async fn hold(world: &World, owner: &Owner, handle: &str, turn: usize) -> Result<()> {
     let request = HandleRequest::new(handle, owner.clone(), RequestedAddresses::any(turn % 3 + 1, 0))
         .with_usage(PoolUse::Workload);
@@ -104,7 +105,7 @@ async fn verbs_all_at_once_keep_every_revision_consistent() {
                 };
                 match outcome {
                     Ok(()) => {}
-                    // No room, or somebody turned resting on or off.
+                    // The pool is full, or another caller has changed the cooldown.
                     Err(Error::Exhausted { .. } | Error::NoNewBlocks) => {}
                     Err(error) => panic!("caller {caller}, round {round}: {error}"),
                 }
@@ -121,6 +122,6 @@ async fn verbs_all_at_once_keep_every_revision_consistent() {
         quiet.ipam.remove_owner(&owner, soon()).await.unwrap();
     }
     let end = every_revision_is_consistent(&quiet, start).await;
-    // Only blocks may be left, of which addresses rest: that nobody holds any is what handles tell.
+    // Blocks with addresses in cooldown may be left. No handle is left, so no address is held.
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none() && keys::parse_affinity(&kv.key).is_none()));
 }

@@ -1,4 +1,4 @@
-//! Several pools of a family on one bridged network, and sets of ranges.
+//! Bridged networks with several pools of a family, and with sets of ranges.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -45,7 +45,7 @@ async fn fallback_serves_first_pool_with_room_with_its_gateway() {
     }
     let error = world.assign(&bridged("c10", &["two", "one"])).await.unwrap_err();
     assert!(error.is_exhaustion() && error.to_string().contains("[10.2.0.0/29 10.1.0.0/29]"), "{error}");
-    // A container has its address again, from whichever pool, although the first one has room by now.
+    // A container gets its former address again from any of its pools, even if an earlier pool has room.
     world.release("a", "c3").await;
     assert_eq!(world.assign(&bridged("c7", &["two", "one"])).await.unwrap()[0].ip, given[7]);
     assert_eq!(world.assign(&bridged("c10", &["two", "one"])).await.unwrap()[0].ip, given[3]);
@@ -159,12 +159,12 @@ async fn fallback_gives_attachment_address_of_each_set() {
         seen.extend(addresses);
     }
     assert_eq!(seen.len(), 9);
-    // The third set is full, and nothing is taken of the others.
+    // The third set is full, so no address is taken from the other sets.
     let before = world.dump().await;
     let error = world.assign(&defining("c3", &sets, 2, 1)).await.unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert_eq!(world.dump().await, before);
-    // A wanted address is that of its set.
+    // A requested address counts for its set.
     world.release("a", "c0").await;
     let mut wanted = defining("c4", &sets, 1, 1);
     let free = seen.iter().find(|text| text.starts_with("10.1.0.2") && text.len() == 9).unwrap();
@@ -189,7 +189,7 @@ async fn fallback_subnets_can_change_places() {
     let inventory = world.ipam.inventory(soon()).await.unwrap();
     let names: Vec<_> = inventory.pools.iter().map(|pool| pool.name().to_owned()).collect();
     assert_eq!(names, ["net", "net-2"]);
-    // A pool in use that the configuration has given up keeps its name.
+    // A pool in use keeps its name when the configuration no longer has it.
     assert_eq!(define("c2", vec![named("10.3.0.0/24", "net")]).await.unwrap(), "10.3.0.0/24");
     let inventory = world.ipam.inventory(soon()).await.unwrap();
     assert_eq!(inventory.pools.iter().map(Pool::name).collect::<Vec<_>>(), ["net", "net-2", "net-3"]);
@@ -208,14 +208,14 @@ async fn fallback_chooses_free_network_once() {
         };
         defining(container, &[vec![one("0.0.0.0/24", "net"), one("::/64", "net-ipv6")]], 1, 1)
     };
-    // Two first ones at once agree.
+    // Two concurrent first requests choose the same network.
     let (one, two) = (auto("c0"), auto("c1"));
     let (one, two) = tokio::join!(world.assign(&one), world.assign(&two));
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!((one[0].pool, one[1].pool), (two[0].pool, two[1].pool));
     assert_eq!((one[0].pool.to_string().as_str(), one[0].gateway), ("10.200.2.0/24", Some(ip("10.200.2.1"))));
     assert!(one[1].ip.to_string().starts_with("fd") && one[1].pool.prefix_len() == 64);
-    // Later routes of the machine change nothing.
+    // Routes that the machine gets later do not change the choice.
     let mut later = auto("c2");
     later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(world.assign(&later).await.unwrap()[0].pool, one[0].pool);
@@ -227,7 +227,7 @@ async fn fallback_chooses_free_network_once() {
     world.check().await;
 }
 
-/// Hints that never forget.
+/// Hints that are never dropped.
 #[derive(Debug, Default)]
 struct Memory {
     used: Mutex<Vec<IpNet>>,
@@ -271,11 +271,11 @@ async fn fallback_costs_no_round_trip_and_survives_stale_hint() {
         assert_eq!(trips(&format!("c{number}")).await, (2, "10.3.0.0/24".into()), "{number}");
     }
     assert_eq!(*memory.full.lock().unwrap(), ["10.1.0.0/29".parse().unwrap()], "noted once");
-    // All are said to be full: all are tried, in order.
+    // If hints call all pools full, all are tried in order.
     world.release("a", "c0").await;
     memory.full.lock().unwrap().push("10.3.0.0/24".parse().unwrap());
     assert_eq!(trips("again").await.1, "10.1.0.0/29");
-    // The last address is found behind a wrong hint.
+    // A wrong hint does not hide the last free address.
     world.release("a", "c1").await;
     *memory.full.lock().unwrap() = vec!["10.1.0.0/29".parse().unwrap()];
     let mut alone = bridged("last", &["one", "two"]);
@@ -327,7 +327,7 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
     world.release("a", "w1").await;
     world.pass(3600);
-    // An overdue address of the first pool comes after all that is free in the second.
+    // An overdue address of the first pool is used only after all free addresses of the second.
     for number in 0..9 {
         let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
         assert_ne!(assigned[0].ip, own);
@@ -335,7 +335,7 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let last = world.assign(&bridged("c9", &["one", "two"])).await.unwrap();
     assert_eq!((last[0].ip, last[0].gateway), (own, Some(ip("10.1.0.1"))));
     world.check().await;
-    // The workload's next address is in the second pool, and stays there although the first one has room.
+    // The workload's next address is in the second pool. It stays there although the first pool has room.
     world.release("a", "c8").await;
     let second = world.assign(&sticky("w2")).await.unwrap();
     assert_eq!(second[0].gateway, Some(ip("10.2.0.1")));

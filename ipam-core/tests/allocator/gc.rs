@@ -1,4 +1,4 @@
-//! Taking back what nobody uses any more, and keeping what somebody does.
+//! Frees addresses of containers that are gone, and keeps all others.
 
 mod endpoints;
 mod room;
@@ -22,10 +22,10 @@ use time::OffsetDateTime;
 use crate::world::{World, attachment, soon};
 
 const THIS_BOOT: &str = "boot0002";
-/// The time of [`World`] when it begins.
+/// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// A machine of which a test says what is in use on it.
+/// A liveness source with the answers of a test. `None` makes its scan incomplete.
 struct Machine {
     live: Mutex<Option<BTreeSet<IpAddr>>>,
     asked: AtomicUsize,
@@ -54,14 +54,14 @@ fn evidence(live: BTreeSet<IpAddr>) -> Evidence {
     Evidence { boot, up, live, namespaces: Some(["4:7".to_owned()].into()), within: None }
 }
 
-/// A store of one machine, with a pool of two blocks of four addresses.
+/// A store of a single machine, with a pool of two blocks of four addresses.
 async fn one_machine() -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/29").await;
     world
 }
 
-/// A request as the plugin makes it in a boot, dated so many seconds after the start.
+/// A request as the plugin makes it in boot `boot`, dated `at` seconds after [`START`].
 fn request(container: &str, boot: &str, at: i64) -> AssignRequest {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.boot = Some(boot.into());
@@ -155,7 +155,7 @@ async fn gc_proves_attachment_gone_only_by_missing_namespace() {
             ""
         ]
     );
-    // One namespace has no known name: it may be any.
+    // If one namespace has no known name, it can be the namespace of any recorded address.
     let shielded = Evidence { namespaces: None, ..on_the_machine.clone() };
     let [live, gone, earlier, ..] = lists(&shielded);
     assert_eq!((&*live, &*gone, &*earlier), ("", "", "earlier-in-container reused-since-earlier"));
@@ -166,7 +166,7 @@ async fn gc_proves_attachment_gone_only_by_missing_namespace() {
     assert_eq!(lists(&in_container("1")), [live, "", "earlier-in-container", "gone-in-container", outside]);
 }
 
-/// A runtime starts a container again, in another namespace, at once.
+/// A runtime restarts a container at once in another namespace.
 #[tokio::test]
 async fn gc_records_other_namespace_when_container_asks_again() {
     let world = one_machine().await;
@@ -193,22 +193,22 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     let world = one_machine().await;
     let first = give(&world, "c1", "boot0001", 0).await;
     let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
-    // The same container after a reboot: the same answer, and the boot is noted.
+    // After a reboot the container gets the same answer, and the new boot is recorded.
     assert_eq!(give(&world, "c1", THIS_BOOT, 100).await, first);
     let freed = free(&world, &seen).await;
     assert_eq!((freed.released, freed.changed), (vec![], vec![first]));
-    // The same in one boot, after a while.
+    // In one boot, a repeated request after a while is recorded too.
     let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_eq!(give(&world, "c1", THIS_BOOT, 200).await, first);
     assert!(free(&world, &seen).await.released.is_empty());
     let renewed = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_ne!(renewed[0].sequence_number, seen[0].sequence_number);
     assert_eq!(renewed[0].assigned_at().unwrap().unix_timestamp(), START + 200);
-    // A second try that comes at once writes nothing.
+    // An immediate retry writes nothing.
     let before = revision(&world).await;
     assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
     assert_eq!(revision(&world).await, before);
-    // Given back and given anew.
+    // Released and assigned again.
     world.release("a", "c1").await;
     give(&world, "c1", THIS_BOOT, 200).await;
     assert!(free(&world, &renewed).await.released.is_empty());
@@ -250,7 +250,7 @@ async fn gc_counts_borrowed_for_borrower_and_spares_other_nodes() {
     world.check().await;
 }
 
-/// In a cluster two machines may be given one name by mistake.
+/// In a cluster two machines may have the same name by mistake.
 #[tokio::test]
 async fn gc_takes_other_boot_for_other_machine_in_cluster() {
     let world = World::new().await;
@@ -269,7 +269,7 @@ async fn gc_takes_other_boot_for_other_machine_in_cluster() {
     assert_eq!(addresses(&judged.idle), [mine].into());
 }
 
-/// Every document that Calico itself wrote, tunnels and Windows blocks among them.
+/// Uses every document that Calico itself wrote, including tunnels and Windows blocks.
 #[tokio::test]
 async fn gc_never_considers_what_calico_recorded() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
@@ -304,7 +304,7 @@ async fn gc_never_considers_what_calico_recorded() {
     assert!(unmarked > 0 && special > 0, "{unmarked} {special}");
 }
 
-/// Somebody else might use our attributes too: what has a type is no workload's all the same.
+/// An address with a type is never a workload's, even if another program adds Margay's attributes to it.
 #[tokio::test]
 async fn gc_keeps_tunnel_and_windows_addresses() {
     let world = one_machine().await;
@@ -343,7 +343,7 @@ async fn gc_list_decides_by_attachment_and_spares_young() {
     let mut second = request("in-list", THIS_BOOT, 0);
     second.attachment.interface = "eth1".into();
     let second = world.assign(&second).await.unwrap()[0].ip;
-    // A program that splits a handle at a dot takes it for the first one's.
+    // Split at its first dot, handle `net.a.b.gone` would belong to a container `a.b.gone` in network `net`.
     let mut dotted = request("b.gone", THIS_BOOT, 0);
     dotted.attachment.network = "net.a".into();
     world.assign(&dotted).await.unwrap();

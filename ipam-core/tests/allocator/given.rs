@@ -1,4 +1,4 @@
-//! Given addresses, on routed networks.
+//! Requested addresses on routed networks.
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, RepeatPolicy, RequestedAddresses};

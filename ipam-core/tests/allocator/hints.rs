@@ -1,4 +1,4 @@
-//! How many round trips a call takes, and hints, which save some and decide nothing.
+//! The number of round trips of a call. Hints save some and decide nothing.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use kv::{Operation, StoreExt};
 
 use crate::world::{World, attachment, ip, soon};
 
-/// Keeps the noted hints, or always returns the same.
+/// Keeps the recorded hints, or always returns fixed ones.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
@@ -26,7 +26,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// One that always says this.
+    /// Hints that always name these blocks.
     fn stuck_at(blocks: &[&str]) -> Arc<Self> {
         let blocks = Mutex::new(blocks.iter().map(|text| text.parse().unwrap()).collect());
         Arc::new(Self { blocks, is_stuck: true, ..Self::default() })
@@ -56,7 +56,7 @@ impl Hints for Memory {
 
 pub(crate) type Counted = CountingStore<Arc<dyn kv::Store>>;
 
-/// An allocator on the store of a world that counts and has these hints.
+/// An allocator with these hints on the store of a world, and a store that counts its calls.
 pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
     let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
@@ -80,7 +80,8 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
     AssignRequest::new(attachment("a", container), RequestedAddresses::these(addresses))
 }
 
-/// Also if the commit is lost, since it may have been carried out. A node's own block is found without a note.
+/// The block is recorded even if the commit is lost, since the commit may have happened. The node's own block needs no
+/// record.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -96,7 +97,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
         .unwrap()
         .remove(0);
     let before = world.dump().await;
-    // Nothing arrives any more as soon as there is a note.
+    // All requests are lost after the block was recorded.
     let seen = Arc::clone(&hints);
     let is_noted = move |_| (!seen.about_to_hold.lock().unwrap().is_empty()).then_some(Fault::RequestLost);
     let lost = FaultyStore::new(Arc::clone(&world.store), is_noted);
@@ -106,7 +107,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
     assert_eq!(world.dump().await, before);
     let all = noted();
     assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
-    // It is no hint for the node's own.
+    // The record of a borrowed block is no hint for the node's own blocks.
     assert_eq!(
         world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).read_scope_of("a"),
         ReadScope::default()
@@ -175,7 +176,7 @@ async fn hint_is_stored_only_when_changed() {
     assert_eq!(hints.blocks.lock().unwrap().len(), 3);
 }
 
-/// A second request at the same time for the same block costs two more; also when the block is new.
+/// A concurrent request for the same block costs two more round trips, also when the block is new.
 #[tokio::test(start_paused = true)]
 async fn hint_conflict_costs_two_round_trips() {
     for (is_new, expected) in [(false, 4), (true, 5)] {
@@ -206,8 +207,8 @@ async fn hint_conflict_costs_two_round_trips() {
 #[tokio::test]
 async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
-    // With the number of keys and ranges that the second request reads: the block, its affinity, and the ranges of keys of
-    // blocks around it that were not read for the hint.
+    // Wrong hints, each with the number of keys and ranges that the second request reads: the block, its affinity, and
+    // the ranges of block keys around it that were not read for the hint.
     for (wrong, ranges) in [
         (&[] as &[&str], 3),
         (&["10.0.9.0/26"], 3),
@@ -238,7 +239,8 @@ async fn hint_costs_one_round_trip_when_wrong() {
     }
 }
 
-/// The same calls with hints that are drawn and without any: the same calls succeed, and blocks, handles and affinities agree.
+/// Runs random calls with random hints and without hints: the same calls succeed, and blocks, handles and affinities
+/// agree.
 #[tokio::test]
 async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! Assignments that break off between sending and knowing.
+//! Assignments that are killed after a commit was sent and before its answer arrived.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::world::{World, attachment, held, soon};
 
-/// Notes in memory.
+/// Pending commits, kept in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     kept: Mutex<BTreeMap<String, (Attachment, Txn)>>,
@@ -66,19 +66,19 @@ fn request() -> AssignRequest {
 async fn world() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
-    // So that the block is there already, and no commit guards absences alone.
+    // The block exists already, so that no commit guards only the absence of keys.
     world.one("a", "before").await.unwrap();
     world
 }
 
-/// A store of which the commit after so many reads happens as `fault` says and every later call hangs; and the receiver
-/// of its signal.
+/// A store whose transaction number `reads` gets the fault and whose later calls hang. Also returns the signal that the
+/// first hanging call sends.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
     let tell = Arc::clone(&reported);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
-        // A look at the history, which settles a commit that guards absences alone, hangs as the next commit does.
+        // A read of the history, which settles a commit that guards only absent keys, hangs like a later commit.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
         match (begun, operation) {
             (before, _) if before < reads => None,
@@ -93,9 +93,9 @@ pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<
     (faulty, reported)
 }
 
-/// Begins an assignment, and kills it after its commit was sent and before anything is known.
+/// Starts an assignment, and kills it after its commit was sent and before it has the answer.
 async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultyStore<Arc<dyn Store>> {
-    // Reading what surrounds comes first, and where there is no block a probe for one.
+    // The first transaction reads the surrounding documents. Without a block, a second one looks for a free block.
     let reads = if world.block("10.0.0.0/30").await.is_some() { 1 } else { 2 };
     let (faulty, reported) = breaking(world, fault, reads);
     let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
@@ -107,7 +107,8 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultySto
     faulty
 }
 
-/// The block of the late assignment is new, so that its commit guards absences alone, and is gone again when it lands.
+/// The commit of a late assignment creates a block, so it guards only absent keys. The block is deleted again before
+/// the late commit arrives.
 async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
     for fault in FAULTS {
         let world = World::new().await;
@@ -144,14 +145,14 @@ async fn late_commit_leaves_nothing_when_foreign_block_is_gone() {
     .await;
 }
 
-/// As before, but the assignment lives and gets the answer that it went through, while its first commit is still on its
+/// Here the assignment is not killed. It sends the commit again and gets a success, while the first one is still under
 /// way.
 #[tokio::test(start_paused = true)]
 async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
-    // The surroundings, and a peek for a free block, come first.
+    // Two reads come first: the surrounding documents, and the search for a free block.
     let late = FaultyStore::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
     let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
     assert_eq!(ipam.assign(&request(), soon()).await.unwrap().len(), 1);
@@ -182,7 +183,7 @@ async fn late_commit_after_release_leaves_nothing() {
     }
 }
 
-/// The purpose of the notes.
+/// Shows what the recorded pending commits prevent.
 #[tokio::test(start_paused = true)]
 async fn late_commit_without_notes_would_lose_address() {
     let world = world().await;
@@ -222,8 +223,8 @@ async fn note_does_no_harm_when_its_guards_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn note_stays_while_its_commit_could_come_again() {
-    // The fate of the commit and of its repetition, and the number of notes that stay. Where the answer to the second
-    // one is that the guards do not hold, nobody knows which of them it was.
+    // The faults of the commit and of its repetition, and the number of pending commits that stay recorded. If the
+    // guards of the repetition fail, the first commit or another writer may have changed the keys.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),
@@ -248,7 +249,7 @@ async fn note_stays_while_its_commit_could_come_again() {
 async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
-    // Nothing gets through after the commit, and that it was not sent again says nothing of the first time.
+    // All calls after the commit fail. That the repetition was not sent says nothing about the first commit.
     let commits = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };
@@ -293,7 +294,7 @@ async fn note_is_removed_when_commit_was_never_sent() {
     let notes: Arc<Notes> = Arc::default();
     let begun = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
-        // The first transaction reads what surrounds the address.
+        // The first transaction reads the documents around the address.
         (operation == Operation::Txn && begun.fetch_add(1, SeqCst) > 0).then_some(Fault::NotSent)
     });
     let faulty: Arc<dyn Store> = Arc::new(faulty);

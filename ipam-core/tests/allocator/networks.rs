@@ -1,4 +1,4 @@
-//! Networks that define their pools: several of one name, subnets that change, and gateways outside of them.
+//! Networks that define their pools: several networks of one name, changed subnets, and gateways outside the subnet.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use kv::StoreExt;
 
 use crate::world::{World, attachment, ip, soon};
 
-/// An ADD on network `net`, with a pool for each of these subnets and one address of each.
+/// An ADD on network `net` that defines a pool for each of these subnets and wants one address from each.
 fn defining(node: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let v6 = subnets.iter().filter(|subnet| subnet.contains(':')).count();
     let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(subnets.len() - v6, v6));
@@ -34,14 +34,14 @@ fn subnets(assigned: &[AssignedAddress]) -> Vec<String> {
     assigned.iter().map(|one| one.pool.to_string()).collect()
 }
 
-/// The steps of these tests.
+/// Shorthands for these tests.
 trait OnNetworks {
     async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<AssignedAddress>;
 
-    /// The pools by name, after a check that blocks, affinities and reservations are those of pools.
+    /// Checks that every block, affinity and reservation belongs to a pool, and returns the pools' networks by name.
     async fn pools(&self) -> BTreeMap<String, String>;
 
-    /// Fails unless the network is refused, and nothing changed, since its subnet overlaps with this one of pool `net`.
+    /// Asserts that the network is refused without any change, because its subnet overlaps with `by` of pool `net`.
     async fn is_refused(&self, of: &[&str], by: &str);
 
     async fn edit(&self, name: &str, edit: impl Fn(&mut Pool));
@@ -125,7 +125,8 @@ async fn network_pool_name_is_taken_by_other_network() {
     assert_eq!(subnets(&world.assign(&other).await.unwrap()), ["10.5.0.0/24"]);
     let expected = these(&[("net", "10.3.0.0/24"), ("net-2", "10.4.0.0/24"), ("net-2-2", "10.5.0.0/24")]);
     assert_eq!(world.pools().await, expected);
-    // The second network leaves its pool, and takes its place; the first one's stays though nothing is in use there.
+    // The second network no longer uses its pool and gets a new one in its place. The first network's pool stays,
+    // although none of its addresses is in use.
     for container in ["c1", "c2"] {
         let mut attachment = attachment("a", container);
         world.ipam.release_attachment(&attachment, &[], soon()).await.unwrap();
@@ -150,7 +151,7 @@ async fn network_pool_makes_way_for_new_subnet_when_unused() {
         assert_eq!(world.pools().await, these(&[("net", of[0]), ("net-ipv6", of[1])]));
         world.release("a", &container).await;
     }
-    // While an address is in use the pool stays, and later makes way.
+    // A pool stays while one of its addresses is in use, and is replaced later.
     world.on_subnets("d1", &["10.43.0.0/24"]).await;
     world.on_subnets("d2", &["10.43.1.0/24"]).await;
     let of_v6 = subnets(4)[1].clone();
@@ -172,7 +173,7 @@ async fn network_pool_is_replaced_when_subnet_changes_size() {
         world.is_refused(&["10.0.0.0/8"], cidr).await;
         world.release("a", "c0").await;
     }
-    // Blocks of another size would overlap with the old ones.
+    // Blocks of another size would overlap with the old blocks.
     world.is_refused(&["10.9.4.0/29"], "10.9.0.0/20").await;
     let world = World::new().await;
     world.on_subnets("c0", &["10.9.4.0/29"]).await;
@@ -265,7 +266,7 @@ async fn network_pool_of_many_blocks_stays_and_name_is_numbered() {
     assert_eq!(world.pools().await, these(&[("net", "10.1.0.0/16"), ("net-2", "10.2.0.0/24")]));
 }
 
-/// A commit has room for 120 guards.
+/// One commit holds at most 120 guards.
 #[tokio::test]
 async fn network_pools_that_change_at_once_fit_into_commit() {
     let world = World::new().await;
@@ -297,7 +298,7 @@ async fn networks_of_one_name_begin_together_in_one_commit() {
     assert_eq!(world.pools().await, these(&[("net", one[0]), ("net-2", two[0])]));
 }
 
-/// One ADD takes an address of the unused pool, for which it makes a block, while another one replaces the pool.
+/// One ADD claims a block of the unused pool while another ADD replaces the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn network_pool_is_never_replaced_when_coming_into_use() {
     let world = World::new().await;
@@ -345,7 +346,7 @@ async fn network_pool_of_chosen_subnet_is_found_by_name() {
     auto.define[0].free_of = Some(Vec::new());
     let refused = world.assign(&auto).await.unwrap_err().to_string();
     assert!(refused.contains("pool net of this network is of another family"), "{refused}");
-    // A pool whose subnet was chosen stays, since its network finds it by the name alone.
+    // A pool with an automatically chosen subnet stays, since its network finds it by name only.
     let world = World::new().await;
     let chosen = world.assign(&auto).await.unwrap()[0].pool;
     world.release("a", "c1").await;
@@ -375,7 +376,7 @@ async fn network_gateway_of_ipv6_may_lie_outside_subnet() {
         let refused = world.assign(&request).await;
         assert!(matches!(refused, Err(Error::Bridge(BridgeError::BadGateway { .. }))), "{bad} {refused:?}");
     }
-    // A network that names its pool, and one that has two.
+    // A network that names its pool, and a network with two pools.
     let mut named = AssignRequest::new(attachment("a", "d1"), RequestedAddresses::any(0, 1));
     world.add_pool("six", "fd06::/64").await;
     named.v6_pools = vec!["six".into()];

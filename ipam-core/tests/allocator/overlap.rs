@@ -1,5 +1,5 @@
-//! No block is made that has addresses in common with a stored one, whatever was there before: pools that were made anew with
-//! another block size, affinities that outlived their blocks, and what Calico's writers leave.
+//! No new block overlaps with a stored block, whatever is stored: pools recreated with another block size, affinities
+//! without their blocks, and blocks of Calico's writers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Replaces the document of a pool behind the allocator's back.
+/// Replaces the document of a pool without the allocator.
 async fn replace_pool(world: &World, cidr: &str, block_size: u8) {
     let new = NewPool::new("p", net(cidr)).with_block_size(block_size);
     let pool = Pool::new(&new, "uid", OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -33,7 +33,7 @@ async fn put_affinity(world: &World, node: &str, cidr: &str, state: AffinityStat
     world.put(key, &Affinity::new(state)).await;
 }
 
-/// As Calico writes it: without a look at other blocks.
+/// Writes a block as Calico does, without a check of other blocks.
 async fn put_block(world: &World, node: &str, cidr: &str) {
     let block = Block::new(net(cidr), Some(&Owner::host(node)), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     world.put(keys::block(net(cidr)), &block).await;
@@ -55,7 +55,7 @@ async fn blocks(world: &World) -> Vec<IpNet> {
     stored.iter().filter_map(|kv| keys::parse_block(&kv.key)).collect()
 }
 
-/// That no two stored blocks have an address in common.
+/// Asserts that no two stored blocks overlap.
 async fn are_apart(world: &World) {
     let blocks = blocks(world).await;
     for (place, block) in blocks.iter().enumerate() {
@@ -64,7 +64,7 @@ async fn are_apart(world: &World) {
     }
 }
 
-/// A pool of the given block size, and affinities of node `a` to blocks of another size that are gone.
+/// A pool with its block size, and affinities of node `a` to deleted blocks of another size.
 struct Left {
     pool: (&'static str, u8),
     affinities: &'static [&'static str],
@@ -115,7 +115,7 @@ async fn overlap_with_address_requested_elsewhere_is_not_made() {
     are_apart(&world).await;
 }
 
-/// The pool's document was replaced while blocks of the old size are in use.
+/// The pool was replaced while blocks of the old size were in use.
 #[tokio::test]
 async fn overlap_with_block_in_use_is_refused() {
     for (old, new) in [(26, 25), (26, 27), (24, 26), (28, 26)] {
@@ -137,7 +137,7 @@ async fn overlap_with_block_in_use_is_refused() {
         let (mut assigned, borrowed) = (vec![first], claimed.claimed.is_empty());
         for number in 0..3 {
             match add(&world, "a", &format!("c{number}"), false).await {
-                // Without a block of its own the node borrows from the one of the old size.
+                // A node that cannot get its own block borrows from the block of the old size.
                 Ok((ip, block)) => {
                     assert!(borrowed || block.prefix_len() == new, "{old} {new}: {block}");
                     assert!(!assigned.contains(&ip));
@@ -173,7 +173,7 @@ async fn overlap_by_quicker_writer_fails_commit() {
     }
 }
 
-/// Calico's writers may make a block over one of ours, and the first version of Margay did.
+/// Calico can create a block that overlaps with one of Margay's, and Margay's first version could as well.
 #[tokio::test]
 async fn overlap_made_by_others_is_never_assigned_from() {
     for foreign in ["100.64.0.0/24", "100.64.0.64/27", "100.64.0.65/32"] {
@@ -196,7 +196,7 @@ async fn overlap_made_by_others_is_never_assigned_from() {
     }
 }
 
-/// Other nodes' assignments in blocks nearby are no conflict for one that makes a block.
+/// Assignments of other nodes in neighbouring blocks do not conflict with the creation of a block.
 #[tokio::test]
 async fn overlap_guards_ignore_writes_to_neighbours() {
     let world = World::new().await;
@@ -223,7 +223,7 @@ async fn overlap_guards_ignore_writes_to_neighbours() {
     assert_eq!(counting.take().txns, 3, "one attempt: two reads, a commit");
 }
 
-/// Keys of blocks do not sort by address, so many others can lie between those that overlap with a large block.
+/// Block keys do not sort by address, so many other keys can lie between those that overlap with a large block.
 #[tokio::test]
 async fn overlap_is_ruled_out_among_many_small_blocks() {
     let world = World::new().await;
@@ -236,7 +236,7 @@ async fn overlap_is_ruled_out_among_many_small_blocks() {
     are_apart(&world).await;
 }
 
-/// Large blocks around which thousands are stored cannot be guarded: the error names the ways out.
+/// A large block with thousands of blocks around cannot be guarded. The error names the ways out.
 #[tokio::test]
 async fn overlap_that_cannot_be_guarded_is_refused() {
     let world = World::new().await;
@@ -248,14 +248,14 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     let refused = world.assign(&request).await.unwrap_err();
     assert!(matches!(refused, Error::Overlap(OverlapError::TooManyAround { .. })), "{refused:?}");
     assert!(refused.to_string().contains("blocks of /122 or smaller"), "{refused}");
-    // Blocks of at most 64 addresses are guarded exactly.
+    // Blocks of up to 64 addresses are guarded exactly.
     replace_pool(&world, "fd00::/116", 122).await;
     let assigned = world.assign(&request).await.unwrap();
     assert_eq!(assigned[0].block, net("fd00::/122"));
     are_apart(&world).await;
 }
 
-/// Affinities that outlived their blocks go when a pool of another block size is made; a block in use keeps it from being made.
+/// A new pool deletes affinities without blocks of another block size. A block in use prevents the pool's creation.
 #[tokio::test]
 async fn overlap_of_affinities_with_new_pool_ends_when_made() {
     let world = World::new().await;

@@ -1,6 +1,6 @@
-//! Random sequences of what makes blocks, on pools that are made anew with every possible block size, beside a writer that
-//! looks at nothing but the key it writes: no call of ours makes a block over another one, or assigns an address that two
-//! blocks have.
+//! Runs random sequences of calls that create blocks, on pools that are recreated with every possible block size, next
+//! to a foreign writer that checks no other key. No call of Margay creates an overlapping block or assigns an address
+//! that lies in two blocks.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ const SEEDS: u64 = 24;
 const STEPS: usize = 80;
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// The stored blocks and the addresses that each has assigned.
+/// The stored blocks, and the addresses that each has assigned.
 #[derive(Default)]
 struct State {
     blocks: BTreeSet<IpNet>,
@@ -49,7 +49,7 @@ struct Run {
     world: World,
     rng: Rng,
     pool: IpNet,
-    /// Whether other programs make blocks, too.
+    /// Whether a foreign writer creates blocks as well.
     with_others: bool,
     containers: Vec<(&'static str, String)>,
 }
@@ -66,12 +66,12 @@ impl Run {
         NODES[self.rng.usize(..NODES.len())]
     }
 
-    /// A block size, more often a small one than each has a chance to meet others.
+    /// A random block size.
     fn size(&mut self) -> u8 {
         self.pool.prefix_len() + self.rng.u8(..=12)
     }
 
-    /// A network of the pool, mostly in its first few hundred addresses.
+    /// A random network of the pool, mostly in its first few hundred addresses.
     fn net(&mut self) -> IpNet {
         let most = if self.rng.bool() { 256 } else { 4096 };
         let first = nth(self.pool, self.rng.u128(..most)).unwrap();
@@ -96,7 +96,7 @@ impl Run {
         }
     }
 
-    /// Takes an empty block away and leaves its affinities.
+    /// Deletes an empty block without its affinities, as a foreign writer may.
     async fn foreign_deletion(&mut self) {
         let state = State::of(&self.world).await;
         let is_empty = |block: &&IpNet| !state.assigned.iter().any(|(_, of)| of == *block);
@@ -110,7 +110,7 @@ impl Run {
         self.world.put(keys::resource(ResourceKind::IpPool, "p"), &pool).await;
     }
 
-    /// One step; true if it was a call of ours.
+    /// Runs one random step; returns true if it was a call of the allocator.
     async fn step(&mut self, number: usize) -> bool {
         let container = format!("c{number}");
         let (node, cidr) = (self.node(), self.net());
@@ -190,6 +190,6 @@ async fn overlap_never_comes_from_random_sequences() {
             before = after;
         }
     }
-    // The sequences reach what they are about.
+    // The sequences create blocks, assign addresses and are refused often enough to test something.
     assert!(made > 100 && assigned > 200 && refused > 50, "{made} {assigned} {refused}");
 }

@@ -1,4 +1,4 @@
-//! Pools of prefixes.
+//! Assignments from pools of prefixes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::hints::{Memory, counted};
 use crate::world::{World, attachment, held, ip, soon};
 
-/// A pool of /64 prefixes.
+/// A world with a pool of /64 prefixes.
 async fn world(cidr: &str) -> World {
     let world = World::new().await;
     world.add(NewPool::new("p", cidr.parse().unwrap()).with_prefix_length(64)).await;
@@ -241,7 +241,7 @@ async fn prefix_is_given_once_with_many_callers_and_faults() {
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "nobody holds anything");
 }
 
-/// The interface of a container has another address of the prefix than the one that stands for it.
+/// A container's interface has another address of its prefix than the one recorded.
 #[tokio::test]
 async fn prefix_on_interface_is_not_collected() {
     let world = world("2001:db8::/48").await;
@@ -286,7 +286,7 @@ async fn prefix_release_by_address_inside_forgets_workload() {
     world.check().await;
 }
 
-/// `calicoctl replace` drops annotations that its file does not have.
+/// `calicoctl replace` deletes annotations that are missing in its file.
 #[tokio::test]
 async fn prefix_pool_without_annotation_assigns_nothing() {
     for mode in [AssignmentMode::Manual, AssignmentMode::Automatic] {
@@ -316,7 +316,7 @@ async fn refuses_without_its_annotation(mode: AssignmentMode) {
     assert_eq!(world.release("a", "c1").await, [given.addr()]);
 }
 
-/// A pool that was deleted behind our back and made again, with prefixes of another length in blocks of the same size.
+/// A pool was deleted by another program and recreated with another prefix length in blocks of equal size.
 #[tokio::test]
 async fn prefix_block_of_other_length_is_left_alone() {
     let world = world("2001:db8::/60").await;

@@ -1,4 +1,4 @@
-//! Pools and nodes that go: their blocks are released.
+//! Releases of all blocks of a pool or node that is going to be deleted.
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{Affinity, AffinityState, NewPool, Owner, PoolUse, keys};
@@ -11,7 +11,8 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// A pool of which `a`, `b` and the load balancer have a block each, and `a` an address; and another pool of `a`'s.
+/// A world with a pool in which `a`, `b` and the load balancer own a block each and `a` holds an address, and with a
+/// second pool in which `a` owns a block.
 async fn world() -> World {
     let world = World::new().await;
     let both = [PoolUse::Workload];
@@ -49,7 +50,7 @@ async fn retired_pool_loses_blocks_of_all_owners() {
 #[tokio::test]
 async fn retired_pool_loses_stale_affinity_and_block_of_owner() {
     let world = world().await;
-    // `c` once had the block of `b`.
+    // Node `c` owned the block of `b` earlier.
     let stale = keys::affinity(&Owner::host("c"), net("10.0.0.4/30")).unwrap();
     world.put(stale, &Affinity::new(AffinityState::PendingDeletion)).await;
     let done = world.ipam.release_pool_affinities(net("10.0.0.0/28"), ReleaseIf::Any, soon()).await.unwrap();
@@ -72,7 +73,7 @@ async fn removed_node_keeps_container_addresses_but_no_blocks() {
     let world = world().await;
     let legacy = keys::legacy_host("a");
     world.store.put(legacy.clone(), "").await.unwrap();
-    // The document of the node is somebody else's business, and may be gone already.
+    // Another program maintains the node's document, and may have deleted it already.
     let node = keys::resource(keys::ResourceKind::Node, "a");
     world.store.delete(kv::Range::Key(node)).await.unwrap();
     let done = world.ipam.remove_owner(&Owner::host("a"), soon()).await.unwrap();

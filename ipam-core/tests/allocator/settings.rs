@@ -1,4 +1,4 @@
-//! Settings: read, changed by several at once, and refused.
+//! Settings are read, changed concurrently, and refused.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ async fn settings_are_refused_only_when_change_contradicts() {
     assert!(refuse(|config| config.with_auto_allocate_blocks(false)).await.starts_with("Cannot disable"));
     assert!(refuse(|config| config.with_max_blocks_per_host(2)).await.starts_with("MaxBlocksPerHost requires"));
     assert!(world.store.get(keys::config()).await.unwrap().is_none());
-    // Calico's stored settings are in force, whatever they are; asking for the same is no change.
+    // Settings that Calico stored apply even if they contradict each other. Writing them unchanged is no change.
     world.store.put(keys::config(), "{}").await.unwrap();
     assert!(!world.ipam.change_config(|config| config, soon()).await.unwrap().auto_allocate_blocks());
 }

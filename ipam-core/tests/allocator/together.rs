@@ -1,4 +1,4 @@
-//! Assignments to several attachments in one commit.
+//! Assignments for several attachments in one commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -18,7 +18,7 @@ fn request(container: &str, wanted: RequestedAddresses) -> AssignRequest {
     AssignRequest::new(attachment("a", container), wanted)
 }
 
-/// One IPv4 address for each.
+/// One request per container, for one IPv4 address each.
 fn requests(containers: &[&str]) -> Vec<AssignRequest> {
     containers.iter().map(|container| request(container, RequestedAddresses::any(1, 0))).collect()
 }
@@ -34,11 +34,11 @@ async fn revision(world: &World) -> i64 {
     world.store.range(RangeRequest::new(kv::Range::All).with_limit(1)).await.unwrap().revision.get()
 }
 
-/// The stored documents, without the number of writes of a block and the write that assigned an address.
+/// The stored documents, without the blocks' sequence numbers, which differ with the number of commits.
 fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     let document = |kv: &Kv| {
         let text = std::str::from_utf8(kv.value.as_bytes()).unwrap();
-        // The name of the node that a store has pinned is no document.
+        // The pinned name of the store's node is plain text, not JSON.
         let mut value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
         if let Some(fields) = value.as_object_mut() {
             fields.remove("sequenceNumber");
@@ -49,8 +49,8 @@ fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     kvs.iter().map(document).collect()
 }
 
-/// Serves them one after the other and, in another world, together: with the same answers, the same documents, and as many
-/// commits as there were requests there, and one here.
+/// Runs the requests one after the other in one world and together in another. Asserts that answers and documents are
+/// equal, and that the second world needs one commit only.
 async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<AssignedAddress>> {
     let worlds = [world().await, world().await];
     for one in &worlds {
@@ -75,7 +75,7 @@ async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) 
 
 #[tokio::test]
 async fn together_gives_what_each_gets_alone() {
-    // Far more than a block of four has; of one and of both families.
+    // Many more addresses than a block of four has, in one family and in both.
     let wanted = [
         RequestedAddresses::any(1, 0),
         RequestedAddresses::any(1, 1),
@@ -90,7 +90,7 @@ async fn together_gives_what_each_gets_alone() {
     }
     let answers = the_same(&requests, async |_| ()).await;
     assert_eq!(answers.iter().map(Vec::len).sum::<usize>(), 8 * (1 + 2 + 1 + 5));
-    // Where there is a block with room already, it is the first one.
+    // With a block that has free addresses, that block is used first.
     let answers = the_same(&requests[..5], async |world| {
         world.one("a", "before").await.unwrap();
     })
@@ -116,12 +116,12 @@ async fn together_prepares_bridged_network_once() {
     assert!(answers.iter().all(|answer| answer[0].gateway == Some(ip("10.0.0.1"))), "{answers:?}");
 }
 
-/// Two stores in which there is nothing, not even a node.
+/// Two worlds with empty stores, without a node.
 fn empty() -> [World; 2] {
     [(); 2].map(|()| World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen))
 }
 
-/// A request of a network that defines its pools, for one address of each.
+/// A request on a network that defines its pools, for one address from each pool.
 fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let mut request = request(container, RequestedAddresses::any(1, subnets.len() - 1));
     request.attachment.network = network.to_owned();
@@ -154,7 +154,7 @@ async fn together_serves_several_networks_of_node() {
     let (one, two) = (["10.9.0.0/24"], ["10.8.0.0/24"]);
     let mut given = defining("one", "c3", &one);
     given.wanted = RequestedAddresses::these([ip("10.9.0.77")]);
-    // A container has an interface in each.
+    // Container `c1` has an interface in each network.
     let requests = [defining("one", "c1", &one), defining("two", "c1", &two), given, defining("two", "c2", &two)];
     let answers = the_same_in(empty(), &requests).await;
     let pools: Vec<_> = answers.iter().map(|answer| answer[0].pool.to_string()).collect();
@@ -166,7 +166,7 @@ async fn together_serves_several_networks_of_node() {
 async fn together_reads_what_all_need_at_once() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
-    // One of them has its address already.
+    // Container `c3` has its address already.
     world.one("a", "c3").await.unwrap();
     let (ipam, counting) = counted(&world, &Arc::default());
     ipam.assign(&requests(&["c0"])[0], soon()).await.unwrap();
@@ -201,7 +201,7 @@ async fn together_repeats_address_of_holder() {
     };
     let answers = the_same(&requests(&["c1", "c2", "c3"]), before).await;
     assert_ne!(answers[0], answers[1]);
-    // If all have theirs, nothing is written.
+    // If all containers have their addresses, nothing is written.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
     let first = world.ipam.assign_together(&requests, soon()).await.unwrap();
@@ -255,7 +255,7 @@ async fn together_is_for_one_node_and_each_attachment_once() {
     assert_eq!(world.dump().await, before);
 }
 
-/// A store before the first commit of which something else happens.
+/// A store that assigns an address to another container before its first commit.
 #[derive(Debug)]
 struct Meddled {
     world: World,
@@ -286,7 +286,7 @@ impl Store for Meddled {
     }
 }
 
-/// Assigns to three together while `container` on `node` gets an address: all answers, and what that one has.
+/// Runs three requests together while `container` on `node` gets an address. Returns the world and all answers.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();
@@ -297,7 +297,7 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
     (world, answers)
 }
 
-/// Each of them, who asked for one address, holds the answered one and no other.
+/// Asserts that each container holds its answered address and no other.
 async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<AssignedAddress>]) {
     assert_eq!(containers.len(), answers.len());
     for (container, answer) in containers.iter().zip(answers) {
@@ -308,7 +308,7 @@ async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<
 
 #[tokio::test]
 async fn together_serves_none_again_when_served_meanwhile() {
-    // One of them by itself, as one that has waited too long.
+    // One container is served separately meanwhile, like a plugin that has waited too long.
     let (world, answers) = meddled("a", "c2").await;
     each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }
@@ -327,7 +327,7 @@ async fn together_fits_many_blocks_in_commit_or_does_nothing() {
     world.configure(IpamConfig::default().with_max_blocks_per_host(200)).await;
     let names: Vec<String> = (0..92).map(|number| format!("c{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    // A block, an affinity and a handle for each.
+    // Each request needs a block, an affinity and a handle.
     assert_eq!(world.ipam.assign_together(&requests(&names[..32]), soon()).await.unwrap().len(), 32);
     let before = world.dump().await;
     world.ipam.assign_together(&requests(&names[32..]), soon()).await.unwrap_err();

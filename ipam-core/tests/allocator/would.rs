@@ -1,4 +1,4 @@
-//! Whether an assignment would succeed.
+//! `would_assign` predicts whether an assignment succeeds.
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};

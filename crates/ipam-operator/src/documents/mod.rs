@@ -1,10 +1,9 @@
 //! Documents as people write and read them: pools, reservations, nodes and the settings, in the form of Calico's API.
-//! Endpoints of workloads and profiles are shown too, and endpoints deleted; the CNI plugin alone writes them.
+//! Workload endpoints and profiles can be shown too, and endpoints can be deleted. Only the CNI plugin writes them.
 //!
-//! A document that is written replaces the one of its name: what its spec does not say is as if it had never been said.
-//! Some things stay all the same: the unique id and the time of creation, the status, fields that this version does not
-//! know, and annotations of Margay's own. An unknown member of a document is refused, so that a slip of the pen is not
-//! taken for a value.
+//! A written document replaces the stored one of its name: a field missing from its spec gets its default. Some stored
+//! values are kept: the uid and the creation time, the status, fields that this version does not know, and Margay's own
+//! annotations. Unknown members of a written document are refused, so that a misspelt field is not silently ignored.
 
 mod show;
 mod write;
@@ -22,16 +21,16 @@ use serde_json::Value;
 pub use show::{Documents, Namespaces, StoredDocument};
 pub use write::{WriteMode, WriteOutcome};
 
-/// The version of the API that all documents have.
+/// The `apiVersion` of every document.
 const API_VERSION: &str = "projectcalico.org/v3";
 
-/// The one document of the settings.
+/// The name of the only settings document.
 const SETTINGS_NAME: &str = "default";
 
-/// The namespace of a document that names none.
+/// The namespace of a document that does not name one.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// The fields of a profile's spec, of its rules and of what a rule is about.
+/// The fields of a profile's spec, of its rules, and of a rule's source and destination.
 const PROFILE_FIELDS: [&str; 11] = [
     "ingress",
     "egress",
@@ -63,7 +62,6 @@ const METADATA_FIELDS: [&str; 13] = [
     "managedFields",
 ];
 
-/// The key of a document.
 fn key(kind: DocumentKind, full_name: &str) -> Key {
     match kind {
         DocumentKind::Pool => keys::resource(ResourceKind::IpPool, full_name),
@@ -78,7 +76,7 @@ fn key(kind: DocumentKind, full_name: &str) -> Key {
     }
 }
 
-/// The full name of the document of a kind that a key is of. The settings are found by no name.
+/// Parses the full name of a document from its key; `None` for a key of another kind, and for the settings.
 fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     match kind {
         DocumentKind::Pool => keys::parse_resource(ResourceKind::IpPool, key).map(str::to_owned),
@@ -92,7 +90,7 @@ fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     }
 }
 
-/// The common prefix of the keys of all documents of a kind.
+/// The common prefix of the keys of all documents of a kind. `within` applies only to kinds with namespaces.
 fn prefix(kind: DocumentKind, within: &Namespaces) -> Key {
     match (kind, within) {
         (DocumentKind::Pool, _) => keys::resources_prefix(ResourceKind::IpPool),
@@ -105,34 +103,35 @@ fn prefix(kind: DocumentKind, within: &Namespaces) -> Key {
     }
 }
 
-/// The namespace and the name in a full name.
+/// Splits a full name into namespace and name.
 fn split(full_name: &str) -> (&str, &str) {
     full_name.split_once('/').unwrap_or((DEFAULT_NAMESPACE, full_name))
 }
 
-/// The names of a document's fields, in the order in which calicoctl prints those of any of its objects.
+/// The names of all document fields, in the order in which calicoctl prints the fields of any object.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
     let objects = TOP_LEVEL_FIELDS.into_iter().chain(["items"]).chain(METADATA_FIELDS);
     objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(PROFILE_FIELDS)
 }
 
-/// A document to write or delete, or one that names a document to show.
+/// A document to write or delete, or a reference to a stored document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     kind: DocumentKind,
-    /// The full name.
+    /// The full name: `NAMESPACE/NAME` for a kind with namespaces.
     name: String,
-    /// The version that it was made from, if it says so.
+    /// The `resourceVersion` that the document was made from, if given.
     version: Option<String>,
-    /// All of it.
+    /// The whole document; empty in a reference.
     document: JsonObject,
 }
 
 impl Manifest {
-    /// Reads a document, a list of documents (`IPPoolList` and the like, `List`), or an array of them; nothing is no document.
+    /// Reads a document, a list of documents (`IPPoolList` and similar, `List`), or an array of them. `null` is an
+    /// empty list.
     ///
     /// # Errors
-    /// `Invalid` for what is no such document.
+    /// `Invalid` for a value that is no document, for an unknown kind and for missing or wrong members.
     pub fn read(value: Value) -> Result<Vec<Self>, DocumentError> {
         match value {
             Value::Null => Ok(Vec::new()),
@@ -153,7 +152,7 @@ impl Manifest {
         }
     }
 
-    /// The items of a list. They take from it what they do not say themselves.
+    /// Reads the items of a list. An item without a kind takes kind and version from the list.
     fn read_items(list: &JsonObject, items: Value) -> Result<Vec<Self>, DocumentError> {
         let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
         let version = text(list, "apiVersion")?.unwrap_or_default();
@@ -203,22 +202,22 @@ impl Manifest {
         Ok(Self { kind, name, version, document })
     }
 
-    /// One that says no more than of which document it is. The name is a full one.
+    /// Makes a reference to the document of a kind and full name.
     pub fn named(kind: DocumentKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into(), version: None, document: JsonObject::new() }
     }
 
-    /// The kind.
+    /// The document's kind.
     pub fn kind(&self) -> DocumentKind {
         self.kind
     }
 
-    /// The full name.
+    /// The full name: `NAMESPACE/NAME` for a kind with namespaces.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same document in a namespace that was given beside it; a kind without namespaces has none.
+    /// Moves the document to a namespace that was given separately. A kind without namespaces is returned unchanged.
     ///
     /// # Errors
     /// `Invalid`, with Calico's text, if the document itself names another namespace.
@@ -238,10 +237,10 @@ impl Manifest {
         }
     }
 
-    /// Checks what can be checked without a store, of a new document.
+    /// Runs the checks of a new document that need no store.
     ///
     /// # Errors
-    /// `Document`, and `Invalid` for a pool that must not be.
+    /// `Document`; `Invalid` for a pool that Calico's rules forbid.
     pub fn check(&self) -> Result<(), Error> {
         self.check_name()?;
         if self.kind == DocumentKind::Pool {
@@ -251,8 +250,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// The pool that the document describes, and its spec as it is stored. The stored pool has what the document does not
-    /// say.
+    /// Reads the pool that the document describes, and its spec in stored form. Fields that the document lacks come
+    /// from the stored pool.
     fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, JsonObject), InvalidPool> {
         let metadata = self.metadata();
         let annotations = metadata.get("annotations").and_then(Value::as_object);
@@ -260,17 +259,14 @@ impl Manifest {
         read_pool_spec(&self.name, &self.spec(), length, stored)
     }
 
-    /// The spec; an empty one if there is none.
     fn spec(&self) -> JsonObject {
         self.document.get("spec").and_then(Value::as_object).cloned().unwrap_or_default()
     }
 
-    /// The metadata; empty if there is none.
     fn metadata(&self) -> JsonObject {
         self.document.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default()
     }
 
-    /// Checks the name of a new document.
     fn check_name(&self) -> Result<(), DocumentError> {
         if self.kind == DocumentKind::Settings && self.name != SETTINGS_NAME {
             return Err(DocumentError::field("Metadata.Name", &self.name, "the settings are named default"));
@@ -279,7 +275,7 @@ impl Manifest {
     }
 }
 
-/// True for `IPPoolList` and the like, and for the `List` of other tools.
+/// True for `IPPoolList` and similar kinds, and for the `List` of other tools.
 fn is_list(object: &JsonObject) -> bool {
     object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"))
 }
@@ -288,7 +284,7 @@ fn invalid(reason: impl Into<String>) -> DocumentError {
     DocumentError::Invalid(reason.into())
 }
 
-/// A text; `null` counts as absent.
+/// Reads a string field; `null` counts as absent.
 fn text<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a str>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),
@@ -297,7 +293,7 @@ fn text<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a str>, Docu
     }
 }
 
-/// An object; `null` counts as absent.
+/// Reads an object field; `null` counts as absent.
 fn object<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a JsonObject>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),

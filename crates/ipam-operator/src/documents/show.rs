@@ -1,4 +1,4 @@
-//! Documents as they are shown.
+//! Reads stored documents and completes them for display.
 
 use ipam_core::model::{Document, IpamConfig, Malformed, NewPool, Pool};
 use ipam_core::{Error, Result, transact};
@@ -9,19 +9,20 @@ use super::write::settings_document;
 use super::{API_VERSION, DocumentError, DocumentKind, JsonObject, SETTINGS_NAME, split};
 use crate::Operator;
 
-/// Which namespaces are listed of a kind that has namespaces.
+/// The namespaces to list documents of, for a kind with namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespaces {
-    /// All of them.
+    /// All namespaces.
     All,
-    /// This one.
+    /// The namespace of this name.
     One(String),
 }
 
-/// A document with its version in `metadata.resourceVersion`, and for a pool with the defaults where nothing is stored.
+/// A document as it is shown: with its version in `metadata.resourceVersion`, and in a pool with the defaults of fields
+/// that are not stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredDocument {
-    /// The full name.
+    /// The full name: `NAMESPACE/NAME` for a kind with namespaces.
     pub name: String,
     /// The document.
     pub document: JsonObject,
@@ -30,18 +31,18 @@ pub struct StoredDocument {
 /// All documents of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Documents {
-    /// By name.
+    /// The documents, sorted by name.
     pub items: Vec<StoredDocument>,
-    /// As of when.
+    /// The revision at which they were read.
     pub revision: Revision,
 }
 
 impl Operator {
-    /// All documents of a kind, as of one revision. Damaged ones are said in the log and passed over, as in Calico. The
-    /// settings are there also if none are stored: those that hold then. `within` matters to kinds with namespaces only.
+    /// Reads all documents of a kind at one revision. Damaged documents are logged and left out, as in Calico. If no
+    /// settings are stored, the defaults are returned in their place. `within` applies only to kinds with namespaces.
     ///
     /// # Errors
-    /// Those of the store; damaged settings.
+    /// `Malformed` for damaged settings; any store error.
     pub async fn documents(&self, kind: DocumentKind, within: &Namespaces, deadline: Deadline) -> Result<Documents> {
         if kind == DocumentKind::Settings {
             return transact!(self.ipam(), deadline, |tx| {
@@ -63,10 +64,11 @@ impl Operator {
         })
     }
 
-    /// The documents of these full names, as of one revision, in the order of the names.
+    /// Reads documents by kind and full name at one revision, in the given order. The result for a missing document is
+    /// `NotFound`.
     ///
     /// # Errors
-    /// Those of the store; a damaged document. For each that is not there the error is in its place.
+    /// `Malformed` for a damaged document; any store error.
     pub async fn documents_named(
         &self,
         named: &[(DocumentKind, String)],
@@ -130,7 +132,7 @@ fn shown(
     Ok(StoredDocument { name: full_name.to_owned(), document })
 }
 
-/// Puts the defaults where nothing is stored.
+/// Adds the default of each field that is not stored or empty.
 fn fill(spec: &mut JsonObject, pool: &Pool) {
     let usual = NewPool::new(pool.name(), pool.cidr()).with_block_size(pool.block_size());
     let says_nothing = |value: &Value| match value {

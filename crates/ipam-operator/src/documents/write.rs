@@ -1,5 +1,5 @@
-//! Writes and deletes documents: builds the stored form of a document that a person has written, on top of the stored one. The
-//! settings take the form of a document `IPAMConfiguration`, named `default`.
+//! Writes and deletes documents. A write merges the document that a person has written with the stored one. The
+//! settings take the form of a document of kind `IPAMConfiguration`, named `default`.
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{
@@ -18,19 +18,19 @@ use super::{
 use crate::Operator;
 use crate::pools::InUse;
 
-/// The state that a write expects.
+/// Whether a write expects a stored document of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
-    /// Nothing of its name.
+    /// No document of the name may be stored.
     Create,
-    /// Something of its name or nothing.
+    /// A document of the name may be stored or not.
     Apply,
-    /// Something of its name.
+    /// A document of the name must be stored.
     Replace,
 }
 
 impl WriteMode {
-    /// The verb, as messages have it.
+    /// The verb for messages.
     fn verb(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -40,26 +40,29 @@ impl WriteMode {
     }
 }
 
-/// The outcome for a document.
+/// The effect of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// It was not there.
+    /// No document of the name was stored.
     Created,
-    /// It was there, and is another one now.
+    /// The stored document was changed.
     Changed,
-    /// It was there, and is as it was; nothing was written.
+    /// The stored document is equal already; nothing was written.
     Unchanged,
 }
 
 impl Operator {
-    /// Writes a document, in one commit: see [`crate::documents`] for what becomes of what it does not say. A version in it
-    /// has to be the stored one, where one is stored.
+    /// Writes a document in one commit. [`crate::documents`] says which stored fields are kept. A version in the
+    /// document must equal the stored version, if a document is stored.
     ///
-    /// Guards: the document; for a new pool that no pool came or changed meanwhile.
+    /// Before a new pool is written, affinities in its range to missing blocks of another size are deleted, one commit
+    /// each.
+    ///
+    /// Guards: the document; for a new pool also that no other pool is created or changed meanwhile.
     ///
     /// # Errors
-    /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's text for a pool that must not be;
-    /// those of the store; a damaged document in its place.
+    /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's text for a pool that
+    /// Calico's rules forbid; `Malformed` if the stored document is damaged; any store error.
     pub async fn write_document(
         &self,
         manifest: &Manifest,
@@ -115,7 +118,7 @@ impl Operator {
         })
     }
 
-    /// The stored form of a pool, checked by all rules.
+    /// Builds the stored form of a pool, and checks it against all rules.
     async fn pool_value(
         &self,
         tx: &mut Transaction,
@@ -150,13 +153,13 @@ impl Operator {
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
-    /// Deletes a document. A version in the manifest has to be the stored one; of a pool it is looked at before its end
-    /// begins, since that changes it. A pool goes as [`Self::delete_pool_if`] says;
-    /// a node releases its empty blocks first, and addresses of its other blocks stay with their holders; without
-    /// settings the defaults hold.
+    /// Deletes a document. If the manifest has a version, it must be the stored one. For a pool the version is checked
+    /// before the deletion starts, since that changes the pool; the pool is then deleted as in
+    /// [`Self::delete_pool_if`]. A node's empty blocks are released first; addresses in its other blocks stay with
+    /// their holders. After the settings are deleted, the defaults apply.
     ///
     /// # Errors
-    /// `Document`, also for a profile, which only the CNI plugin keeps; `PoolInUse`; those of the store.
+    /// `Document`, also for a profile, which only the CNI plugin keeps; `PoolInUse`; any store error.
     pub async fn delete_document(&self, manifest: &Manifest, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = super::key(kind, name);
@@ -182,7 +185,7 @@ fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Resu
     Ok(read_settings(manifest, stored.unwrap_or_default())?.encode()?)
 }
 
-/// A new document has no version.
+/// Refuses a version in a document to create, as Calico does.
 fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     match &manifest.version {
         None => Ok(()),
@@ -193,7 +196,7 @@ fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     }
 }
 
-/// The document is there, in the version that is meant. Guards it.
+/// Fails unless the document is stored, in the version that the manifest names. Guards the document.
 async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
     if tx.get(key).await?.is_none() {
         return Err(DocumentError::NotFound(manifest.kind(), manifest.name().to_owned()).into());
@@ -210,16 +213,16 @@ fn require_version(manifest: &Manifest, stored: Option<Revision>) -> Result<(), 
     }
 }
 
-/// True if both say the same, in whatever order.
+/// True if two JSON documents are equal; the order of members does not matter.
 fn same(stored: &[u8], wanted: &[u8]) -> bool {
     let read = |text: &[u8]| serde_json::from_slice::<JsonObject>(text).ok();
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
 }
 
-/// Annotations that begin like this are Margay's own, and stay where a document does not name them.
+/// Prefix of Margay's own annotations. They are kept unless a written document names them.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
-/// The members of a node's spec.
+/// The fields of a node's spec.
 const NODE_FIELDS: [&str; 9] = [
     "bgp",
     "ipv4VXLANTunnelAddr",
@@ -232,13 +235,13 @@ const NODE_FIELDS: [&str; 9] = [
     "interfaces",
 ];
 
-/// Where the identity of a new document comes from.
+/// The uid and the creation time of a new document.
 struct NewIdentity {
     uid: String,
     now: OffsetDateTime,
 }
 
-/// Refuses fields of a spec that nobody knows, unless they are stored just so: then they were read from here.
+/// Refuses unknown fields, except those stored with an equal value: the person has read them from this store.
 fn refuse_unknown(
     place: &str,
     written: &JsonObject,
@@ -255,7 +258,7 @@ fn refuse_unknown(
     }
 }
 
-/// Puts the document together: its labels, annotations and spec as they are written, all else as it was.
+/// Merges a document: labels, annotations and spec as written, everything else as stored.
 fn assemble(
     manifest: &Manifest,
     stored: Option<&JsonObject>,
@@ -329,7 +332,6 @@ fn changed_metadata(mut metadata: JsonObject, written: &JsonObject) -> JsonObjec
     metadata
 }
 
-/// The object in a field, if there is one.
 fn inner<'a>(object: &'a JsonObject, field: &str) -> Option<&'a JsonObject> {
     object.get(field)?.as_object()
 }
@@ -343,7 +345,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// The settings that a document says, on top of the stored ones: what it does not say is as if it had never been set.
+/// Reads the settings from a document. Known settings that it lacks become unset; unknown stored members are kept.
 fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, DocumentError> {
     let metadata = manifest.metadata();
     for field in ["labels", "annotations"] {
@@ -358,7 +360,7 @@ fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, 
     stored.with_spec(&spec)
 }
 
-/// The settings as a document, whether they are stored or not.
+/// Builds the document of the settings; `version` is `None` if they are not stored.
 pub(super) fn settings_document(settings: &IpamConfig, version: Option<Revision>) -> JsonObject {
     let mut metadata = JsonObject::new();
     metadata.insert("name".to_owned(), SETTINGS_NAME.into());

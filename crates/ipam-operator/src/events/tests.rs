@@ -1,4 +1,4 @@
-//! Pairs of versions, and what they tell.
+//! Events derived from pairs of block versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn holding(entry: &Attribute) -> Block {
     block
 }
 
-/// The happenings between two versions.
+/// The kinds of events between two versions.
 fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEventKind> {
     of_block(cidr(), before, after).into_iter().map(|one| one.what).collect()
 }
@@ -67,7 +67,7 @@ fn events_show_cooldown_of_released_address() {
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [BlockEventKind::CooldownOver { address }]);
-    // An assignment of an address after its cooldown writes both at once.
+    // An assignment after the cooldown removes the old entry and adds the new one in one write.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(
         between(Some(&resting), Some(&next)),
@@ -100,7 +100,7 @@ fn events_tell_repeated_request_from_move_and_from_another() {
     }
 }
 
-/// It waits in between, and belongs to nobody.
+/// Between release and reassignment the address waits for its workload, without a holder.
 #[test]
 fn events_release_and_assign_sticky_address_once_each() {
     let of = |handle: &str, wait: &str| holder(handle, &[(STICKY, "shop/web"), (STICKY_FOR, wait), (NETWORK, "net")]);
@@ -115,7 +115,7 @@ fn events_release_and_assign_sticky_address_once_each() {
     assert_eq!(between(Some(&waiting), Some(&taken)), [BlockEventKind::Assigned { address, holder: again }]);
     let listed = between(None, Some(&waiting));
     assert!(!listed.iter().any(|what| matches!(what, BlockEventKind::Assigned { .. })), "{listed:?}");
-    // A pin is no move to another container.
+    // A pin does not count as a move to another container.
     let mut pinned = taken.clone();
     pinned.renew(address, [(STICKY_FOR, Some("pinned"))]);
     assert!(matches!(between(Some(&taken), Some(&pinned))[..], [BlockEventKind::Renewed { .. }]));
@@ -146,7 +146,7 @@ fn events_read_holder_from_entry() {
     assert_eq!(Holder::of(&holder("net.c", &[])).container, None, "nothing splits a handle at a dot");
 }
 
-/// The happenings that a watch reports of the revision of a transaction.
+/// The events that a watch reports for the revision of a transaction.
 async fn reported_of(store: &Arc<dyn Store>, txn: Txn) -> BatchEvents {
     let revision = store.txn(txn).await.unwrap().revision;
     let watch = WatchRequest::new(kv::Range::All, revision).with_prev(Prev::Return);
@@ -161,7 +161,7 @@ async fn events_tell_affinity_only_when_block_does_not() {
     let put = |state| kv::Op::put(key.clone(), Affinity::new(state).encode().unwrap());
     let put_block = kv::Op::put(keys::block(cidr()), block(Some("a")).encode().unwrap());
     let affinity = |state| BlockEvent::of(cidr(), BlockEventKind::Affinity { owner: owner.clone(), state });
-    // In steps, as Calico does.
+    // Calico claims a block in steps.
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
     assert_eq!(reported.happenings, [affinity(Some(AffinityState::Pending))]);
     let reported = reported_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
@@ -187,7 +187,7 @@ async fn events_say_what_is_unreadable_or_unknown() {
     let reported =
         reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
     assert_eq!(reported.happenings.len(), 2, "{reported:?}");
-    // At the mark a store need not know any more what was there before.
+    // At the compaction mark a store may no longer have the previous version.
     let at = store.put(key.clone(), block(None).encode().unwrap()).await.unwrap();
     let mut changes = store.watch(WatchRequest::new(kv::Range::All, at)).await.unwrap();
     let reported = of_batch(&changes.next().await.unwrap().unwrap());
@@ -196,7 +196,7 @@ async fn events_say_what_is_unreadable_or_unknown() {
     assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
 }
 
-/// The holders of addresses, and those in cooldown, by the happenings.
+/// Holders and addresses in cooldown, reconstructed from events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Replayed {
     held: BTreeMap<IpAddr, Attribute>,
@@ -238,7 +238,7 @@ impl Replayed {
     }
 }
 
-/// Something that is done to a block.
+/// An operation on a block.
 #[derive(Clone, Debug)]
 enum Step {
     Assign(u8, usize),
@@ -292,7 +292,7 @@ proptest! {
                 now += Duration::seconds(i64::from(*seconds));
             }
             carry_out(step, &mut stored, now, rest);
-            // Several steps may go into one version.
+            // One version may contain several steps.
             if *is_written {
                 for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
                     replayed.apply(one.what);

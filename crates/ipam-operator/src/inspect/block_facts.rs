@@ -1,9 +1,10 @@
-//! The facts kept of blocks while everything else is compared with them: affinities, handles, records of workloads, and the
-//! blocks with each other. Also finds what Calico acts on of networks that are not Calico's, in a store that Calico reads.
+//! Facts about blocks that an inspection keeps in memory, to compare affinities, handles, workload records and the
+//! blocks themselves with each other. Also finds addresses of secondary networks that Calico would act on, in a store
+//! that Calico reads.
 //!
-//! An address with our name of the node is of such a network, and so is every other address of the same network. Of an
-//! address from before there were such names nothing more is known until its network has assigned one anew, somewhere in
-//! the cluster.
+//! An address with the attribute `margay.io/node` belongs to a secondary network, and so does every other address of
+//! that network. Addresses from before this attribute existed cannot be told apart until their network has assigned a
+//! new address somewhere in the cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -16,19 +17,19 @@ use kv::Kv;
 
 use super::finding::{Code, Finding, Inspection, Subject, addresses};
 
-/// The facts kept of the blocks, in the order in which they were read.
+/// Facts about the blocks, in the order in which they were read.
 #[derive(Debug, Default)]
 pub(super) struct BlockFacts {
     notes: Vec<BlockNote>,
     by_cidr: HashMap<IpNet, u32>,
-    /// How many addresses are held for nodes that are gone, and one of them.
+    /// For each node that is gone: how many addresses are held for it, and the first of them.
     gone: BTreeMap<String, (u64, IpAddr)>,
 }
 
 #[derive(Debug)]
 struct BlockNote {
     cidr: IpNet,
-    /// The block's own owner; `None` for one that cannot be read.
+    /// `None` if the block cannot be read.
     about: Option<BlockSummary>,
 }
 
@@ -37,24 +38,24 @@ pub(super) struct BlockSummary {
     owner: Option<Owner>,
     has_affinity: bool,
     owner_is_gone: bool,
-    /// Which ordinals are allocated, a bit for each.
+    /// One bit for each ordinal: set if allocated.
     allocated: Box<[u64]>,
-    /// How many bits of an address an ordinal does not tell: those inside a prefix.
+    /// Number of address bits inside a prefix, below the bits that an ordinal counts. 0 in a block of addresses.
     host_bits: u8,
 }
 
-/// Whether a block was read.
+/// Whether a block is stored and readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockPresence {
-    /// There is none.
+    /// No block is stored.
     Absent,
-    /// There is something that is no block.
+    /// The stored value is no valid block.
     Unreadable,
-    /// It was.
+    /// The block was read.
     Readable,
 }
 
-/// Which ordinals of a block are allocated.
+/// Returns one bit for each ordinal of a block: set if allocated.
 fn bits(block: &Block) -> Box<[u64]> {
     let mut bits = vec![0_u64; block.capacity().div_ceil(64)];
     for ordinal in block.allocated().filter_map(|(ip, _)| block.ordinal(ip)) {
@@ -66,13 +67,12 @@ fn bits(block: &Block) -> Box<[u64]> {
 }
 
 impl BlockSummary {
-    /// The facts about a block that was read.
+    /// Collects the facts about a block.
     pub(super) fn of(block: &Block, owner_is_gone: bool) -> Self {
         let host_bits = block.family().bits() - block.length();
         Self { owner: block.owner(), has_affinity: false, owner_is_gone, allocated: bits(block), host_bits }
     }
 
-    /// The allocated ordinals.
     fn ordinals(&self) -> impl Iterator<Item = u128> {
         (0..self.allocated.len() as u128 * 64).filter(|ordinal| self.has(*ordinal))
     }
@@ -84,12 +84,12 @@ impl BlockSummary {
 }
 
 impl BlockFacts {
-    /// Notes an address that is held for a node that is gone.
+    /// Records an address that is held for a node that is gone.
     pub(super) fn note_gone(&mut self, node: &str, ip: IpAddr) {
         self.gone.entry(node.to_owned()).or_insert((0, ip)).0 += 1;
     }
 
-    /// Notes a block, and returns its number.
+    /// Adds a block, and returns its index.
     pub(super) fn note(&mut self, cidr: IpNet, about: Option<BlockSummary>) -> u32 {
         let index = u32::try_from(self.notes.len()).unwrap_or(u32::MAX);
         self.notes.push(BlockNote { cidr, about });
@@ -97,12 +97,12 @@ impl BlockFacts {
         index
     }
 
-    /// The network of a block that was read.
+    /// The network of the block with this index.
     pub(super) fn cidr(&self, index: u32) -> IpNet {
         self.notes.get(index as usize).map(|note| note.cidr).unwrap_or_default()
     }
 
-    /// Whether a block was read.
+    /// Returns whether a block is stored and readable.
     pub(super) fn find(&self, cidr: IpNet) -> BlockPresence {
         match self.by_cidr.get(&cidr).and_then(|index| self.notes.get(*index as usize)) {
             None => BlockPresence::Absent,
@@ -111,12 +111,12 @@ impl BlockFacts {
         }
     }
 
-    /// True if what is stored as the block of an address cannot be read.
+    /// True if the address lies in a block that cannot be read.
     pub(super) fn has_unreadable(&self, ip: IpAddr) -> bool {
         self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
     }
 
-    /// Compares an affinity with its block and with the pool that has it; all blocks were read before.
+    /// Compares an affinity with its block and the surrounding pool. Call this after all blocks were added.
     pub(super) fn compare_affinity(
         &mut self,
         (owner, cidr): (&Owner, IpNet),
@@ -155,7 +155,7 @@ impl BlockFacts {
         findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
-    /// Compares the blocks with each other, and with the affinities.
+    /// Compares the blocks with each other and with the affinities. Call this after all keys were added.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
             let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about
@@ -175,8 +175,8 @@ impl BlockFacts {
         self.find_overlaps(&mut done.findings);
     }
 
-    /// Networks overlap only if one has all of the other: in ascending order, larger ones first, those that have a
-    /// block are on the stack.
+    /// Finds overlapping blocks. Networks overlap only if one contains the other. The blocks are visited in ascending
+    /// order, larger ones first; the stack holds those that contain the current block.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
@@ -193,11 +193,11 @@ impl BlockFacts {
     }
 }
 
-/// Finds the addresses that both of two blocks have assigned.
+/// Finds the addresses that are assigned in both of two overlapping blocks.
 fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
     let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
-    // The host bits of an ordinal are those of a shorter prefix than the block's: nothing is shifted out.
+    // An ordinal shifted by its host bits is an offset inside the block, so no bits are lost.
     for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
         let is_twice = out.has((distance + place) >> out.host_bits);
         if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
@@ -207,31 +207,31 @@ fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>)
     }
 }
 
-/// The memory of the blocks.
+/// Facts about blocks that may have addresses of secondary networks.
 #[derive(Debug, Default)]
 pub(super) struct SecondaryBlocks {
-    /// The networks that are known not to be Calico's.
+    /// Networks known not to be Calico's.
     known: BTreeSet<String>,
     notes: Vec<SecondaryNote>,
 }
 
-/// A block in which one of such a network may be.
+/// A block that may have addresses of a secondary network, with counts of its addresses.
 #[derive(Debug)]
 struct SecondaryNote {
     cidr: IpNet,
     is_nodes: bool,
-    /// Whether a network that is not Calico's has used the block's pool.
+    /// True if a secondary network has used the block's pool.
     is_bridged: bool,
-    /// How many addresses carry our names.
+    /// Addresses with Margay's attribute names.
     own: u64,
-    /// How many addresses carry Calico's names and the network's.
+    /// Addresses with Calico's attribute names, by network.
     calicos: BTreeMap<String, u64>,
-    /// How many addresses name no network: Calico's program has assigned them.
+    /// Addresses without a network: Calico's own plugin has assigned them.
     nameless: u64,
 }
 
 impl SecondaryBlocks {
-    /// Looks at a block.
+    /// Counts the addresses of a block.
     pub(super) fn add(&mut self, block: &Block, is_bridged: bool) {
         let is_nodes = matches!(block.owner(), Some(Owner::Host(name)) if !name.is_empty());
         let mut note =
@@ -251,13 +251,13 @@ impl SecondaryBlocks {
                 _ => {}
             }
         }
-        // Most blocks of a cluster are Calico's alone.
+        // Most blocks of a cluster have Calico's addresses only, so they take no memory.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);
         }
     }
 
-    /// Says what is wrong, now that all networks are known.
+    /// Reports the findings. Call this after all blocks were added, so that all secondary networks are known.
     pub(super) fn finish(&self, findings: &mut Vec<Finding>) {
         for note in &self.notes {
             findings.extend(self.names(note));
@@ -265,7 +265,7 @@ impl SecondaryBlocks {
         }
     }
 
-    /// Addresses that kube-controllers may release.
+    /// Reports addresses of secondary networks that Calico's kube-controllers may release.
     fn names(&self, note: &SecondaryNote) -> Option<Finding> {
         let known: Vec<(&String, &u64)> = note.calicos.iter().filter(|(name, _)| self.known.contains(*name)).collect();
         let count: u64 = known.iter().map(|(_, count)| **count).sum();
@@ -275,7 +275,7 @@ impl SecondaryBlocks {
         (count > 0).then(|| finding.mendable(true).with_networks(networks))
     }
 
-    /// A node's own block that should not be.
+    /// Reports a block that belongs to a node but has addresses of secondary networks.
     fn owner(&self, note: &SecondaryNote) -> Option<Finding> {
         let (networks, others): (Vec<&String>, Vec<&String>) =
             note.calicos.keys().partition(|network| self.known.contains(*network));

@@ -1,4 +1,4 @@
-//! The surroundings of blocks: settings, pools, reservations, nodes.
+//! Collects and checks the documents around the blocks: settings, pools, reservations, nodes.
 
 use std::collections::BTreeSet;
 
@@ -15,21 +15,20 @@ use kv::Kv;
 
 use super::finding::{ClusterFacts, Code, Finding, Inspection, Subject};
 
-/// The documents that were read before the blocks.
+/// The settings, pools, reservations and nodes of the store. They are read before the blocks.
 #[derive(Debug, Default)]
 pub(super) struct ClusterDocuments {
-    /// The settings, once they were read.
     config: Option<IpamConfig>,
-    /// The pools that can be read, by name.
+    /// The readable pools, sorted by name.
     pub(super) pools: Vec<Pool>,
     reservations: Vec<IpReservation>,
     reserved: Option<Reservations>,
-    /// The nodes that are registered.
+    /// The names of the registered nodes.
     pub(super) nodes: BTreeSet<String>,
 }
 
 impl ClusterDocuments {
-    /// Takes a key; false if it is none of these.
+    /// Adds a key. Returns false if it is no setting, pool, reservation or node.
     pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
         if kv.key == keys::config() {
             self.add_config(kv, &mut done.findings);
@@ -42,7 +41,7 @@ impl ClusterDocuments {
             let subject = Subject::Reservation(name.to_owned());
             self.reservations.extend(or_find(read, Code::UnreadableReservation, subject, &mut done.findings));
         } else if let Some(name) = keys::parse_resource(ResourceKind::Node, &kv.key) {
-            // One that cannot be read is registered all the same.
+            // A node whose document cannot be read is still registered.
             self.nodes.insert(name.to_owned());
             let read = Node::decode(&kv.key, kv.value.as_bytes());
             or_find(read, Code::UnreadableNode, Subject::Node(name.to_owned()), &mut done.findings);
@@ -52,34 +51,33 @@ impl ClusterDocuments {
         true
     }
 
-    /// How many seconds a released address rests.
     pub(super) fn cooldown_seconds(&self) -> i64 {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// All reserved addresses; nothing may be added any more.
+    /// All reserved addresses. They are computed on the first call, so no reservation may be added after it.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }
 
-    /// True if a node of this name is gone: others are registered.
+    /// True if a node is not registered although other nodes are. A store without registered nodes has no gone ones.
     pub(super) fn is_gone(&self, node: &str) -> bool {
         !self.nodes.is_empty() && !self.nodes.contains(node)
     }
 
-    /// The pool that has all of a network.
+    /// The pool that contains a network.
     pub(super) fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
     }
 
-    /// True if a network that is not Calico's has used the pool, and Calico takes nothing from it of its own accord.
+    /// True if a secondary network has used the pool and Calico assigns from it only on request.
     pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
         let name = bridge::reservation_name(pool.name());
         pool.assignment_mode() == AssignmentMode::Manual
             && self.reservations.iter().any(|reservation| reservation.name() == name)
     }
 
-    /// Compares what was read with each other.
+    /// Checks the documents against each other, and adds the counts to the inspection.
     pub(super) fn finish(&self, done: &mut Inspection) {
         done.counts.pools = self.pools.len();
         done.counts.reservations = self.reservations.len();
@@ -144,8 +142,8 @@ impl ClusterDocuments {
         }
     }
 
-    /// The missing reservations of a bridged network. That a pool is one for a bridged network is only known where a
-    /// reservation says so.
+    /// Reports missing reservations of a bridged network. Only a reservation shows that a pool belongs to a bridged
+    /// network, so a pool without any is not reported.
     fn unreserved(&self, pool: &Pool) -> Option<Finding> {
         let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
         match named(bridge::reservation_name(pool.name())) {
@@ -165,7 +163,7 @@ impl ClusterDocuments {
     }
 }
 
-/// The addresses that a bridged network's reservation lacks.
+/// The addresses that a bridged network's reservation should cover and does not.
 pub(super) fn lacking(pool: &Pool, reservation: &IpReservation) -> Vec<IpNet> {
     let reserved = Reservations::from_documents([reservation]).0;
     let mut wanted = bridge::reserved(pool.cidr(), bridge::recorded_gateway(reservation));
@@ -177,7 +175,7 @@ fn list(nets: &[IpNet]) -> String {
     nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// The document, or nothing and a finding.
+/// Returns the document, or adds a finding if it cannot be read.
 fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }

@@ -1,7 +1,8 @@
-//! Endpoints of workloads, compared with blocks and nodes.
+//! Compares workload endpoints with blocks and nodes.
 //!
-//! Only endpoints of the CNI plugin count, those of the orchestrators `cni` and `k8s`: other programs give addresses in ways
-//! of their own. The endpoints are read before the blocks, so that little of a block has to be remembered.
+//! Only endpoints of the CNI plugin are compared, with the orchestrators `cni` and `k8s`: other programs assign
+//! addresses in their own ways. Endpoints are read before the blocks, so that few facts about blocks must be kept in
+//! memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -23,26 +24,26 @@ use super::finding::{Code, Finding, Inspection, Subject};
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// An address is assigned before its endpoint is stored. A younger address may be about to get one.
+/// Minimum age of an address that must have an endpoint. The plugin assigns the address before it stores the endpoint.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
-/// The notes about the endpoints.
+/// Facts about the endpoints of a store.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// Each address of an endpoint in `notes`, and what the blocks say of it.
+    /// For each address of an endpoint and the endpoint's index in `notes`: what the blocks say about the address.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
-    /// The containers that have an endpoint.
+    /// The ids of containers with an endpoint.
     containers: HashSet<String>,
-    /// The pods of endpoints that tell no container, as `NAMESPACE/NAME`.
+    /// The pods of endpoints without a container id, as `NAMESPACE/NAME`.
     pods: HashSet<String>,
-    /// The addresses of containers without an endpoint, with their networks where these are recorded.
+    /// Findings about containers without an endpoint, each with the network if it is recorded.
     lacking: Vec<(Finding, Option<String>)>,
-    /// Networks that are known not to be Calico's.
+    /// Networks known not to be Calico's.
     bridged: HashSet<String>,
 }
 
-/// An endpoint that names its container.
+/// An endpoint with a container id.
 #[derive(Debug)]
 struct EndpointNote {
     namespace: String,
@@ -51,21 +52,21 @@ struct EndpointNote {
     pod: String,
 }
 
-/// The standing of an address that an endpoint lists, by the blocks; a later variant outweighs an earlier one.
+/// The state of an address of an endpoint, according to the blocks. A later variant overrides an earlier one.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
-    /// No block holds it.
+    /// No block has the address assigned.
     Free,
-    /// It was released, and rests.
+    /// The address was released and is in cooldown.
     InCooldown,
-    /// It is held under this handle, which is another container's.
+    /// The address is held under this handle of another container.
     Other(String),
-    /// Nothing speaks against the endpoint.
+    /// The endpoint's container holds it, or its holder cannot be determined.
     Own,
 }
 
 impl Endpoints {
-    /// Takes a key; false if it is no endpoint's. All nodes were read before.
+    /// Adds a key. Returns false if it is not below the prefix of endpoints. Call this after all nodes were read.
     pub(super) fn add(&mut self, kv: &Kv, around: &ClusterDocuments, done: &mut Inspection) -> bool {
         let Some((namespace, name)) = keys::parse_workload_endpoint(&kv.key) else {
             return kv.key.as_bytes().starts_with(keys::workload_endpoints_prefix().as_bytes());
@@ -82,7 +83,7 @@ impl Endpoints {
         true
     }
 
-    /// The container or the pod that the name tells of an endpoint that cannot be read.
+    /// Records the container or pod from the name of an endpoint that cannot be read.
     fn note_name(&mut self, namespace: &str, name: &str) {
         match split_endpoint_name(name) {
             Some([_, kind, id, _]) if kind == Orchestrator::Cni.as_str() => drop(self.containers.insert(id)),
@@ -119,7 +120,7 @@ impl Endpoints {
         None
     }
 
-    /// Looks at an address or a prefix that is not free.
+    /// Compares the entry of an address or prefix with the endpoints that list it.
     pub(super) fn see(&mut self, unit: IpNet, entry: &Attribute) {
         let inside = (unit.network(), 0)..=(unit.broadcast(), usize::MAX);
         for ((_, note), standing) in self.standings.range_mut(inside) {
@@ -132,8 +133,9 @@ impl Endpoints {
         }
     }
 
-    /// Looks at an address that a registered node holds: the container of a Calico network has an endpoint. Where the plugin
-    /// keeps its endpoints in Kubernetes, there are none in the store, and nothing can be said.
+    /// Reports an address of a Calico network if its container has no endpoint. The address must be held for a node
+    /// that is not gone. If the plugin keeps its endpoints in Kubernetes, the store has none and no address is
+    /// reported.
     pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;
@@ -153,7 +155,7 @@ impl Endpoints {
         }
         let container = match network {
             Some(network) => handle.strip_prefix(&handle_id(network, "")),
-            // The id of a container that has an endpoint has no dot.
+            // The id of a container with an endpoint contains no dot.
             None => handle.rsplit_once('.').map(|(_, container)| container),
         };
         let Some(container) = container else { return };
@@ -165,7 +167,7 @@ impl Endpoints {
         self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
     }
 
-    /// Says what is wrong, now that all blocks were read.
+    /// Reports the findings. Call this after all blocks were read.
     pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
@@ -189,30 +191,30 @@ impl Endpoints {
 }
 
 impl EndpointNote {
-    /// The standing of an address that the endpoint lists, by an entry of a block.
+    /// Compares an address that the endpoint lists with its entry in a block.
     fn standing(&self, entry: &Attribute) -> EndpointStanding {
         if entry.released_at().is_some() {
             return EndpointStanding::InCooldown;
         }
-        // The owner of an address without a handle is unknown, and a virtual machine's address moves from pod to pod.
+        // An address without a handle has an unknown owner, and a virtual machine's address moves from pod to pod.
         let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return EndpointStanding::Own };
         let network = handle.strip_suffix(&self.container).and_then(|rest| rest.strip_suffix('.'));
         let is_own = network.is_some_and(|network| !network.is_empty()) || handle == self.old_handle();
         if is_own { EndpointStanding::Own } else { EndpointStanding::Other(handle.to_owned()) }
     }
 
-    /// The handle that Calico gave the container in earlier years.
+    /// The handle that older versions of Calico gave the container.
     fn old_handle(&self) -> String {
         if self.pod.is_empty() { self.container.clone() } else { format!("{}.{}", self.namespace, self.pod) }
     }
 }
 
-/// True if the CNI plugin has stored the endpoint.
+/// True if a CNI plugin has stored the endpoint.
 fn is_of_plugin(endpoint: &WorkloadEndpoint) -> bool {
     [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == endpoint.orchestrator())
 }
 
-/// The nodes that an endpoint names: one, unless its name and its document do not agree.
+/// The nodes that an endpoint names. Two if its name and its document disagree.
 fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
     let mut nodes: Vec<String> = split_endpoint_name(endpoint.name()).into_iter().map(|[node, ..]| node).collect();
     if !endpoint.node().is_empty() && !nodes.iter().any(|node| node == endpoint.node()) {
@@ -222,7 +224,8 @@ fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
 }
 
 impl Operator {
-    /// Deletes an endpoint of a node that is gone, unless the endpoint was written since. Guards that the node is absent.
+    /// Deletes an endpoint of a node that is gone, unless the endpoint was written after revision `at`. Guards the
+    /// node's absence.
     pub(super) async fn mend_endpoint(
         &self,
         tx: &mut Transaction,

@@ -1,4 +1,4 @@
-//! The findings of an inspection, and their kinds.
+//! Findings of an inspection, and their codes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use kv::Revision;
 use serde::{Serialize, Serializer};
 
-/// The subject of a finding.
+/// The object that a finding concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Subject {
@@ -28,7 +28,7 @@ pub enum Subject {
     Reservation(String),
     /// An address.
     Address(IpAddr),
-    /// A network that somebody has configured.
+    /// A CNI network, by its name.
     Network(String),
     /// A workload endpoint, by its namespace and its name.
     Endpoint(String, String),
@@ -62,25 +62,25 @@ impl Serialize for Subject {
     }
 }
 
-/// Something that is wrong, or worth knowing.
+/// A problem, or a fact worth knowing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// Its kind.
+    /// The kind of finding.
     pub code: Code,
-    /// The subject.
+    /// The object that it concerns.
     pub subject: Subject,
-    /// The finding, in a sentence. It may hold text from the store.
+    /// A description. It can contain text from the store.
     pub what: String,
-    /// Whether [`mend`](crate::Operator::mend) can mend it.
+    /// Whether [`mend`](crate::Operator::mend) can repair it.
     pub mendable: bool,
-    /// The blocks that have to be looked at to mend it.
+    /// The blocks that a repair must read.
     pub(super) blocks: Vec<IpNet>,
-    /// The networks that are known not to be Calico's, of those that have addresses in the block.
+    /// The secondary networks with addresses in the block.
     pub(super) networks: Vec<String>,
 }
 
 impl Finding {
-    /// A finding that nobody can mend but a person.
+    /// Creates a finding that only a person can repair.
     pub fn new(code: Code, subject: Subject, what: impl Into<String>) -> Self {
         Self { code, subject, what: what.into(), mendable: false, blocks: Vec::new(), networks: Vec::new() }
     }
@@ -100,7 +100,7 @@ impl Finding {
         self
     }
 
-    /// The repair.
+    /// The automatic repair if the finding is mendable, or else the advice for a person.
     pub fn mend(&self) -> &'static str {
         match self.code.repair() {
             Some(repair) if self.mendable => repair,
@@ -108,49 +108,49 @@ impl Finding {
         }
     }
 
-    /// True if it is a problem.
+    /// True if the finding is a problem.
     pub fn is_problem(&self) -> bool {
         self.code.severity() == Severity::Problem
     }
 }
 
-/// How much there is.
+/// The number of documents and addresses in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StoreCounts {
-    /// Pools that can be read.
+    /// Readable pools.
     pub pools: usize,
-    /// Reservations that can be read.
+    /// Readable reservations.
     pub reservations: usize,
     /// Registered nodes.
     pub nodes: usize,
-    /// Blocks, also those that cannot be read.
+    /// Blocks, including unreadable ones.
     pub blocks: usize,
     /// Affinities.
     pub affinities: usize,
     /// Handles.
     pub handles: usize,
-    /// Workload endpoints, also those that cannot be read.
+    /// Workload endpoints, including unreadable ones.
     pub endpoints: usize,
-    /// Addresses that somebody holds.
+    /// Held addresses, without those in cooldown.
     pub held: usize,
     /// Addresses in cooldown.
     pub cooling: usize,
-    /// Addresses that are held for another node than the one that owns the block: no problem.
+    /// Addresses held for another node than the block's owner. That is no problem.
     pub borrowed: usize,
-    /// Addresses that are held for nodes that are not registered any more.
+    /// Addresses held for nodes that are no longer registered.
     pub of_gone_nodes: usize,
 }
 
-/// Calico's documents about the cluster as a whole.
+/// Calico's `ClusterInformation` document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterFacts {
-    /// Its unique id.
+    /// The cluster's unique id.
     pub guid: String,
-    /// Of what kind it is.
+    /// The cluster type.
     pub kind: String,
     /// True if Calico's operators have locked the datastore.
     pub locked: bool,
-    /// The revision that last wrote this.
+    /// The revision that last wrote the document.
     pub revision: Revision,
 }
 
@@ -159,77 +159,78 @@ pub struct ClusterFacts {
 pub struct AllocatedAddress {
     /// The address.
     pub ip: IpAddr,
-    /// The handle that it is held under.
+    /// The handle under which it is held.
     pub handle: Option<String>,
-    /// Its sequence number.
+    /// The block's sequence number when the address was last assigned or released.
     pub sequence_number: u64,
     /// The attributes of the holder.
     pub attributes: BTreeMap<String, String>,
-    /// The attributes of the other holder, if it has two.
+    /// The attributes of the alternate holder, if it has two.
     pub alternate_attributes: BTreeMap<String, String>,
     /// True if it is in cooldown.
     pub cooling: bool,
-    /// True if its block is another node's.
+    /// True if the block belongs to another node.
     pub borrowed: bool,
-    /// True if it is held for a node that is not registered any more.
+    /// True if it is held for a node that is no longer registered.
     pub node_gone: bool,
 }
 
-/// A handle under which nobody holds an address.
+/// A stored handle under which no address is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeakedHandle {
-    /// Its id.
+    /// The handle's id.
     pub id: String,
-    /// The revision that last wrote it.
+    /// The revision that last wrote the handle.
     pub revision: Revision,
 }
 
-/// Everything that an inspection found, as of one revision.
+/// The result of an inspection at one revision.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The revision.
+    /// The revision that was inspected.
     pub revision: Revision,
-    /// The findings, by code and subject.
+    /// The findings, sorted by code and subject.
     pub findings: Vec<Finding>,
-    /// How much there is.
+    /// The number of documents and addresses.
     pub counts: StoreCounts,
-    /// The networks of the pools, by name.
+    /// The pools' names and networks, sorted by name.
     pub pools: Vec<(String, IpNet)>,
-    /// The lengths of the prefixes of those pools that have some.
+    /// The prefix lengths of pools of prefixes, by the pool's network.
     pub prefix_lengths: BTreeMap<IpNet, u8>,
-    /// The cluster; `None` where Calico has not noted anything.
+    /// The cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, block by block, if they were asked for.
+    /// The addresses that are not free, block by block. Filled only with
+    /// [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
-    /// The handles that hold nothing.
+    /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,
 }
 
 impl Inspection {
-    /// How many problems there are.
+    /// The number of findings that are problems.
     pub fn problems(&self) -> usize {
         self.findings.iter().filter(|finding| finding.is_problem()).count()
     }
 }
 
-/// A number of addresses, with its verb.
+/// Formats a number of addresses with its verb.
 pub(super) fn addresses(count: u64) -> String {
     if count == 1 { "1 address is".to_owned() } else { format!("{count} addresses are") }
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Something is wrong.
+    /// A problem that should be repaired.
     Problem,
-    /// Nothing is wrong, but it is worth knowing.
+    /// A fact worth knowing; no problem.
     Information,
 }
 
-/// Makes the kinds: each has a code that never changes, how bad it is, what it means, what mends it by hand, and what
-/// [`mend`](crate::Operator::mend) does about it (nothing, if that is empty).
+/// Defines the kinds of findings. Each has a code that never changes, a severity, a meaning, advice for a person, and
+/// the repair by [`mend`](crate::Operator::mend) (empty if there is none).
 macro_rules! codes {
     ($($kind:ident = $text:literal, $severity:ident, $meaning:literal, $advice:literal, $repair:literal;)+) => {
         /// The kind of a finding.
@@ -240,7 +241,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// All kinds, by their codes.
+            /// All kinds, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
             /// The code, such as `BLK-01`. It never changes.
@@ -248,7 +249,7 @@ macro_rules! codes {
                 match self { $(Self::$kind => $text),+ }
             }
 
-            /// How bad it is.
+            /// The severity.
             pub fn severity(self) -> Severity {
                 match self { $(Self::$kind => Severity::$severity),+ }
             }
@@ -263,7 +264,7 @@ macro_rules! codes {
                 match self { $(Self::$kind => $advice),+ }
             }
 
-            /// The repair of [`mend`](crate::Operator::mend), if there is one.
+            /// The repair by [`mend`](crate::Operator::mend); `None` if a person must act.
             pub fn repair(self) -> Option<&'static str> {
                 let text = match self { $(Self::$kind => $repair),+ };
                 (!text.is_empty()).then_some(text)
@@ -398,7 +399,7 @@ impl Serialize for Code {
     }
 }
 
-/// A text that is no code.
+/// The error for a text that is no [`Code`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no code of a finding; they look like BLK-03")]
 pub struct UnknownCode(String);

@@ -1,4 +1,4 @@
-//! Handles: compares them with what the blocks hold, and mends those that differ.
+//! Compares handles with the addresses in the blocks, and repairs handles that differ.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,23 +14,23 @@ use super::finding::{Code, Finding, Inspection, LeakedHandle, Subject, addresses
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// The addresses in the blocks of each handle that was not met yet. There can be half a million of them, nearly all
-/// with addresses in one block.
+/// Counts of addresses by handle and block, for each handle whose document was not read yet. A store can have half a
+/// million handles, nearly all with addresses in one block only.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    /// The block that was met first, and how many addresses it holds.
+    /// The first block of each handle, with its count.
     first: HashMap<Box<str>, HandleBlockCount>,
-    /// The other blocks, of the few that have several.
+    /// The further blocks of the few handles with several.
     others: HashMap<Box<str>, Vec<HandleBlockCount>>,
 }
 
-/// A block, and how many addresses of a handle it holds.
+/// A block's index, and the number of addresses of a handle in it.
 type HandleBlockCount = (u32, u32);
 
 impl Handles {
-    /// Notes that a block holds an address under a handle. All of a block come one after the other.
+    /// Counts an address of a block under its handle. All addresses of a block must be counted in succession.
     pub(super) fn note(&mut self, id: &str, block: u32) {
-        // A Windows host holds these without a handle of their own.
+        // A Windows host reserves addresses under this id, but stores no handle.
         if id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE) {
             return;
         }
@@ -47,20 +47,20 @@ impl Handles {
         }
     }
 
-    /// Takes out what is held under a handle; nothing if nothing is, or if it was taken out already.
+    /// Removes and returns the counts of a handle. Empty if no address is held under it, or if it was already taken.
     fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares a stored handle; all blocks were read before.
+    /// Compares a stored handle with the counts. Call this after all blocks were read.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
-        // The remains of an old migration behind the id are no part of it.
+        // An old migration has left text after a carriage return in some ids. It is not part of the id.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
-            // The handle without that has come before it, and is the one that counts.
+            // The handle with the plain id was compared before, and is the valid one.
             return;
         }
         let held: BTreeMap<IpNet, i64> =
@@ -88,7 +88,7 @@ impl Handles {
         }
     }
 
-    /// Finds the handles that are not stored.
+    /// Reports held handles that are not stored.
     pub(super) fn finish(mut self, blocks: &BlockFacts, done: &mut Inspection) {
         for (id, first) in std::mem::take(&mut self.first) {
             let others = self.others.remove(&id).unwrap_or_default();
@@ -102,16 +102,16 @@ impl Handles {
     }
 }
 
-/// The most blocks of a handle that one commit can check.
+/// Maximum number of blocks of a handle that one commit can check.
 pub(super) const MAX_BLOCKS_OF_HANDLE: usize = 50;
 
-/// In what a handle differs from the blocks, a text for each block.
+/// The differences between a handle and the blocks, one text per block.
 #[derive(Default)]
 struct HandleDifference {
     more: Vec<String>,
     less: Vec<String>,
     no_block: Vec<String>,
-    /// It names blocks that cannot be read, or more than one commit can check.
+    /// True if the handle names unreadable blocks, or more blocks than one commit can check.
     is_doubtful: bool,
 }
 
@@ -160,7 +160,7 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Some networks or addresses as text: the first few.
+/// Formats a list of networks or addresses; only the first few are shown.
 pub(super) fn join(nets: &[impl ToString]) -> String {
     const MAX_SHOWN_BLOCKS: usize = 3;
     let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -171,10 +171,10 @@ pub(super) fn join(nets: &[impl ToString]) -> String {
 }
 
 impl Operator {
-    /// Writes a handle anew from the blocks: those that it names, and those that were found to hold something under it.
+    /// Rewrites a handle from the blocks that it names and the blocks in which the inspection found addresses of it.
     ///
-    /// All those blocks are guarded. Where a count is too high, its block is written, too: Calico counts in the handle
-    /// before it writes the block, and a writer between the two steps must start again, and counts again.
+    /// Guards all these blocks. If a count is too high, its block is written as well. Calico raises the count in the
+    /// handle before it writes the block; a writer between these two steps then fails, retries, and counts again.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

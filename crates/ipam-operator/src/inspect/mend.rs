@@ -1,8 +1,8 @@
-//! Mends findings, one guarded commit for each, and takes back what two or more reports agree is unused.
+//! Repairs findings with one guarded commit each, and releases addresses that two or more reports agree are unused.
 //!
-//! Guards: everything that is changed, and what the finding rests on. A finding that is not there any more is no error:
-//! then nothing is written. Foreign writers change one key after the other, so that a handle or an affinity that was
-//! written after the inspection may be a half-done step of theirs: those are left alone.
+//! Each commit guards the keys that it changes and the keys that the finding depends on. A finding that no longer
+//! exists is no error, and nothing is written. Other programs write key after key, so a handle or affinity that was
+//! written after the inspection may be part of an unfinished change. Such handles and affinities are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,22 +27,22 @@ use super::cluster_documents::lacking;
 use super::finding::{Code, Finding, Subject};
 use crate::Operator;
 
-/// The outcome of a repair.
+/// The result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum RepairResult {
-    /// It is mended.
+    /// The finding was repaired.
     Done,
-    /// The finding is not there any more, or its document was written since: inspect again.
+    /// The finding no longer exists, or its document was written since the inspection: inspect again.
     Changed,
 }
 
 impl Operator {
-    /// Mends what an inspection at the revision `at` has found. No address is freed that is allocated.
+    /// Repairs a finding of an inspection at revision `at`. Never frees an allocated address.
     ///
     /// # Errors
-    /// `Invalid` for a finding that cannot be mended; `Malformed` if another document stands in the way; those of the
-    /// store.
+    /// `Invalid` for a finding that is not mendable; `Malformed` if another document that the repair needs is damaged;
+    /// any store error.
     pub async fn mend(&self, finding: &Finding, at: Revision, deadline: Deadline) -> Result<RepairResult> {
         if !finding.mendable {
             let text = format!("{} {}: it cannot be mended without a person", finding.code, finding.subject);
@@ -81,7 +81,8 @@ impl Operator {
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
         let mut work = WriteSet::new(tx, self.ipam().now(), rest);
-        // As it will be written: with addresses freed whose cooldown is over.
+        // Reading through the write set frees addresses whose cooldown is over, so checks see the block as it will be
+        // written.
         let Some(block) = work.block(cidr).await?.cloned() else { return Ok(RepairResult::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
         let (is_empty, owner) = (block.is_empty(), block.owner());
@@ -126,7 +127,7 @@ impl Operator {
         Ok(RepairResult::Done)
     }
 
-    /// True if the owner is a node that is not registered, where others are. Guards the node's absence.
+    /// True if the owner is a node that is not registered although other nodes are. Guards the node's absence.
     pub(super) async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
         let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
@@ -134,7 +135,7 @@ impl Operator {
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 
-    /// Brings an affinity and its block together. The block says whose it is.
+    /// Makes an affinity agree with its block. The block is right about its owner.
     async fn mend_affinity(
         &self,
         tx: &mut Transaction,
@@ -164,7 +165,7 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // Rewriting the block makes another writer that is about to take it start again.
+                // Rewriting the block makes a concurrent writer that is about to claim it fail and retry.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }
@@ -174,12 +175,12 @@ impl Operator {
     }
 }
 
-/// True if a key that was read has been written after a revision.
+/// True if a key that was read was last written after a revision.
 pub(super) fn is_newer(tx: &Transaction, key: &Key, at: Revision) -> bool {
     tx.written_at(key).is_some_and(|written| written > at)
 }
 
-/// Adds what a bridged network's reservation lacks.
+/// Adds the missing addresses to a bridged network's reservation.
 async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     let key = keys::resource(ResourceKind::IpReservation, name);
     tx.prefetch(vec![key.clone()], vec![pools_range().into()]).await?;
@@ -199,7 +200,7 @@ async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     Ok(RepairResult::Done)
 }
 
-/// Takes the use for tunnels from a pool for certain namespaces.
+/// Removes the use `Tunnel` from a pool with a namespace selector.
 async fn mend_pool(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     let key = keys::resource(ResourceKind::IpPool, name);
     let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };
@@ -212,34 +213,36 @@ pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }
 
-/// How many addresses go in one commit: each can have a handle of its own, which is a guard.
+/// Maximum number of addresses released in one commit. Each can have its own handle, which is one more guard.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
-/// The outcome for addresses that nobody uses.
+/// The result of [`Operator::reclaim`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimResult {
-    /// They are free, in cooldown, or wait for the workload that keeps them.
+    /// Released addresses. They are free, in cooldown, or wait for the workload that keeps them.
     pub released: Vec<IpAddr>,
-    /// They were assigned or released since, and were left alone.
+    /// Addresses that were left alone, because their request no longer matches or because [`Operator::reclaim`] spares
+    /// them.
     pub changed: Vec<IpAddr>,
 }
 
-/// A handle as it was last written at a revision.
+/// A handle, and the revision that last wrote it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HandleRevision {
-    /// Its id.
+    /// The handle's id.
     pub id: String,
-    /// The revision.
+    /// The revision that last wrote the handle.
     pub revision: Revision,
 }
 
 impl Operator {
-    /// Releases addresses, each only if it is still held as its request says. One that is not is left alone, and so is one
-    /// of a network that is not Calico's while its node is registered: of such an address calicoctl cannot tell whether it
-    /// is in use. The others are released all the same. A commit for each block, or for every 60 addresses of it.
+    /// Releases addresses, each only if it is still held as its request says. Leaves alone addresses of virtual
+    /// machines, addresses that wait for their workload, and addresses of secondary networks whose node is registered:
+    /// calicoctl, whose reports the requests come from, cannot see whether these are in use. Uses one commit for every
+    /// 60 addresses of a block.
     ///
     /// # Errors
-    /// Damaged blocks and handles; those of the store, when some addresses may be released already.
+    /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released already.
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReclaimResult> {
         let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -285,7 +288,7 @@ impl Operator {
         if held.is_empty() {
             return Ok(done);
         }
-        // A workload that keeps its address still does: what nobody uses waits for it.
+        // An address that a workload keeps is not freed: it waits for the workload.
         let named: BTreeSet<IpAddr> =
             held.iter().filter_map(|request| Some(block?.first_of(request.address))).collect();
         if let Some(released) =
@@ -300,11 +303,11 @@ impl Operator {
         Ok(done)
     }
 
-    /// Deletes handles under which nothing is held, each only if it was last written at the revision that is said.
-    /// Returns the ids of those that are gone now.
+    /// Deletes handles under which no address is held, each only if it was last written at the given revision. Returns
+    /// the ids of the deleted handles.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn reclaim_handles(&self, handles: &[HandleRevision], deadline: Deadline) -> Result<Vec<String>> {
         let mut gone = Vec::new();
         for HandleRevision { id, revision } in handles {
@@ -335,25 +338,25 @@ impl Operator {
     }
 }
 
-/// The nodes of those addresses that are of networks which are not Calico's.
+/// The nodes that hold addresses of secondary networks, among the requested addresses.
 fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeSet<String> {
     let entries = requests.iter().filter_map(|request| block?.attributes_of(request.address));
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
 }
 
-/// True for an address of a network that is not Calico's, on a node that is registered. A report of calicoctl says of each
-/// of them that nobody uses it, since no workload endpoint of Calico's has it.
+/// True for an address of a secondary network on a registered node. A report of calicoctl lists every such address as
+/// unused, since no workload endpoint of Calico has it.
 fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
     let entry = block.attributes_of(request.address);
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
 }
 
-/// True if an address is held, under the handle and with the sequence number that the request says.
+/// True if an address is held under the handle and with the sequence number of the request.
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
-    // A virtual machine has its address also while it is stopped, and whatever became of its last node. An address that
-    // waits for its workload is in no use, as it should be.
+    // A virtual machine keeps its address while it is stopped, even if its last node is gone. An address that waits for
+    // its workload is unused on purpose.
     !is_vms(entry)
         && waits_until(entry).is_none()
         && request.sequence_number.is_none_or(|said| said == number)

@@ -1,12 +1,11 @@
-//! Looking through everything that IPAM keeps, and the workload endpoints beside it, and mending what can be mended without a
-//! guess.
+//! Checks all IPAM documents and the workload endpoints, and repairs what can be repaired without guessing.
 //!
-//! All of an inspection is of one revision. It takes no lock and changes nothing, so that it can be made at any time; a
-//! foreign writer that changes one key after the other can be seen half-way. [`Operator::mend`] is for a finding that is
-//! still there: it reads again, and commits only if nothing of it has changed.
+//! An inspection reads everything at one revision. It takes no lock and changes nothing, so it can run at any time. If
+//! another program changes key after key, an inspection can see its changes half done. [`Operator::mend`] therefore
+//! reads again, and commits only if the finding still exists and nothing it depends on has changed.
 //!
-//! A fault is a [`Finding`] with a [`Code`]. An inspection never guesses the user of an address: no repair frees
-//! one that is allocated.
+//! Each fault is a [`Finding`] with a [`Code`]. An inspection never guesses who uses an address, so no repair frees an
+//! allocated address.
 
 mod block_facts;
 mod cluster_documents;
@@ -41,17 +40,17 @@ use handles::Handles;
 pub use mend::{HandleRevision, ReclaimResult, RepairResult};
 use workloads::Workloads;
 
-/// Whether an inspection tells every address that is not free.
+/// Whether an inspection returns every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressReporting {
-    /// It tells findings and numbers only.
+    /// Returns findings and counts only.
     Findings,
-    /// It tells the addresses, too, which takes far more memory.
+    /// Also returns the addresses, which takes far more memory.
     Addresses,
 }
 
-/// An inspection that is being made. It is given every key of [`Inspector::ranges`] at one revision, range after range
-/// and each in the order of its keys, and keeps little of them.
+/// An inspection in progress. Feed it every key of [`Inspector::ranges`] at one revision, range after range, each in
+/// the order of its keys. It keeps only a small part of the data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
@@ -66,7 +65,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// An inspection at this time.
+    /// Starts an inspection. `now` is the time that ages and cooldowns are measured at.
     pub fn new(now: OffsetDateTime, keep: AddressReporting) -> Self {
         Self {
             now,
@@ -87,13 +86,13 @@ impl Inspector {
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
         ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
         ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
-        // Blocks, the configuration once more, handles, affinities.
+        // Blocks, the configuration again, handles, affinities.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
         ranges.push(Range::Prefix(keys::sticky_prefix()));
         ranges
     }
 
-    /// Takes the next key.
+    /// Adds the next key.
     pub fn add(&mut self, kv: &Kv) {
         let (key, value) = (&kv.key, kv.value.as_bytes());
         if self.around.add(kv, &mut self.done) {
@@ -115,7 +114,7 @@ impl Inspector {
         }
     }
 
-    /// Ends it. `revision` is the one that was read.
+    /// Finishes the inspection. `revision` is the revision of the keys.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
@@ -134,15 +133,15 @@ fn unknown(key: &Key) -> Finding {
 }
 
 impl Operator {
-    /// Looks through everything, at one revision and in pages.
+    /// Inspects the whole store at one revision. Reads it in pages.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the deadline.
+    /// `Timeout` after the deadline; any store error.
     pub async fn inspect(&self, keep: AddressReporting, deadline: Deadline) -> Result<Inspection> {
         Ok(reread(|| self.read_for_inspection(keep, deadline)).await?)
     }
 
-    /// An inspection for somebody who reads the store in a way of their own.
+    /// Starts an inspection for a caller that reads the store itself.
     pub fn inspector(&self, keep: AddressReporting) -> Inspector {
         Inspector::new(self.ipam().now(), keep)
     }
@@ -157,11 +156,11 @@ impl Operator {
     }
 }
 
-/// How far another machine's clock may be ahead of ours, where released addresses have no cooldown.
+/// How far another machine's clock may be ahead of ours before a release counts as in the future, without a cooldown.
 const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {
-    /// Looks at a block.
+    /// Checks a stored block.
     fn add_block(&mut self, cidr: IpNet, key: &Key, value: &[u8]) {
         self.done.counts.blocks += 1;
         let read = StoredBlock::read(key, value);
@@ -197,7 +196,7 @@ impl Inspector {
         }
     }
 
-    /// Compares a block with the pools.
+    /// Reports a block that is in no pool, or not of its pool's size.
     fn find_place(&mut self, cidr: IpNet, length: u8, is_empty: bool) {
         let (code, what) = match self.around.pool_of(cidr) {
             None => (Code::BlockOutsidePools, "no pool has it".to_owned()),
@@ -229,7 +228,7 @@ impl Inspector {
         self.done.findings.push(finding.mendable(mendable));
     }
 
-    /// Looks at every address that is not free.
+    /// Checks every address that is not free.
     fn inspect_addresses(&mut self, block: &Block, index: u32) {
         let mut seen = AddressFaults::default();
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
@@ -255,7 +254,7 @@ impl Inspector {
         seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
-    /// Looks at an address that somebody holds; says whether it is borrowed, and whether its node is gone.
+    /// Checks a held address. Returns whether it is borrowed, and whether its node is gone.
     fn inspect_held(
         &mut self,
         block: &Block,
@@ -268,7 +267,7 @@ impl Inspector {
         self.workloads.note(ip, entry, index);
         match entry.handle().filter(|id| !id.is_empty()) {
             Some(id) => self.handles.note(id, index),
-            // An address that waits for its workload has none.
+            // An address that waits for its workload has no handle.
             None if waits_until(entry).is_some() => {}
             None => seen.without_handle.note(ip),
         }
@@ -289,7 +288,7 @@ impl Inspector {
     }
 }
 
-/// Some addresses of a block: how many, and the first.
+/// The number of affected addresses of a block, and the first of them.
 #[derive(Default)]
 struct AddressSample {
     count: u64,
@@ -303,7 +302,7 @@ impl AddressSample {
     }
 }
 
-/// The findings that concern several addresses of a block.
+/// Faults that are reported once per block, with all affected addresses.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

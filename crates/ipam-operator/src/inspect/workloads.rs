@@ -1,5 +1,6 @@
-//! The records of workloads that keep their addresses, compared with the blocks. A block says which workload keeps an
-//! address; the record only leads an assignment there. So a record can be written anew from the blocks.
+//! Compares the records of workloads that keep their addresses with the blocks. The block is the source of truth for
+//! which workload keeps an address. The record only shows an assignment where to look, so it can be rebuilt from the
+//! blocks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -21,21 +22,22 @@ use super::handles::{MAX_BLOCKS_OF_HANDLE, join};
 use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
-/// The addresses that the blocks keep for each workload whose record was not read yet, each with its block.
+/// The addresses that blocks keep for each workload, with the block's index. Workloads whose record was read are
+/// removed.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
 }
 
 impl Workloads {
-    /// Notes the workload that keeps an address, if one does.
+    /// Records an address under the workload that keeps it, if there is one.
     pub(super) fn note(&mut self, ip: IpAddr, entry: &Attribute, block: u32) {
         if let Some(name) = entry.get(STICKY) {
             self.kept.entry(name.into()).or_default().push((ip, block));
         }
     }
 
-    /// Compares a stored record; all blocks were read before.
+    /// Compares a stored record with the blocks. Call this after all blocks were read.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
@@ -59,7 +61,7 @@ impl Workloads {
         }
     }
 
-    /// Finds the records that are not stored.
+    /// Reports kept addresses of workloads without a stored record.
     pub(super) fn finish(&mut self, blocks: &BlockFacts, done: &mut Inspection) {
         for (name, kept) in std::mem::take(&mut self.kept) {
             let missing: Vec<IpAddr> = kept.iter().map(|(ip, _)| *ip).collect();
@@ -79,8 +81,8 @@ fn lacks(missing: &[IpAddr]) -> String {
 }
 
 impl Operator {
-    /// Writes the record of a workload anew from the blocks that keep an address for it, and from those of the addresses
-    /// that are recorded.
+    /// Rewrites a workload's record from the blocks in which the inspection found kept addresses, and from the blocks
+    /// of the recorded addresses.
     ///
     /// Guards: the record, and the blocks that keep an address for the workload.
     pub(super) async fn mend_record(
@@ -131,7 +133,7 @@ impl Operator {
     }
 }
 
-/// The addresses that a block keeps for a workload, and whether each is pinned.
+/// The addresses that a block keeps for a workload, each with whether it is pinned.
 fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
     let kept = block.allocated().filter(|(_, entry)| of_workload(entry));
@@ -143,8 +145,8 @@ fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     .collect()
 }
 
-/// A record without the addresses that no block keeps, and with those that it lacks. Pinned addresses come first, as where
-/// they are pinned. A damaged block may keep the addresses that it covers.
+/// Returns the record without addresses that no block keeps, and with the addresses that it lacks. Pinned addresses
+/// come first, as after [`Operator::pin`]. Addresses inside damaged blocks stay, since these blocks may keep them.
 fn brought_together(before: &StickyRecord, kept: Vec<(StickyAddress, bool)>, damaged: &[IpNet]) -> StickyRecord {
     let mut after = before.clone();
     after.addresses.retain(|one| {

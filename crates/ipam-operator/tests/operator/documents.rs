@@ -1,4 +1,4 @@
-//! Documents written by several at once, and beside very many others.
+//! Documents written concurrently, and next to a large number of other documents.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ fn pool(name: &str, cidr: &str) -> Manifest {
 #[tokio::test]
 async fn pools_that_overlap_are_made_only_once() {
     let world = World::new().await;
-    // Also where there are more pools than are guarded one by one.
+    // With 70 pools there are more than the commit guards one by one.
     for others in [0, 70] {
         for number in 0..others {
             let cidr = format!("10.{}.0.0/24", number + 100);
@@ -75,7 +75,7 @@ async fn documents_applied_by_several_at_once_all_succeed() {
     assert_eq!(world.operator().documents(DocumentKind::Pool, &Namespaces::All, soon()).await.unwrap().items.len(), 1);
 }
 
-/// Assigns to so many containers, one after the other; what each call says.
+/// Assigns an address to each of `containers` containers in turn, and returns all results.
 fn assign(world: &World, containers: usize) -> JoinHandle<Vec<Result<IpAddr>>> {
     let world = world.clone();
     tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! An operator's verbs on the in-memory store.
+//! Tests of `Operator` on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod documents;
@@ -14,7 +14,7 @@ mod vm;
 use ipam_operator::Operator;
 use testkit::world::{self, World};
 
-/// A world whose store an operator works on.
+/// Gives access to the operator of a world.
 pub(crate) trait Operated {
     fn operator(&self) -> Operator;
 }

@@ -1,4 +1,4 @@
-//! The deletion of pools.
+//! Deletion of pools.
 
 use ipam_core::Error;
 use ipam_core::model::{NewPool, keys};

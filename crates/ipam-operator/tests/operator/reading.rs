@@ -1,4 +1,4 @@
-//! Readings of a whole store.
+//! Reads of a whole store.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Addresses of virtual machines.
+//! Releases of addresses of virtual machines.
 
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::ReleaseRequest;

@@ -1,4 +1,4 @@
-//! Every kind of damage is found, reported as what it is, and mended where that takes no guess.
+//! Every kind of damage is found, reported with its code, and repaired where that needs no guess.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) async fn content(world: &World) -> Content {
     world.dump().await.iter().map(|kv| (text(kv.key.as_bytes()), text(kv.value.as_bytes()))).collect()
 }
 
-/// A store with this content, at the time of the first worlds.
+/// Creates a world whose store has this content.
 pub(crate) async fn world_of(content: &Content) -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::Registered);
     for (key, value) in content {
@@ -42,7 +42,8 @@ fn reported(findings: &[Finding]) -> String {
     findings.iter().map(|one| format!("{} {}: {}\n", one.code, one.subject, one.what)).collect()
 }
 
-/// Two nodes with containers in both families, an address that rests, a bridged pool and a reservation.
+/// The content of an undamaged store: two nodes with containers in both families, an address in cooldown, a bridged
+/// pool and a reservation.
 pub(crate) async fn whole() -> Content {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
@@ -67,7 +68,7 @@ pub(crate) async fn whole() -> Content {
     content(&world).await
 }
 
-/// The key of the IPv4 block that has an address of a container.
+/// The key of the IPv4 block with an address of a container.
 fn block_of(content: &Content, container: &str) -> String {
     let holder = format!("\"net.{container}\"");
     let found = content.iter().find(|(key, value)| key.contains("/ipv4/block/") && value.contains(&holder));
@@ -95,7 +96,7 @@ fn edit_block(content: &mut Content, container: &str, change: impl FnOnce(&mut V
     edit(content, &key, change);
 }
 
-/// An ordinal of the block that is free, or one that is held.
+/// The first held ordinal of a block if `is_held`, or else the first free one.
 fn ordinal(block: &Value, is_held: bool) -> usize {
     block["allocations"].as_array().unwrap().iter().position(|index| index.is_null() != is_held).unwrap()
 }
@@ -104,21 +105,21 @@ fn put(content: &mut Content, key: &str, value: impl ToString) {
     content.insert(key.to_owned(), value.to_string());
 }
 
-/// The record of a container that has an address of the block.
+/// The entry of a container with an address in the block.
 fn holder<'b>(block: &'b mut Value, container: &str) -> &'b mut Value {
     let handle = format!("net.{container}");
     let mut entries = block["attributes"].as_array_mut().unwrap().iter_mut();
     &mut entries.find(|entry| entry["handle_id"] == handle.as_str()).unwrap()["secondary"]
 }
 
-/// Has the workload `shop/web` keep the address of a container.
+/// Marks the address of a container as kept by workload `shop/web`.
 fn keep(block: &mut Value, container: &str) {
     let entry = holder(block, container);
     entry["margay.io/sticky"] = "shop/web".into();
     entry["margay.io/sticky-for"] = "60".into();
 }
 
-/// A block of four addresses of which none is held.
+/// A block without held addresses.
 fn empty_block(cidr: &str, owner: &Value) -> Value {
     let size = 1_usize << (32 - cidr.rsplit('/').next().unwrap().parse::<u32>().unwrap());
     json!({"cidr": cidr, "affinity": owner, "allocations": vec![Value::Null; size], "unallocated": (0..size).collect::<Vec<_>>(),
@@ -155,7 +156,7 @@ const CONFIG: &str = "/calico/ipam/v2/config";
 const RECORD: &str = "/margay/v1/sticky/shop/web";
 const CONFIRMED: &str = r#"{"state":"confirmed","deleted":false}"#;
 
-/// Whether all of a damage is mended.
+/// Whether a repair removes the damage completely.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum After {
     Mended,
@@ -165,7 +166,7 @@ use After::{Left, Mended as Whole};
 
 type Damage = (&'static [&'static str], After, fn(&mut Content));
 
-/// The findings, whether each can be mended, and the repair.
+/// Each damage: the expected findings, the state after the repair, and a function that damages the content.
 const DAMAGES: &[Damage] = &[
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
@@ -317,7 +318,7 @@ const DAMAGES: &[Damage] = &[
         edit_block(c, "c2", |b| keep(b, "c2"));
         put(c, RECORD, "[");
     }),
-    // A block that cannot be read may keep what is recorded.
+    // An unreadable block may still keep the recorded addresses.
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
         let cidr = key.rsplit('/').next().unwrap().rsplit_once('-').unwrap().0.to_owned();
@@ -381,7 +382,7 @@ const DAMAGES: &[Damage] = &[
     (&["KEY-01"], Left, |c| put(c, "/calico/ipam/v2/handle/a/b", "{}")),
 ];
 
-/// Mends as often as that finds something to mend.
+/// Inspects and repairs until nothing more can be repaired, at most four times.
 pub(crate) async fn mend_all(world: &World) -> Inspection {
     let mut inspection = inspect(world).await;
     for _ in 0..4 {
@@ -393,7 +394,7 @@ pub(crate) async fn mend_all(world: &World) -> Inspection {
     inspection
 }
 
-/// Every address that is held, by the container that has it.
+/// The held addresses, each with the entry of its holder.
 fn held(content: &Content) -> Vec<(String, String)> {
     let mut held = Vec::new();
     for (key, value) in content.iter().filter(|(key, _)| key.contains("/assignment/")) {
@@ -401,7 +402,7 @@ fn held(content: &Content) -> Vec<(String, String)> {
         for (ordinal, index) in block["allocations"].as_array().unwrap().iter().enumerate() {
             let entry = index.as_u64().and_then(|index| block["attributes"].get(usize::try_from(index).unwrap()));
             if let Some(entry) = entry.filter(|entry| entry.get("releasedAt").is_none()) {
-                // A repair may change the names, not what they say.
+                // A repair may rename attributes, but must keep their values.
                 let mut entry = entry.clone();
                 if let Some(attributes) = entry.get_mut("secondary").and_then(Value::as_object_mut) {
                     for name in ["node", "pod", "namespace"] {
@@ -444,7 +445,7 @@ async fn damage_is_found_and_repaired_without_touching_address() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // An inspection of one store judges neither what two stores share nor the routes of a machine.
+    // An inspection of one store cannot find overlaps with another store or with the machine's routes.
     let missing: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).filter(|code| !kinds.contains(code)).collect();
     assert_eq!(missing, ["NET-01", "NET-02"]);
 }

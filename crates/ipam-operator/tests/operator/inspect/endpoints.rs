@@ -18,12 +18,12 @@ use crate::world::{World, attachment, soon};
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// The time on the clock of a new world.
+/// The time at which the clock of a new world starts.
 fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
 
-/// A world with a pool, and containers `c1` of node `a` and `c2` of node `b` with an address each.
+/// A world with a pool, and one address each for containers `c1` on node `a` and `c2` on node `b`.
 async fn world() -> (World, IpAddr, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
@@ -31,7 +31,7 @@ async fn world() -> (World, IpAddr, IpAddr) {
     (world, one, two)
 }
 
-/// Stores an endpoint of namespace `shop` with this spec on top of what it needs.
+/// Stores an endpoint in namespace `shop`; `more` is added to the required fields of its spec.
 async fn put(world: &World, name: &str, more: Value) {
     let mut spec = json!({"orchestrator": "cni", "node": name.split('-').next().unwrap(), "endpoint": "eth0"});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -43,7 +43,7 @@ async fn remove(world: &World, key: &str) {
     world.store.delete(Range::key(key)).await.unwrap();
 }
 
-/// The findings of a check, a line each.
+/// The findings of an inspection, one line each.
 async fn reported(world: &World) -> Vec<String> {
     let line = |one: &Finding| format!("{} {}: {}", one.code, one.subject, one.what);
     inspect(world).await.findings.iter().map(line).collect()
@@ -56,7 +56,7 @@ async fn endpoint_names_container_of_address() {
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
     assert_eq!(inspect(&world).await.counts.endpoints, 2);
-    // The address of a network that the container is in as its second one.
+    // An address of the container in a second network.
     let mut other = attachment("a", "c1");
     other.network = "other.net".into();
     let third = world.assign(&AssignRequest::new(other, RequestedAddresses::any(1, 0))).await.unwrap()[0].ip;
@@ -66,7 +66,7 @@ async fn endpoint_names_container_of_address() {
     let subject = "WEP-02 endpoint shop/a-cni-c1-eth0:";
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
-    // A name that only ends like the container's is another container's.
+    // Container `2` is not container `c2`, although the handle ends with `2`.
     put(&world, "a-cni-c1-eth0", json!({"containerID": "2", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": ["10.0.0.99/32", "10.0.0.98/32"]})).await;
@@ -84,14 +84,15 @@ async fn endpoint_names_container_of_address() {
 async fn endpoint_of_foreign_address_is_ignored() {
     let (world, one, two) = world().await;
     let networks = |ip: &str| json!([format!("{ip}/32")]);
-    // host-local, or an address that the pod itself brings.
+    // An address from host-local, or one that the pod brings itself.
     put(&world, "a-cni-c7-eth0", json!({"containerID": "c7", "ipNetworks": networks("192.0.2.7")})).await;
-    // OpenStack's addresses are Neutron's, and an endpoint without a container cannot be compared.
+    // Neutron assigns OpenStack's addresses. An endpoint without a container cannot be compared.
     let free = networks("10.0.0.99");
     put(&world, "a-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm", "ipNetworks": free}))
         .await;
     put(&world, "a-k8s-pod-eth0", json!({"orchestrator": "k8s", "pod": "pod", "ipNetworks": free})).await;
-    // The handle that Calico gave a pod in earlier years, and that of a virtual machine, which moves between pods.
+    // The handle of a pod from an older version of Calico, and the handle of a virtual machine, which moves between
+    // pods.
     let owner = || Owner::host("a");
     let mut given = Vec::new();
     for handle in ["shop.web", "net.vmi.shop.cart"] {
@@ -103,7 +104,7 @@ async fn endpoint_of_foreign_address_is_ignored() {
         put(&world, &format!("a-k8s-{pod}-eth0"), more).await;
     }
     assert_eq!(reported(&world).await, Vec::<String>::new());
-    // Both are seen to be compared.
+    // Both addresses are indeed compared.
     put(
         &world,
         "a-k8s-web-eth0",
@@ -115,7 +116,7 @@ async fn endpoint_of_foreign_address_is_ignored() {
     assert_eq!(reported(&world).await.len(), 2);
 }
 
-/// An address that is held with these attributes.
+/// Assigns an address with these attributes, and returns it as text.
 async fn hold(world: &World, handle: &str, attributes: &[(&str, String)]) -> String {
     let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
     let request = HandleRequest::new(handle, Owner::host("a"), RequestedAddresses::any(1, 0));
@@ -135,12 +136,12 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     young[3].1 = go_string(now() - time::Duration::seconds(59));
     hold(&world, "net.young", &young).await;
     hold(&world, "net.undated", &pod("undated")[..3]).await;
-    // No pod and no network: Calico's plain containers, tunnels, and what a person has assigned.
+    // Without pod and network: Calico's plain containers, tunnels, and addresses that a person assigned.
     hold(&world, "net.plain", &[("node", text("a")), old()]).await;
     let tunnel = [("node", text("a")), ("type", text("vxlanTunnelAddress")), ("margay.io/net", text("x")), old()];
     hold(&world, "vxlan-tunnel-addr-a", &tunnel).await;
     hold(&world, "net.vmi.shop.cart", &pod("virt-launcher-cart")).await;
-    // A bridged network of the same pod.
+    // An address of the pod in a bridged network.
     let own = ["node", "namespace", "pod"].map(|name| format!("margay.io/{name}"));
     let bridged = [(own[0].as_str(), text("a")), (&own[1], text("shop")), (&own[2], text("web")), old()];
     hold(&world, "lan.5f2d", &bridged).await;
@@ -156,7 +157,7 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     assert_eq!(reported(&world).await, expected);
     assert!(inspect(&world).await.findings.iter().all(|one| !one.mendable));
 
-    // The container's own, of whatever address; one of the pod that names no container, or cannot be read.
+    // An endpoint of the container with any address, or an endpoint of its pod without a container id or unreadable.
     put(&world, "a-cni-c5-eth0", json!({"containerID": "c5"})).await;
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web"})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
@@ -166,16 +167,17 @@ async fn endpoint_is_required_for_container_of_calico_network() {
         unreadable.len() == 1 && unreadable[0].starts_with("WEP-01 endpoint shop/a-k8s-web-eth0: "),
         "{unreadable:?}"
     );
-    // A newer sandbox's.
+    // An endpoint of the pod's newer sandbox.
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web", "containerID": "77"})).await;
     assert_eq!(reported(&world).await.len(), 1);
-    // A network that has addresses under names of Margay's own is none of Calico's; its older addresses have Calico's names.
+    // A network with addresses under Margay's attribute names is not Calico's, although its older addresses use
+    // Calico's names.
     let old_name = [("node", text("a")), ("margay.io/net", text("lan")), old()];
     hold(&world, "lan.c9", &old_name).await;
     assert_eq!(reported(&world).await.len(), 2);
     hold(&world, "lan.c10", &[("margay.io/node", text("a")), ("margay.io/net", text("lan")), old()]).await;
     assert_eq!(reported(&world).await.len(), 1);
-    // All of it is a matter of the node.
+    // No address is reported for a node that is gone.
     remove(&world, &format!("{NODES}/a")).await;
     assert!(reported(&world).await.iter().all(|line| !line.starts_with("ALC-07")));
 }
@@ -186,7 +188,7 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
     put(&world, "dead-cni-c3-eth0", json!({"containerID": "c3", "ipNetworks": ["10.0.0.99/32"]})).await;
-    // The name and the document do not agree: one of the two nodes is there.
+    // The name and the document disagree, and one of the two nodes is registered.
     put(&world, "dead-cni-c4-eth0", json!({"containerID": "c4", "node": "a"})).await;
     put(&world, "dead-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm"})).await;
     let found = inspect(&world).await;
@@ -195,7 +197,7 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     assert!(finding.mendable);
     let mend = async |finding: &Finding| world.operator().mend(finding, found.revision, soon()).await.unwrap();
 
-    // The node comes back, or the endpoint is written anew: it stays.
+    // If the node comes back, or the endpoint is written again, the endpoint stays.
     world.add_node("dead", &[]).await;
     assert_eq!(mend(finding).await, RepairResult::Changed);
     remove(&world, &format!("{NODES}/dead")).await;
@@ -207,7 +209,7 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     assert_eq!(inspect(&world).await.counts.endpoints, 4);
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Changed);
 
-    // Where no node is registered nobody can tell.
+    // Without any registered node, no node counts as gone.
     for node in ["a", "b", "c"] {
         remove(&world, &format!("{NODES}/{node}")).await;
     }

@@ -1,4 +1,4 @@
-//! Comparing the documents of a store, and mending them.
+//! Inspections and repairs of a store.
 
 mod damages;
 mod endpoints;

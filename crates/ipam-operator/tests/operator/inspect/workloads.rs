@@ -1,4 +1,4 @@
-//! The records of workloads that keep their addresses: in order in all that Margay writes, and mended so that a workload
+//! Records of workloads that keep their addresses: Margay's own are without findings, and after a repair the workload
 //! gets its address again.
 
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::world::{World, attachment, ip, soon};
 const WEB: &str = "shop/web";
 const WAIT: u64 = 60;
 
-/// An address for a container of a workload.
+/// Assigns an address to a container of a workload.
 async fn sticky(world: &World, container: &str, name: &str) -> IpAddr {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.sticky = Some(Sticky { name: name.to_owned(), wait: Some(Duration::from_secs(WAIT)) });
@@ -85,7 +85,7 @@ async fn workload_record_is_left_alone_when_in_order_again() {
     world.release("a", "c1").await;
     world.store.delete(Range::Key(keys::sticky(WEB))).await.unwrap();
     let found = inspect(&world).await;
-    // The address was released for good meanwhile.
+    // The address was unpinned and released meanwhile.
     world.operator().unpin(own, soon()).await.unwrap();
     let before = world.dump().await;
     let mended = world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap();
