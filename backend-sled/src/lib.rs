@@ -27,7 +27,7 @@ use kv_mvcc::{MvccStore, Table};
 pub struct Sled;
 
 /// The driver of `sled://`. More than a few large commits in flight take gigabytes of memory. Opening the store takes
-/// longer than reading all its keys, so a long reader never yields.
+/// longer than reading the keys of a turn, so a long reader reads all keys in one turn.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

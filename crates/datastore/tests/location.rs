@@ -41,7 +41,7 @@ async fn refused_with(url: &str, access: Access, words: &[&str]) -> Error {
     error
 }
 
-/// Credentials whose certificates are files, as in settings.
+/// Converts test certificates to the [`Pem`] of settings.
 trait AsPem {
     fn file(&self, name: &str) -> Pem;
 

@@ -104,7 +104,7 @@ impl Drop for QueueProcess {
     }
 }
 
-/// The entry point of the processes that the other tests start. As a test of its own it does nothing.
+/// Also the entry point of the processes that the other tests start.
 #[test]
 fn queue_gives_turn_at_once_when_caller_is_alone() {
     match env::var("QUEUE_ROLE").as_deref() {
