@@ -57,7 +57,7 @@ impl EtcdStore {
     /// call shows whether the cluster answers and accepts the login. Calls need a tokio runtime with time and IO.
     ///
     /// # Errors
-    /// `Unsupported` for an invalid endpoint or invalid TLS settings; `Missing` or `Io` for a file that cannot be read.
+    /// `Unsupported` for an invalid endpoint or invalid TLS settings; `Io` for a file that cannot be read.
     pub fn open(options: &Options) -> Result<Self> {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }

@@ -79,7 +79,7 @@ impl Members {
             Ok(addresses) => Ok(self.replace(addresses)),
             Err(error) if known.endpoints.is_empty() => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "going on with the members that were found before");
+                tracing::warn!(%error, "cannot look up the members; keeping those found before");
                 known.failures.store(0, Ordering::Relaxed);
                 Ok(known)
             }
@@ -338,7 +338,7 @@ impl Endpoint {
         *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
     }
 
-    /// Returns the connection, unless its files have to be checked first.
+    /// Returns the connection, unless its files must be checked first.
     fn current(&self) -> Option<Connection> {
         let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
         let made = made.as_ref()?;
@@ -385,7 +385,7 @@ impl Endpoint {
         let url = self.address.url.clone();
         let stat = move || {
             (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
-                tracing::warn!(endpoint = url, %error, "changed certificates cannot be used; going on with the old ones");
+                tracing::warn!(endpoint = url, %error, "cannot use the changed certificates; keeping the old ones");
                 None
             })
         };

@@ -24,8 +24,8 @@ const ANYBODY_COMPACTS: KnownFailure = KnownFailure {
     happens: FailureFrequency::Always,
 };
 
-/// Cases that are skipped. `D10_power_cuts` is about embedded stores; other cases cover a killed server.
-// `W37_soon` needs progress reports. Those of Debian's etcd, 3.4.23, cannot be trusted, so this crate passes none on.
+/// Cases that are skipped. `D10_power_cuts` is about embedded stores; other cases cover a killed server. `W37_soon`
+/// needs progress reports, but those of Debian's etcd, 3.4.23, cannot be trusted, so the store passes none on.
 const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 
 fn main() -> Result<ExitCode, BoxError> {

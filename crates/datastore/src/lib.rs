@@ -3,6 +3,7 @@
 //! # Inside
 //!
 //! From a NetConf, the environment or a URL to an open store.
+//!
 //! There are two steps. The first step is pure: [`for_netconf`] (for the plugin) and [`for_operator`] (for the command
 //! `margay`) turn configuration into a [`Location`] of one of the program's [`Drivers`]. The caller passes the
 //! environment in as a function, which is not called if a NetConf names an embedded store. The second step, [`open`],

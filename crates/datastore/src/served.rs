@@ -72,7 +72,7 @@ pub fn is_trusted(location: &Location, uid: u32) -> bool {
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
 }
 
-/// Returns true if a daemon with this hello serves the store at this location and has our protocol version.
+/// Returns true if the daemon that sent this hello serves the store at this location and is of our version.
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
@@ -127,7 +127,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
         }
         Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
         Ok(Err(error)) => {
-            tracing::debug!(%error, store = name, "going on without the daemon");
+            tracing::debug!(%error, store = name, "cannot use the daemon; opening the store directly");
             None
         }
         Err(_) => {

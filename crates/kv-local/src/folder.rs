@@ -32,8 +32,8 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails if [`create`] would fail, as far as this is known without creating anything. Returns the path that prevents
-/// it.
+/// Fails if [`create`] would fail for a reason that can be found without creating anything. Returns the path with the
+/// error.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {

@@ -191,9 +191,8 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     caught(&folder.label, Operation::Compact, || engine.shrink(&entry, &folder.label.store))
 }
 
-/// Fails if a store of `engine` cannot be created in the folder `path`, as far as this is known without creating
-/// anything: permission is missing, a file is in the path, the folder contains another program's files, or the disk is
-/// full.
+/// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. Fails if
+/// permission is missing, a file is in the path, the folder contains another program's files, or the disk is full.
 ///
 /// # Errors
 /// The error that creating the store would give.

@@ -108,7 +108,7 @@ pub enum Sharing {
     /// Uses the daemon that has the store. Without a daemon, an embedded store is yielded to a waiting process between
     /// two calls.
     InTurns,
-    /// Uses the daemon that has the store. Without a daemon, an embedded store is released when this process asks for
+    /// Uses the daemon that has the store. Without a daemon, an embedded store is kept open until this process releases
     /// it.
     OnRequest,
 }
@@ -131,7 +131,8 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format of a store that is created.
     pub format: u32,
-    /// How programs share the store with other processes. Drivers ignore this and open the store for this process alone.
+    /// How programs share the store with other processes. Drivers ignore this and open the store for this process
+    /// alone.
     pub sharing: Sharing,
 }
 
@@ -421,7 +422,7 @@ impl Drop for LockedTable {
         let closed = kv_mvcc::caught(|| drop(table));
         self.reserved_space.refill();
         if let Err(error) = folder::give_to_owner(&self.label.folder) {
-            tracing::warn!(%error, store = self.label.store, "what root made here stays root's: its owner may be kept out");
+            tracing::warn!(%error, store = self.label.store, "cannot give root's files to the owner of the store, who may be unable to open it");
         }
         // Must come after the change of owners, which changes the times of the files.
         if closed.is_some() {

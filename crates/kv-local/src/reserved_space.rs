@@ -48,7 +48,7 @@ impl ReservedSpace {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
-    /// Takes back the unused part of the freed pieces, as far as the disk has room.
+    /// Takes back the unused part of the freed pieces until the file is whole or the disk is full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
             // The next opening restores a part that cannot be restored now.

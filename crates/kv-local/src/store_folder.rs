@@ -115,7 +115,7 @@ impl StoreFolder {
         self.io("", folder::restrict(path, folder::FOLDER_MODE))
     }
 
-    /// Fails if a missing store of `bytes` bytes cannot be created, as far as this is known without creating anything.
+    /// Checks, without creating anything, whether a missing store of `bytes` bytes can be created.
     pub(crate) fn check_creatable(&self, bytes: u64) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.label.folder;

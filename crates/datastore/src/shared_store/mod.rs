@@ -163,7 +163,7 @@ impl SharedStore {
                 Err(error) if *error.kind() == ErrorKind::Missing => {
                     tracing::debug!(%error, "there is no store to serve yet");
                 }
-                Err(error) => tracing::warn!(%error, "the store is not open; the next call looks again"),
+                Err(error) => tracing::warn!(%error, "cannot open the store; the next call tries again"),
             }
         }
         let CurrentStore { identity, generation, .. } = self.seen();
@@ -255,12 +255,12 @@ impl SharedStore {
             && store.retention() != history
             && let Err(error) = store.set_retention(history).await
         {
-            tracing::warn!(%error, "the store keeps the bounds that it had on its history");
+            tracing::warn!(%error, "cannot change the bounds on the history of the store; keeping the old ones");
         }
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {
             if seen.identity != StoreIdentity::Nothing {
-                tracing::warn!(store = self.shared.name, "another store is at this place now");
+                tracing::warn!(store = self.shared.name, "another store is at this location now");
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
             *seen = CurrentStore { identity, halves, generation: seen.generation + 1, queued: None };
@@ -341,7 +341,7 @@ impl SharedStore {
 
     async fn reopen_after_hand_over(&self, turn: &mut HandOverTurn) {
         if let Err(error) = self.reopen(turn, self.shared.holding.options.wait).await {
-            tracing::warn!(%error, "the store is not open; the next call looks again");
+            tracing::warn!(%error, "cannot open the store; the next call tries again");
         }
     }
 
