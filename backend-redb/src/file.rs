@@ -7,7 +7,7 @@
 //! - **Closing writes nothing.** Commits record the allocator's state themselves (redb's quick repair, two syncs), so a
 //!   file that was not closed opens as fast as one that was. Every close looks like a killed process.
 //! - **Opening syncs nothing.** After such a close, redb writes the header twice, first unmarked and then marked, and
-//!   syncs each time. Only the last header counts, which is the one that the file already has. It is written only if it
+//!   syncs each time. Only the last header counts, and usually the file already has it. It is written only if it
 //!   differs.
 //! - **The first write syncs before it.** A process that was killed between writing and syncing a commit leaves a
 //!   commit that can be read but is not durable. The pages that this commit freed must not be overwritten until it is

@@ -36,7 +36,7 @@ pub struct StorePeek {
     /// The layout of the folder, if this program does not support it. The format of the rows is a different number,
     /// which is only known after opening the store.
     pub unknown_layout: Option<u32>,
-    /// The store's id; `None` if the layout is not supported.
+    /// The store's id; `None` if `store.id` is missing or damaged, or its layout is unknown and has no id.
     pub id: Option<Uuid>,
     /// The total size of all files in the folder, in bytes.
     pub bytes: u64,

@@ -422,7 +422,11 @@ impl Drop for LockedTable {
         let closed = kv_mvcc::caught(|| drop(table));
         self.reserved_space.refill();
         if let Err(error) = folder::give_to_owner(&self.label.folder) {
-            tracing::warn!(%error, store = self.label.store, "cannot give root's files to the owner of the store, who may be unable to open it");
+            tracing::warn!(
+                %error,
+                store = self.label.store,
+                "cannot give root's files to the owner of the store, who may be unable to open it"
+            );
         }
         // Must come after the change of owners, which changes the times of the files.
         if closed.is_some() {

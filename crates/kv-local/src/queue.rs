@@ -6,9 +6,9 @@
 //! store lock once it gets a read lock on all bytes before its own. The kernel frees the byte of a dead process, so a
 //! dead holder or a dead waiter stops no other process. A dead waiter also lets no process overtake the holder.
 //!
-//! Two callers never have the lock at the same time, although drawing a ticket takes several steps. Suppose tickets `a
-//! < b` both have it. `b` found all bytes before it free, so `a` was locked after that, when `b` was already locked.
-//! But after locking its byte, `a` searches for locked bytes above it, finds `b`, and draws again.
+//! Two callers never have the lock at the same time, although drawing a ticket takes several steps. Suppose that two
+//! tickets `a < b` both have it. `b` found all bytes before it free, so `a` was locked after that, when `b` was already
+//! locked. But after locking its byte, `a` searches for locked bytes above it, finds `b`, and draws again.
 //!
 //! These locks belong to the open file and not to the process: two opens in one process queue like any other two.
 

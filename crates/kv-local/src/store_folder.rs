@@ -295,7 +295,7 @@ pub(crate) struct Identity {
     pub(crate) engine: String,
     /// The layout of the folder.
     pub(crate) format: u32,
-    /// The store's id, which a row of its table repeats. Nil if the layout is unknown.
+    /// The store's id, which a row of its table repeats. Nil if the layout is unknown and has no id.
     pub(crate) id: Uuid,
 }
 
