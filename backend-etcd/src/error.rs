@@ -18,8 +18,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         Operation::Txn | Operation::Compact => made.with_outcome(outcome),
         _ => made,
     };
-    // etcd may refuse before it proposes the write, or after it has applied the proposal. The answer does not show
-    // which, but the write cannot happen after it.
+    // etcd may refuse before it proposes the write, or after it has processed the proposal. The answer does not show
+    // which, but the write cannot be applied after the answer.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
