@@ -1,10 +1,10 @@
-//! Where a member listens.
+//! The address at which a member listens.
 
 use kv::Result;
 
 use crate::options::refused;
 
-/// How a member is talked to.
+/// The transport to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Plain,
@@ -20,7 +20,7 @@ pub(crate) enum TlsUse {
     NotConfigured,
 }
 
-/// Where one member listens.
+/// The address at which one member listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     /// `http://host:port`, `https://host:port`, or `unix://` and the path of a socket.
@@ -29,11 +29,11 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Reads an endpoint. Without a scheme it is `https` if TLS is configured.
+    /// Parses an endpoint. Without a scheme, it is `https` if TLS is configured.
     ///
     /// # Errors
-    /// `Unsupported` for one of another scheme, for one without TLS where TLS is configured, for what is no address,
-    /// and for one with a user or password in it (which is not shown).
+    /// `Unsupported` for an unknown scheme, for an endpoint without TLS although TLS is configured, for an invalid
+    /// address, and for an endpoint that contains a user or a password (the error does not show it).
     pub(crate) fn parse(endpoint: &str, tls: TlsUse) -> Result<Self> {
         let endpoint = endpoint.trim();
         if let Some(path) = endpoint.strip_prefix("unix:") {
@@ -70,7 +70,7 @@ impl Address {
         Self::host(&scheme, authority, transport)
     }
 
-    /// The port that is used because the endpoint names none.
+    /// Returns the port that is used because the endpoint has none; `None` if it has one.
     pub(crate) fn default_port(&self) -> Option<u16> {
         let port = match self.transport {
             Transport::Plain => 80,
@@ -85,7 +85,7 @@ impl Address {
         self.transport == Transport::Tls
     }
 
-    /// One whose host and port come from DNS.
+    /// Creates the address of a host and port from DNS.
     pub(crate) fn of_host(host: &str, port: u16, transport: Transport) -> Result<Self> {
         let scheme = if transport == Transport::Tls { "https" } else { "http" };
         Self::host(scheme, &format!("{host}:{port}"), transport)
@@ -112,7 +112,7 @@ impl Address {
     }
 }
 
-/// The text after an IPv6 address in brackets; all of it if there is none.
+/// Returns the text after an IPv6 address in brackets, or all of it without brackets.
 fn after_host(authority: &str) -> &str {
     authority.rsplit(']').next().unwrap_or_default()
 }
@@ -140,7 +140,7 @@ mod tests {
             ("Https://c:3/", "https://c:3", Transport::Tls),
             ("unix:///run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
             ("unix:/run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
-            // As etcd 3.4 has it: a file of this name in the folder where it runs.
+            // etcd 3.4 takes this for a socket file of this name in its working directory.
             ("unix://localhost:2379", "unix://localhost:2379", Transport::Unix),
         ] {
             let address = parse(endpoint).unwrap();

@@ -1,8 +1,9 @@
-//! Calls to a cluster: the choice of the member, the time limit, the next member after a failure, the newest state seen, and which
-//! servers are new enough.
+//! Requests to a cluster. Chooses the member, limits the time, fails over to the next member, tracks the newest state
+//! seen, and checks that servers are new enough.
 //!
-//! All calls go to one member until it fails them; then the next one is it. No member is ever given up: the round goes
-//! on to it again, so its health comes back by itself. An answer from the cluster's past, or from another cluster, is noticed.
+//! All requests go to one member until it fails; then they go to the next one. No member is dropped for good: the
+//! rotation returns to each member, so a member that works again is used again. An answer from an earlier state of the
+//! cluster, or from another cluster, is an error.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -19,39 +20,39 @@ use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, 
 use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
-/// How often each member may be asked in one call.
+/// Maximum number of attempts per member in one call.
 const MAX_ROUNDS: usize = 2;
-/// Between two rounds.
+/// Pause between two rounds of attempts.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
-/// All members, and what was seen of them.
+/// The members of a cluster, and what was observed of it.
 #[derive(Debug)]
 pub(crate) struct EtcdCluster {
     members: Members,
     pub(crate) seen: ObservedCluster,
     call_timeout: Duration,
-    /// When all calls together have to be over.
+    /// Deadline of all calls together.
     end: Option<Instant>,
     pub(crate) watch_patience: Duration,
-    /// True once the store was closed.
+    /// True once the store is closed.
     pub(crate) closed: watch::Sender<bool>,
 }
 
-/// Whether something may be sent again.
+/// Whether a request may be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resend {
-    /// It changes nothing, so it may.
+    /// May be sent again, because it changes nothing.
     Always,
-    /// Only if it was never sent.
+    /// May be sent again only if the first attempt was never sent.
     IfNeverSent,
 }
 
 /// An answer of etcd.
 pub(crate) trait EtcdResponse {
-    /// The beginning of every answer.
+    /// The header that every answer begins with.
     fn header(&self) -> Option<&ResponseHeader>;
 
-    /// How fresh it has to be.
+    /// The required freshness of the answer.
     fn freshness(&self) -> Freshness {
         Freshness::SinceCall
     }
@@ -85,21 +86,21 @@ impl EtcdResponse for CompactionResponse {
     }
 }
 
-/// The attempts that ended with a failure.
+/// The scope of a failure: whether further members may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastOf {
     OfRound,
     OfCall,
 }
 
-/// Why one member did not do what it was asked to do.
+/// The failure of an attempt with one member.
 struct MemberFailure {
     error: Error,
-    /// True if the request was certainly never sent to it.
+    /// True if the request was certainly never sent to the member.
     never_sent: bool,
 }
 
-/// A call to the members, and its time limit.
+/// The parameters of a call that all attempts share.
 #[derive(Clone, Copy)]
 struct MemberCall {
     operation: Operation,
@@ -107,7 +108,7 @@ struct MemberCall {
     deadline: Instant,
 }
 
-/// The members that failed in one call, in the order in which they were asked last, and how.
+/// The members that failed in one call, in the order of their last attempts, with the reasons.
 #[derive(Default)]
 struct FailedMembers(Vec<(String, String)>);
 
@@ -117,7 +118,7 @@ impl FailedMembers {
         self.0.push((url.to_owned(), error.kind().to_string()));
     }
 
-    /// The error of the last one, with the others before it.
+    /// Adds the earlier failures to the error of the last member.
     fn reported_with(&self, error: Error) -> Error {
         let Some((_, others)) = self.0.split_last().filter(|(_, others)| !others.is_empty()) else { return error };
         let others: Vec<_> = others.iter().map(|(url, why)| format!("{url} ({why})")).collect();
@@ -127,16 +128,18 @@ impl FailedMembers {
     }
 }
 
-/// How long one member has.
+/// The deadlines for one member.
 #[derive(Clone, Copy)]
 struct MemberDeadlines {
-    /// To let us in.
+    /// Deadline for connecting and logging in.
     connect: Instant,
-    /// To answer.
+    /// Deadline for the answer.
     answer: Instant,
 }
 
 impl EtcdCluster {
+    /// Creates the client of a cluster. Sends nothing.
+    ///
     /// # Errors
     /// The fault of the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
@@ -150,29 +153,31 @@ impl EtcdCluster {
         })
     }
 
+    /// Fails if the store is closed.
+    ///
     /// # Errors
-    /// `Closed`, after the store was closed.
+    /// `Closed`.
     fn check_open(&self, operation: Operation) -> Result<()> {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }
 
-    /// The members' URLs.
+    /// Returns the URLs of the members. Looks them up if needed.
     ///
     /// # Errors
-    /// Why none could be found.
+    /// The error of the lookup.
     pub(crate) async fn endpoints(&self, operation: Operation, deadline: Instant) -> Result<Vec<String>> {
         let members = self.members.current(operation, deadline).await?;
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
     }
 
-    /// When a call that begins now has to be over.
+    /// Returns the deadline of a call that begins now.
     pub(crate) fn deadline(&self) -> Instant {
         let now = Instant::now();
         let usual = now + self.call_timeout;
         self.end.map_or(usual, |end| usual.min(now + end.saturating_duration_since(now) * 2 / 3))
     }
 
-    /// Asks one member after the other until one answers, time is up, or the request may not be sent again.
+    /// Asks one member after another until one answers, the deadline passes, or the request must not be sent again.
     pub(crate) async fn call<T, F>(
         &self,
         operation: Operation,
@@ -203,7 +208,7 @@ impl EtcdCluster {
         }
     }
 
-    /// Asks each member once, until one answers; also says whether anybody may be asked after a failure.
+    /// Asks each member once until one answers. On a failure, also returns whether further members may be asked.
     async fn try_members<T, F>(
         &self,
         members: &MemberList,
@@ -220,7 +225,7 @@ impl EtcdCluster {
             MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
-            // Each of those who are still to be asked in this round gets the same share of what is left.
+            // Each member still to be asked in this round gets an equal share of the remaining time.
             let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => MemberDeadlines { connect: share, answer: share },
@@ -242,14 +247,14 @@ impl EtcdCluster {
             if !may_try_next(&failure, resend) || Instant::now() >= deadline {
                 return Err((failure, LastOf::OfCall));
             }
-            tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "asking another member");
+            tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "trying the next member");
         }
         Err((failure, LastOf::OfRound))
     }
 
     fn judge<T: EtcdResponse>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
         let store = format!("{STORE_NAME} {url}");
-        // The request was carried out, whatever the fault of the answer.
+        // The request was carried out, although its answer is wrong.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
             match operation {
@@ -285,7 +290,7 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
     }
 }
 
-/// Asks one member. A token that is refused is renewed once: who refuses a token has not looked at the request.
+/// Asks one member. Renews a refused token once: a server that refuses a token has not processed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -306,7 +311,7 @@ where
         };
         with_hint(map(error, operation, &store), hint)
     };
-    // Until here nothing was sent but a login.
+    // Until now, at most a login was sent.
     let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
@@ -334,42 +339,43 @@ where
     }
 }
 
-/// The cluster that answers, and the newest revision that any answer named.
+/// The cluster that answered first, and the newest revision in any answer.
 #[derive(Debug, Default)]
 pub(crate) struct ObservedCluster {
     cluster: AtomicU64,
     revision: AtomicI64,
 }
 
-/// How fresh an answer has to be.
+/// The required freshness of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
-    /// At least as new as everything that was seen before the call began.
+    /// At least as new as all that was seen before the call began.
     SinceCall,
-    /// As the member that answered is: a watch may begin on one that is behind.
+    /// As old as the answering member may be. A watch may begin on a member that lags behind.
     OfMember,
 }
 
 impl ObservedCluster {
-    /// The cluster, once it has answered.
+    /// The id of the cluster; `None` before the first answer.
     pub(crate) fn cluster(&self) -> Option<u64> {
         Some(self.cluster.load(Ordering::SeqCst)).filter(|cluster| *cluster != 0)
     }
 
-    /// The newest revision so far.
+    /// The newest revision seen so far.
     pub(crate) fn revision(&self) -> Revision {
         Revision::new(self.revision.load(Ordering::SeqCst))
     }
 
-    /// Something of this revision was seen.
+    /// Records that a revision was seen.
     pub(crate) fn note(&self, revision: Revision) {
         self.revision.fetch_max(revision.get(), Ordering::SeqCst);
     }
 
-    /// Judges an answer to a call that began when `before` was the newest revision, and takes note of it.
+    /// Checks an answer to a call that began when `before` was the newest revision, and records its cluster and
+    /// revision.
     ///
     /// # Errors
-    /// The fault of the answer, in words.
+    /// A description of the fault.
     fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }
@@ -398,32 +404,32 @@ impl ObservedCluster {
     }
 }
 
-/// The oldest that has all that is asked of it.
+/// The oldest version with all features that this crate uses.
 const MIN_VERSION: [u32; 2] = [3, 4];
 
-/// Versions from which on a deletion at the compaction mark is kept in the history; before, a watch can miss it.
+/// Versions that keep a deletion at the compaction mark in the history. With older ones, a watch can miss the deletion.
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
-/// Versions from which on a report of progress is never ahead of an event, as Kubernetes has them, too.
+/// Versions whose progress reports are never ahead of an event. Kubernetes requires these versions, too.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
-/// True if a server's reports of progress can be believed.
+/// Returns true if the progress reports of this server version can be trusted.
 pub(crate) fn reports_progress(version: &str) -> bool {
     let Some(numbers) = version_numbers(version) else { return false };
     let honest = MIN_HONEST_VERSIONS.iter().find(|honest| numbers[..2] == honest[..2]);
     honest.map_or(numbers[..2] > MIN_HONEST_VERSIONS[1][..2], |honest| numbers >= *honest)
 }
 
-/// Major, minor and patch of a version such as `3.5.21` or `3.6.0-rc.1`.
+/// Parses major, minor and patch from a version such as `3.5.21` or `3.6.0-rc.1`.
 fn version_numbers(version: &str) -> Option<[u32; 3]> {
     let numbers: Vec<u32> = version.split(['.', '-', '+']).map_while(|number| number.parse().ok()).collect();
     numbers.first_chunk().copied()
 }
 
-/// Judges a server by its version, such as `3.5.21`.
+/// Checks a server's version, for example `3.5.21`.
 ///
 /// # Errors
-/// `Unsupported` for one that is too old.
+/// `Unsupported` if the server is too old or not etcd v3.
 pub(crate) fn judge_version(version: &str) -> Result<()> {
     let Some([major, minor, patch]) = version_numbers(version) else {
         return Err(refused(format!("the server says that its version is {version:?}: this is no etcd v3")));
@@ -432,7 +438,7 @@ pub(crate) fn judge_version(version: &str) -> Result<()> {
         return Err(refused(format!("the server is etcd {version}: upgrade it, 3.4 or newer is needed")));
     }
     if MIN_SOUND_VERSIONS.iter().any(|sound| [major, minor] == sound[..2] && [major, minor, patch] < *sound) {
-        tracing::debug!(version, "this etcd can lose a deletion at the compaction mark; 3.4.36 and 3.5.18 mended that");
+        tracing::debug!(version, "this etcd can lose a deletion at the compaction mark; fixed in 3.4.36 and 3.5.18");
     }
     Ok(())
 }

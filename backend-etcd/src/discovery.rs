@@ -1,7 +1,8 @@
-//! The lookup of an etcd's members in DNS, by SRV records, as etcd's own client does it.
+//! Looks up etcd's members in DNS SRV records, as etcd's own client does.
 //!
-//! A full resolver library with its cache took 450 KB of the plugin and half a minute of a release build for this one kind of
-//! question, so the messages are `simple-dns`'s, `/etc/resolv.conf` is `resolv-conf`'s, and sending them is done here.
+//! A full resolver library with its cache made the plugin 450 KB larger and a release build half a minute longer, for
+//! this one kind of query. So this module uses `simple-dns` for messages and `resolv-conf` for `/etc/resolv.conf`, and
+//! sends the queries itself.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -25,14 +26,14 @@ use crate::options::Discovery;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
-/// Largest answer over UDP to a query without EDNS (RFC 1035). Longer ones come over TCP.
+/// Maximum size of an answer over UDP to a query without EDNS (RFC 1035). Longer answers come over TCP.
 const MAX_UDP_BYTES: usize = 512;
 
-/// The members that the SRV records of a domain name: those with TLS if there are any, else, unless TLS is configured,
-/// those without. By priority and weight.
+/// Returns the members in the SRV records of a domain, ordered by priority and weight: the members with TLS if there
+/// are any; otherwise, unless TLS is configured, the members without TLS.
 ///
 /// # Errors
-/// `NotSent` if there are none, or nobody answers.
+/// `NotSent` if there are no records, or no name server answers.
 pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {
@@ -49,7 +50,7 @@ pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Resul
         (with_tls, TlsUse::NotConfigured) => {
             let plain = lookup_service(&resolver, "_etcd-client", domain, Transport::Plain).await;
             match (plain, with_tls) {
-                // An answer that did not come is no reason to do without TLS.
+                // A failed lookup of the TLS records must not lead to connections without TLS.
                 (_, Err(error)) | (Err(error), _) => Err(error),
                 (Ok(found), Ok(_)) if found.is_empty() => Err(lookup_failed(format!(
                     "there is neither a record _etcd-client-ssl._tcp.{domain} nor _etcd-client._tcp.{domain}; check the domain"
@@ -60,7 +61,7 @@ pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Resul
     }
 }
 
-/// The members that one kind of records names; none if there are no such records.
+/// Returns the members in the records of one service; none if there are no such records.
 async fn lookup_service(
     resolver: &Resolver,
     service: &str,
@@ -70,7 +71,7 @@ async fn lookup_service(
     let name = format!("{service}._tcp.{domain}");
     let answer = resolver.srv(&name).await;
     let mut records = answer.map_err(|error| lookup_failed(format!("no answer about {name}")).with_source(error))?;
-    // The root as a target says that there is no such service.
+    // The root as a target means that the service does not exist.
     records.retain(|record| !record.target.is_empty());
     records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
     records.into_iter().map(|record| Address::of_host(&record.target, record.port, transport)).collect()
@@ -87,21 +88,21 @@ struct SrvRecord {
     priority: u16,
     weight: u16,
     port: u16,
-    /// The host's name without the last dot; empty when the service does not exist.
+    /// The host name without the trailing dot; empty if the service does not exist.
     target: String,
 }
 
-/// Name servers and how often each of them is asked.
+/// Name servers, and how often each of them is asked.
 #[derive(Debug)]
 struct Resolver {
     name_servers: Vec<SocketAddr>,
     attempts: u32,
-    /// Of one attempt.
+    /// The timeout of one attempt.
     timeout: Duration,
 }
 
 impl Resolver {
-    /// Asks only this name server.
+    /// A resolver that only asks this name server.
     fn of(name_server: SocketAddr) -> Self {
         Self { name_servers: vec![name_server], ..Self::parse("") }
     }
@@ -109,7 +110,7 @@ impl Resolver {
     /// Reads `/etc/resolv.conf`. As in libc, a missing or empty file means a name server on this host.
     ///
     /// # Errors
-    /// The file exists and cannot be read.
+    /// The file exists but cannot be read.
     fn of_system() -> io::Result<Self> {
         match fs::read(RESOLV_CONF) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
@@ -130,11 +131,11 @@ impl Resolver {
         Self { name_servers, attempts: config.attempts.clamp(1, 5), timeout }
     }
 
-    /// The SRV records of a full domain name; none if the name does not exist or has no such records. All name servers are
-    /// asked at once, and the first answer counts, as in musl.
+    /// Looks up the SRV records of a full domain name; none if the name does not exist or has no such records. As in
+    /// musl, all name servers are asked at the same time, and the first answer counts.
     ///
     /// # Errors
-    /// No name server has answered, or each has refused to; the last one's error.
+    /// The last error, if every name server has failed or refused.
     async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
         let mut failed = io::Error::other("no name server is configured");
@@ -177,7 +178,7 @@ enum DnsAnswer {
     CutOff,
 }
 
-/// A question and its message. Another one has another number, and its answer comes to another port.
+/// A question with its encoded message. Each query has a new number and uses a new port for its answer.
 struct DnsQuery {
     number: u16,
     question: Question<'static>,
@@ -201,13 +202,13 @@ impl DnsQuery {
     async fn over_udp(&self, server: SocketAddr) -> io::Result<DnsAnswer> {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0)).await?;
-        // Only datagrams from this address come in.
+        // The socket then only receives datagrams from this address.
         socket.connect(server).await?;
         socket.send(&self.message).await?;
         let mut message = vec![0; MAX_UDP_BYTES];
         loop {
             let length = socket.recv(&mut message).await?;
-            // A message to another question may be forged or late.
+            // A message that answers another question may be forged or late.
             if let Some(answer) = self.answer(&message[..length]) {
                 return answer;
             }
@@ -223,7 +224,7 @@ impl DnsQuery {
         self.answer(&message).unwrap_or_else(|| Err(io::Error::other("an answer to another question")))
     }
 
-    /// The records in a message; None if the message does not answer this question.
+    /// Returns the records in a message; `None` if the message does not answer this question.
     fn answer(&self, message: &[u8]) -> Option<io::Result<DnsAnswer>> {
         let answer = Packet::parse(message).ok()?;
         if answer.id() != self.number || !answer.has_flags(PacketFlag::RESPONSE) {
@@ -265,7 +266,7 @@ mod tests {
         RData::SRV(SRV { priority, weight: 5, port: 2379, target: Name::new_unchecked(target) })
     }
 
-    /// An answer to this message, as a name server makes it.
+    /// Builds a name server's answer to a query.
     fn answer(query: &[u8], change: impl FnOnce(&mut Packet<'_>)) -> Vec<u8> {
         let query = Packet::parse(query).unwrap();
         let mut answer = Packet::new_reply(query.id());
@@ -392,7 +393,7 @@ mod tests {
         let error = resolver.srv(NAME).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         let numbers = [receive(&socket).await, receive(&socket).await];
-        // Another attempt comes from another port.
+        // Each attempt uses a new port.
         assert_ne!(numbers[0].1, numbers[1].1);
     }
 

@@ -1,4 +1,4 @@
-//! etcd as the programs see it: the driver, and a cluster's report about itself, for operators.
+//! The driver of etcd for Margay's programs, and the cluster's report about itself for operators.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,13 +20,13 @@ use crate::{Credentials, Discovery, EtcdStore, Options, Pem, Tls};
 /// The `datastore_type` of etcd in Calico's configuration.
 const DATASTORE_TYPE: &str = "etcdv3";
 
-/// The number of large transactions that are worth having under way at once.
+/// The number of large transactions that are worth sending concurrently.
 const WRITES_IN_FLIGHT: usize = 32;
 
 /// The driver of `etcd://`, a cluster of etcd.
 pub static DRIVER: EtcdDriver = EtcdDriver;
 
-/// See [`DRIVER`].
+/// The type of [`DRIVER`].
 #[derive(Clone, Copy, Debug)]
 pub struct EtcdDriver;
 
@@ -65,7 +65,7 @@ impl Driver for EtcdDriver {
             Blocking::InPlace => Ok(Box::new(connect(address, Some(Instant::now() + options.wait))?)),
             Blocking::OnThreads => {
                 let address = address.clone();
-                // Certificates are read from files.
+                // Connecting reads certificate files, which blocks.
                 let opening = tokio::task::spawn_blocking(move || connect(&address, None));
                 let store = opening.await.unwrap_or_else(|panic| {
                     Err(Error::new(ErrorKind::Io, Operation::Open, STORE_NAME).with_source(panic))
@@ -97,7 +97,8 @@ impl Opened for EtcdStore {
     }
 }
 
-/// The store at these endpoints. Nothing is sent yet; files are read. All calls together are over at `end`, if it is given.
+/// Creates the store on these endpoints. Reads certificate files, but sends nothing yet. If `end` is given, it is the
+/// deadline of all calls together.
 ///
 /// # Errors
 /// The fault of the endpoints, or of certificates and keys.
@@ -149,17 +150,18 @@ fn pem(pem: &driver::Pem) -> Pem {
 }
 
 impl EtcdStore {
-    /// Fails while an alarm is raised, so that the cluster takes no writes. One small request, which a member answers by itself.
+    /// Fails while an alarm is raised, because the cluster then refuses writes. Sends one small request, which a member
+    /// answers on its own.
     ///
     /// # Errors
-    /// `NoSpace` and `Corrupt`, with the commands that end the alarm; those of any call.
+    /// `NoSpace` or `Corrupt`, with the commands that clear the alarm; any error of a call.
     pub async fn check_alarms(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let deadline = self.cluster.deadline();
         let asked = self.cluster.call(Operation::Open, Resend::Always, deadline, work).await;
         let answer = match asked {
             Ok(answer) => answer,
-            // A proxy or a login that lets nobody see it.
+            // A proxy does not support this request, or the user has no permission for it.
             Err(error) if matches!(error.kind(), ErrorKind::Auth(_) | ErrorKind::Unsupported) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -182,7 +184,7 @@ impl ClusterStore for EtcdStore {
         self.cluster.seen.cluster()
     }
 
-    /// The report of the member that is queried first.
+    /// Asks the preferred member.
     async fn about(&self) -> Result<ClusterDescription> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };

@@ -1,4 +1,4 @@
-//! Messages of etcd and of the connection to it, as errors of a store: the one place that reads foreign error text.
+//! Maps etcd's and the connection's errors to store errors. No other module inspects their texts.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,10 +7,10 @@ use std::io;
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
 
-/// The name of the store in errors.
+/// The store's name in errors.
 pub(crate) const STORE_NAME: &str = "etcd";
 
-/// The error of `operation`, which the endpoint called `store` answered with `error`.
+/// Converts the error of `operation` that the endpoint called `store` returned.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);
     let made = Error::new(kind, operation, store.to_owned());
@@ -18,8 +18,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         Operation::Txn | Operation::Compact => made.with_outcome(outcome),
         _ => made,
     };
-    // etcd refuses before it proposes, or after it has judged the proposal. The answer does not say which of the two, but
-    // nothing comes after it.
+    // etcd may refuse before it proposes the write, or after it has processed the proposal. The answer does not show
+    // which, but the write cannot be applied after the answer.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
@@ -27,13 +27,13 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
     }
 }
 
-/// The kind, and what it says of a write. An outcome that is not known to be definite is unknown.
+/// Returns the error kind and the outcome of a write. The outcome is unknown unless it is certain.
 ///
-/// The code counts together with etcd's text: codes alone prove nothing, since the library and proxies use the same
-/// ones. That a request was never sent is proved by the type of the cause, which no server can put there.
+/// A status code alone proves nothing, because the library and proxies use the same codes, so etcd's text must match
+/// too. The type of the cause proves that a request was never sent, since no server can forge it.
 fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let etcd_client::Error::GRpcStatus(status) = error else {
-        // The library's own: arguments, addresses, and connections that could not even be prepared.
+        // Errors of the library itself: arguments, addresses, and connections that could not be prepared.
         return (ErrorKind::Io, Outcome::Unknown);
     };
     let text = status.message();
@@ -53,7 +53,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Cancelled => DISCONNECTED,
-        // The alarm: members refuse whatever they are to carry out.
+        // The CORRUPT alarm: members refuse every request that they would have to apply.
         Code::DataLoss if text.contains("etcdserver: corrupt cluster") => {
             return (ErrorKind::Corrupt, Outcome::NotApplied);
         }
@@ -67,23 +67,23 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
-/// True if a server knows transactions of a few shapes only, all of them on one key. kine does; it looks at the shape before
-/// it does anything. The first text is that of its newer versions.
+/// Returns true if the server only supports transactions of a few shapes on a single key, as kine does. kine checks the
+/// shape before it does anything. The first text is that of newer kine versions.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
 
-/// The words of a member that does not vote yet.
+/// The message of a learner, a member that does not vote yet.
 const LEARNER_REFUSAL: &str = "etcdserver: rpc not supported for learner";
 
-/// True if the connection was never made, so that nothing can have been sent.
+/// Returns true if the connection was never made, so that nothing can have been sent.
 fn never_connected(status: &Status) -> bool {
     chain(status).any(|cause| cause.is::<ConnectError>())
 }
 
 fn unavailable(text: &str) -> ErrorKind {
     if text.contains(LEARNER_REFUSAL) {
-        // It refuses before it looks at the request, so another member may be asked.
+        // A learner refuses without processing the request, so another member may be asked.
         ErrorKind::NotSent
     } else if text.contains("etcdserver: no leader") {
         ErrorKind::NoLeader
@@ -99,7 +99,7 @@ fn invalid_argument(text: &str) -> ErrorKind {
     if known("key is not provided") {
         InvalidArgument::EmptyKey.into()
     } else if known("duplicate key given in txn request") {
-        // Which one, etcd does not say.
+        // etcd does not say which key.
         InvalidArgument::DuplicateKey(Key::default()).into()
     } else if known("too many operations in txn request") {
         InvalidArgument::TooManyOps { count: 0 }.into()
@@ -122,7 +122,7 @@ fn exhausted(text: &str) -> ErrorKind {
     } else if text.contains("received message larger than max") {
         ErrorKind::TooLarge { bytes: 0 }
     } else {
-        // Also an answer that was too large for the server to send, after the request was carried out.
+        // The answer may have been too large for the server to send, after the request was carried out.
         ErrorKind::Undecodable
     }
 }
@@ -133,7 +133,7 @@ fn out_of_range(text: &str) -> ErrorKind {
     } else if text.contains("required revision is a future revision") {
         ErrorKind::FutureRevision
     } else {
-        // The library uses this code as well, for an answer to something that was carried out.
+        // The library also uses this code for an answer to a request that was carried out.
         ErrorKind::Undecodable
     }
 }
@@ -150,16 +150,16 @@ fn unknown(text: &str) -> ErrorKind {
     }
 }
 
-/// True if a server refuses a login because nobody needs to log in.
+/// Returns true if a server refuses a login because authentication is disabled.
 pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
     matches!(error, etcd_client::Error::GRpcStatus(status)
         if status.code() == Code::FailedPrecondition && status.message().contains("authentication is not enabled"))
 }
 
-/// True if a connection ended as it does when the other side speaks another protocol, or misses a certificate.
+/// Returns true if a connection ended as if the server used another protocol or required a certificate.
 pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    // A server that does not understand a TLS hello hangs up, or resets the connection if more of it was on the way.
+    // A server that does not understand a TLS hello hangs up. It resets the connection if more data was in flight.
     let hung_up = |cause: &(dyn StdError + 'static)| {
         matches!(
             cause.downcast_ref::<io::Error>().map(io::Error::kind),
@@ -169,21 +169,21 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     match classify(error).0 {
         ErrorKind::Disconnected { .. } => true,
         ErrorKind::NotSent => chain(status).any(hung_up),
-        // HTTP/1.1 or something else where HTTP/2 should be.
+        // The server speaks HTTP/1.1 or another protocol instead of HTTP/2.
         ErrorKind::Undecodable => status.message().contains("h2 protocol error"),
         _ => false,
     }
 }
 
-/// The advice for an address at which nobody answers.
+/// The advice for an address at which no server answers.
 const SILENT_ADVICE: &str = "nobody answers there: check the address, and that etcd runs";
 
-/// True if nobody answers at the address.
+/// Returns true if no server answers at the address.
 pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
     advice(error) == Some(SILENT_ADVICE)
 }
 
-/// True if the other side ended the connection because of our certificate, as far as its words tell.
+/// Returns true if the server seems to have ended the connection because of our certificate.
 pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     speaks_other_protocol(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
@@ -197,7 +197,7 @@ pub(crate) const NO_SPACE_ADVICE: &str = "etcd's quota is used up, and it takes 
 pub(crate) const CORRUPT_ADVICE: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
     wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
 
-/// The advice for a member that cannot be reached, refuses the login, or is no etcd.
+/// Returns the advice for a member that cannot be reached, refuses the login, or is not an etcd.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
     let says =
@@ -229,12 +229,12 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     })
 }
 
-/// The reason for which etcd ended a watch, as the status that the same refusal has elsewhere.
+/// Converts the reason for which etcd ended a watch into the status that other requests get for it.
 pub(crate) fn watch_ended(reason: &str) -> etcd_client::Error {
     etcd_client::Error::GRpcStatus(Status::unknown(reason))
 }
 
-/// All causes of a status.
+/// Iterates over all causes of a status.
 fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     let mut next = status.source();
     std::iter::from_fn(move || {
@@ -244,8 +244,8 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     })
 }
 
-/// A status in short. A server's message about a transaction that it does not know contains the transaction, and with
-/// it documents: it is left out.
+/// A status without request content. A server that does not support a transaction repeats the transaction, and thus
+/// documents, in its message; this type leaves that message out.
 #[derive(Debug)]
 struct StatusCause(Status);
 
@@ -260,7 +260,7 @@ impl fmt::Display for StatusCause {
 }
 
 impl StdError for StatusCause {
-    /// The first cause that says something new.
+    /// Returns the first cause that adds information.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         chain(&self.0).find(|cause| {
             let text = cause.to_string();
@@ -284,7 +284,7 @@ mod tests {
         (error.kind().clone(), error.outcome())
     }
 
-    /// Each row: what comes, what it is, and whether a write that was answered so is certain not to have happened.
+    /// Each row has a status, the expected kind, and the expected outcome of a write.
     #[test]
     fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};
@@ -330,7 +330,7 @@ mod tests {
                 NotApplied,
             ),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace, Unknown),
-            // Never seen: etcd says it before it proposes anything, which is known from its source alone.
+            // Not observed: according to etcd's source, it refuses before it proposes anything.
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Throttled, NotApplied),
             (
                 Code::Unauthenticated,
@@ -379,7 +379,7 @@ mod tests {
                 ErrorKind::Undecodable,
                 Unknown,
             ),
-            // Of 1,219 writes that were refused while the alarm came and went, none had happened.
+            // In a test that raised and cleared the alarm repeatedly, none of 1,219 refused writes was applied.
             (Code::DataLoss, "etcdserver: corrupt cluster", ErrorKind::Corrupt, NotApplied),
             (Code::DataLoss, "something new", ErrorKind::Corrupt, Unknown),
         ];
@@ -395,7 +395,7 @@ mod tests {
             let (kind, outcome) = of(code, "something new");
             assert_eq!(outcome, Outcome::Unknown, "{code:?} gave {kind:?}");
         }
-        // The words of a definite error in the mouth of somebody else: another code, or not etcd's own wording.
+        // The texts of definite errors from other sources: with another code, or not in etcd's exact wording.
         for (code, text) in [
             (Code::Unavailable, "tcp connect error"),
             (Code::Unavailable, "upstream connect error"),

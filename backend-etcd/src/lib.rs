@@ -2,15 +2,19 @@
 //!
 //! # Inside
 //!
-//! A store on etcd v3: requests go to etcd as they are, and its answers come back as they are.
+//! A store on etcd v3. Requests are passed on to etcd, and its answers are returned, mostly unchanged.
 //!
-//! This crate adds to etcd's client library: each member has a connection of its own, and a call goes on to the next
-//! member when one fails it; every call has one deadline; a write is sent again only if it was certainly never sent; an
-//! answer from the cluster's past, or from another cluster, is an error; watches that are cut off go on without gap or
-//! repeat; a transaction that only compares is as fresh as a read. The private module `error` says which failure means
-//! what.
+//! This crate adds to etcd's client library:
 //!
-//! A key that has a lease is not written: see the private module `txn`.
+//! - Each member has its own connection. If a member fails, the call continues with the next one.
+//! - Each call has one deadline.
+//! - A write is sent again only if it was certainly never sent.
+//! - An answer from an earlier state of the cluster, or from another cluster, is an error.
+//! - Watches that are cut off resume without gaps and without repeated events.
+//! - A transaction that only compares is as fresh as a read.
+//!
+//! The private module `error` defines the meaning of each failure. A put without a lease to a key that has one is
+//! refused (see the private module `txn`).
 
 mod address;
 mod cluster;
@@ -49,28 +53,27 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// A store on the cluster that `options` name. Nothing is sent: whether anybody is there, and lets us in, shows in
-    /// the first call, which has to be made on a tokio runtime with time and IO. Files are read now.
+    /// Creates a store on the cluster that `options` describe. Reads certificate files, but sends nothing: the first
+    /// call shows whether the cluster answers and accepts the login. Calls need a tokio runtime with time and IO.
     ///
     /// # Errors
-    /// `Unsupported` for an endpoint that is none, or TLS settings that are none; `Missing` or `Io` for a file that
-    /// cannot be read.
+    /// `Unsupported` for an invalid endpoint or invalid TLS settings; `Io` for a file that cannot be read.
     pub fn open(options: &Options) -> Result<Self> {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Makes sure that somebody is there, lets us in, and is an etcd that is new enough; one small request.
+    /// Checks that the cluster answers, accepts the login, and is an etcd that is new enough. Sends one small request.
     ///
     /// # Errors
-    /// `Unsupported` for an etcd before 3.4 and for what is no etcd; else what any call gives.
+    /// `Unsupported` for an etcd before 3.4 and for any other server; else any error of a call.
     pub async fn check(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
         cluster::judge_version(answer.version())
     }
 
-    /// Ends all use of the store and its clones: calls fail with `Closed` from now on, and watches end with it. Calls
-    /// that are under way are let finish.
+    /// Closes the store and its clones: later calls fail with `Closed`, and watches end with this error. Calls in
+    /// flight may finish.
     pub fn close(&self) {
         self.cluster.closed.send_replace(true);
     }
@@ -150,12 +153,12 @@ impl Store for EtcdStore {
     }
 }
 
-/// The revision of an answer that was judged, so it has a header.
+/// Returns the revision of a checked answer, which has a header.
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
     header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
 }
 
-/// A read is never applied.
+/// Marks an error as not applied, because a read changes nothing.
 fn not_applied(error: Error) -> Error {
     error.with_outcome(Outcome::NotApplied)
 }
@@ -165,7 +168,7 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// A server with lower limits than etcd's own refuses without saying how much it was.
+/// Fills in the sizes: a server with lower limits than etcd's defaults refuses without naming them.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

@@ -1,7 +1,8 @@
-//! The members of a cluster, which of them is asked first, and the connection to each.
+//! The members of a cluster, their order of preference, and the connection to each.
 //!
-//! A member has a connection of its own, made when it is first needed, and the token that it gave us. When the files of
-//! certificates and keys have changed, a new connection is made with their new contents; calls on the old one may go on with it.
+//! Each member has its own connection, which is made on first use, and its own login token. If the files of
+//! certificates and keys have changed, a new connection is made with their new contents. Calls on the old connection
+//! may finish.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,19 +22,19 @@ use crate::error::{STORE_NAME, says_no_login_needed};
 use crate::options::{Credentials, Discovery, Options};
 use crate::tls::{FileStamps, LoadedTls, Tls};
 
-/// The members of a cluster, as far as they are known.
+/// The known members of a cluster, and how to look them up.
 pub(crate) struct Members {
     connect_settings: Arc<ConnectSettings>,
     discovery: Option<(Discovery, TlsUse)>,
     known: RwLock<Arc<MemberList>>,
 }
 
-/// Members at one time.
+/// The members at one time.
 pub(crate) struct MemberList {
     endpoints: Vec<Arc<Endpoint>>,
-    /// Which one is asked first.
+    /// Index of the member that is asked first.
     preferred: AtomicUsize,
-    /// How many failed one after another.
+    /// Number of failures since the last answer.
     failures: AtomicUsize,
 }
 
@@ -44,12 +45,14 @@ impl fmt::Debug for Members {
 }
 
 impl Members {
+    /// Reads the options and the certificate files. Sends nothing.
+    ///
     /// # Errors
     /// The fault of the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         let addresses = options.addresses()?;
         let needs_tls = options.discovery.is_some() || addresses.iter().any(Address::needs_tls);
-        // Certificates that nobody needs are looked at all the same: somebody thinks that they are used.
+        // Check certificates even if no endpoint uses them: the operator believes that they are used.
         let tls = options.tls.clone().or_else(|| needs_tls.then(Tls::new));
         let connect_settings = Arc::new(ConnectSettings::new(options, tls)?);
         let known = MemberList::new(
@@ -63,10 +66,10 @@ impl Members {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The members to ask. They are looked up if none are known yet or all of them were lost.
+    /// Returns the members. Looks them up if none are known yet, or all of them have failed.
     ///
     /// # Errors
-    /// Why none could be found.
+    /// The error of the lookup.
     pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<MemberList>> {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
@@ -76,14 +79,14 @@ impl Members {
             Ok(addresses) => Ok(self.replace(addresses)),
             Err(error) if known.endpoints.is_empty() => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "going on with the members that were found before");
+                tracing::warn!(%error, "cannot look up the members; keeping those found before");
                 known.failures.store(0, Ordering::Relaxed);
                 Ok(known)
             }
         }
     }
 
-    /// These are the members now. Those that were known keep their connections.
+    /// Replaces the members. Members that were already known keep their connections.
     fn replace(&self, addresses: Vec<Address>) -> Arc<MemberList> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let endpoint = |address: Address| {
@@ -109,34 +112,34 @@ impl MemberList {
         self.endpoints.len()
     }
 
-    /// Which one is asked first.
+    /// Index of the member that is asked first.
     pub(crate) fn first(&self) -> usize {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// The member at this place; places begin anew after the last one.
+    /// Returns the member at an index, modulo the number of members.
     pub(crate) fn get(&self, place: usize) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(place % self.endpoints.len().max(1))
     }
 
-    /// This one has answered, so it is asked first.
+    /// Makes this member the first to be asked, because it has answered.
     pub(crate) fn prefer(&self, place: usize) {
         self.failures.store(0, Ordering::Relaxed);
         self.preferred.store(place % self.endpoints.len().max(1), Ordering::Relaxed);
     }
 
-    /// This one has failed: the next call asks somebody else first.
+    /// Makes the next member the first to be asked, because this one has failed.
     pub(crate) fn avoid(&self, place: usize) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let (place, next) = (place % self.endpoints.len().max(1), (place + 1) % self.endpoints.len().max(1));
-        // If that was changed meanwhile, somebody else knows better.
+        // If another call has changed the preference meanwhile, that call has newer information.
         let _ = self.preferred.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// An answer is complete however large it is; etcd bounds what it sends.
+/// Maximum size of an answer, in bytes. Unlimited, since etcd limits its answers itself.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
-/// How often the files of certificates and keys are looked at; after a failure they are at once.
+/// Interval at which the files of certificates and keys are checked. After a failure they are checked at once.
 const TLS_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The clients of one member. Cheap to clone.
@@ -170,11 +173,13 @@ pub(crate) struct ConnectSettings {
     keepalive_interval: Duration,
     keepalive_timeout: Duration,
     tls: Option<Tls>,
-    /// The first contents of the files of `tls` at first.
+    /// The contents of the files of `tls`, as read at the start.
     loaded: Option<LoadedTls>,
 }
 
 impl ConnectSettings {
+    /// Reads the certificate files.
+    ///
     /// # Errors
     /// The fault of certificates and keys.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
@@ -188,7 +193,8 @@ impl ConnectSettings {
         })
     }
 
-    /// A channel to a member, which connects when it is first used, and again whenever it has lost its connection.
+    /// Creates a channel to a member. The channel connects on first use, and reconnects whenever it has lost its
+    /// connection.
     fn channel(&self, address: &Address, tls: Option<&LoadedTls>) -> Result<Channel, etcd_client::Error> {
         let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
             .keep_alive_while_idle(true)
@@ -209,27 +215,27 @@ impl ConnectSettings {
     }
 }
 
-/// One member.
+/// One member, with its connection.
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
     connect_settings: Arc<ConnectSettings>,
     made: RwLock<Option<EstablishedConnection>>,
-    /// Held while a connection is made.
+    /// Locked while a connection is made.
     making: Mutex<()>,
-    /// True once it has answered anything.
+    /// True once the member has answered anything.
     answered: AtomicBool,
     /// True if the files of certificates and keys must be checked before the next call.
     suspicious: AtomicBool,
-    /// How often the token was renewed; also keeps two calls from renewing it at once.
+    /// Number of token renewals. The lock also prevents two calls from renewing the token at the same time.
     renewals: Mutex<u64>,
 }
 
-/// A connection, and what it was made from.
+/// A connection, and the TLS files that it was made from.
 #[derive(Clone)]
 struct EstablishedConnection {
     connection: Connection,
     tls: Option<Arc<LoadedTls>>,
-    /// When the files were last looked at.
+    /// When the files were last checked.
     checked: Instant,
 }
 
@@ -258,17 +264,17 @@ impl Endpoint {
         }
     }
 
-    /// It has answered.
+    /// Records that the member has answered.
     pub(crate) fn note_answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// It has failed us: perhaps because our certificate is too old.
+    /// Records a failure, whose cause may be an outdated certificate.
     pub(crate) fn note_failure(&self) {
         self.suspicious.store(true, Ordering::Relaxed);
     }
 
-    /// The likely fault if a connection to it breaks.
+    /// Returns the likely fault if a connection to this member breaks.
     pub(crate) fn hint(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -286,13 +292,13 @@ impl Endpoint {
         Some(hint.into())
     }
 
-    /// The advice for an endpoint without a port at which nobody answers.
+    /// Returns the advice for an endpoint without a port at which no server answers.
     pub(crate) fn port_hint(&self) -> Option<String> {
         let port = self.address.default_port()?;
         Some(format!("the endpoint names no port, so it is {port}; etcd's usual one is 2379"))
     }
 
-    /// Returns why our own certificate is not valid now; `None` if it is, or there is none.
+    /// Returns why our own certificate is not valid now; `None` if it is valid, or there is none.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         if self.address.transport != Transport::Tls {
             return None;
@@ -303,7 +309,7 @@ impl Endpoint {
         }
     }
 
-    /// The likely fault if no answer comes in time: a server that speaks otherwise hangs up.
+    /// Returns the likely fault if no answer arrives in time. A server with another protocol would hang up instead.
     pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -312,9 +318,9 @@ impl Endpoint {
         Some(self.port_hint().map_or(hint.into(), Cow::from))
     }
 
-    /// The clients of the member, and how often its token was renewed.
+    /// Returns the clients of the member, and the number of token renewals so far. Connects and logs in if needed.
     ///
-    /// Nothing that was asked of the store has been sent yet when this fails: it only logs in.
+    /// If this fails, no request of the store has been sent.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
         let connection = match self.current() {
             Some(connection) => connection,
@@ -332,7 +338,7 @@ impl Endpoint {
         *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
     }
 
-    /// The connection, unless its files have to be looked at first.
+    /// Returns the connection, unless its files must be checked first.
     fn current(&self) -> Option<Connection> {
         let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
         let made = made.as_ref()?;
@@ -342,7 +348,7 @@ impl Endpoint {
         (!due).then(|| made.connection.clone())
     }
 
-    /// Makes the connection, or makes it anew if its files have changed.
+    /// Connects, or reconnects if the files have changed.
     async fn make(&self) -> Result<Connection, etcd_client::Error> {
         let _alone = self.making.lock().await;
         if let Some(connection) = self.current() {
@@ -363,14 +369,14 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        // Boxed: each call has room for this future, and moves it, though only the first one connects.
+        // Boxed because only the first call connects, but each call would reserve room for this future and move it.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
     }
 
-    /// The contents of the files of certificates and keys, if they have changed. Files that cannot be used, perhaps
-    /// because somebody is writing them, are as good as unchanged.
+    /// Reads the files of certificates and keys if they have changed. Files that cannot be used, perhaps because they
+    /// are being written, count as unchanged.
     async fn changed_since(&self, before: FileStamps) -> Option<LoadedTls> {
         if before.is_empty() {
             return None;
@@ -379,7 +385,7 @@ impl Endpoint {
         let url = self.address.url.clone();
         let stat = move || {
             (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
-                tracing::warn!(endpoint = url, %error, "changed certificates cannot be used; going on with the old ones");
+                tracing::warn!(endpoint = url, %error, "cannot use the changed certificates; keeping the old ones");
                 None
             })
         };
@@ -404,19 +410,19 @@ impl Endpoint {
         Ok(Connection(Arc::new(MemberClients { client, kv, watch })))
     }
 
-    /// True if there is a login with which a token can be renewed.
+    /// Returns true if there is a login with which a token can be renewed.
     pub(crate) fn can_renew(&self) -> bool {
         self.connect_settings.credentials.is_some()
     }
 
-    /// Gets a new token, unless that was done since `renewals` was counted.
+    /// Gets a new token, unless another call has done so since `renewals` was read.
     pub(crate) async fn renew(&self, connection: &Connection, renewals: u64) -> Result<(), etcd_client::Error> {
         let mut done = self.renewals.lock().await;
         if *done != renewals {
             return Ok(());
         }
         if let Some(known) = &self.connect_settings.credentials {
-            // With the login, since the connection has none if nobody asked for it when it was made.
+            // Pass the login again: the connection has none if authentication was disabled when it was made.
             let login = (known.user.clone(), known.password.clone());
             connection.client().update_user(Some(login)).await?;
             *done += 1;

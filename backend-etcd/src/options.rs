@@ -1,4 +1,4 @@
-//! Where an etcd is, how to get in, and how long to wait.
+//! The settings of the connection to an etcd cluster: addresses, credentials and timeouts.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,38 +10,38 @@ use crate::address::{Address, TlsUse};
 use crate::error::STORE_NAME;
 use crate::tls::Tls;
 
-/// How to reach an etcd cluster.
+/// The settings of the connection to an etcd cluster.
 ///
-/// Made by [`new`](Self::new) and `with_*`. `Debug` shows no secret.
+/// Create them with [`new`](Self::new) and `with_*`. `Debug` shows no secret.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// `http://host:port`, `https://host:port` or `unix:///path`, one for each member; without a scheme, `https` if
-    /// there is TLS. Empty if there is a domain to look them up in.
+    /// One `http://host:port`, `https://host:port` or `unix:///path` for each member. Without a scheme, `https` is used
+    /// if `tls` is set. Empty if `discovery` is set.
     pub endpoints: Vec<String>,
-    /// Where the members are looked up instead.
+    /// The lookup of the members in DNS, instead of `endpoints`.
     pub discovery: Option<Discovery>,
-    /// Used with `https` endpoints; with none of it set, the system's certificate authorities are trusted.
+    /// TLS settings for `https` endpoints. If unset, the system's CAs are trusted.
     pub tls: Option<Tls>,
-    /// The login; none if unset.
+    /// The login; `None` for no login.
     pub credentials: Option<Credentials>,
-    /// How long one call may take in all, with every retry. 10 s by default.
+    /// Maximum duration of one call, including retries. Default: 10 s.
     pub call_timeout: Duration,
-    /// When all calls together have to be over, if ever. No call then takes more than two thirds of the time that is
-    /// left: the rest is for finding out what became of a write that was not answered.
+    /// Deadline of all calls together. Each call takes at most two thirds of the remaining time; the rest is for
+    /// finding out the outcome of a write that was not answered.
     pub end: Option<Instant>,
-    /// How long making one connection may take. 2 s by default.
+    /// Maximum duration of making one connection. Default: 2 s.
     pub connect_timeout: Duration,
-    /// How long a watch that was cut off tries to go on before it ends with `Disconnected`. 30 s by default.
+    /// How long a watch that was cut off tries to resume before it ends with `Disconnected`. Default: 30 s.
     pub watch_patience: Duration,
-    /// How often a connection is checked for life (not below etcd's minimum of 5 s). 10 s by default.
+    /// Interval of HTTP/2 keepalive pings, at least etcd's minimum of 5 s. Default: 10 s.
     pub keepalive_interval: Duration,
-    /// How long the answer to such a check may take. 5 s by default.
+    /// Maximum time until a ping is answered. Default: 5 s.
     pub keepalive_timeout: Duration,
 }
 
 impl Options {
-    /// These endpoints, without TLS or login, and with the usual patience.
+    /// Creates options for these endpoints, without TLS or login, with default timeouts.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -57,56 +57,56 @@ impl Options {
         }
     }
 
-    /// With members that are looked up.
+    /// Sets the lookup of the members in DNS.
     #[must_use]
     pub fn with_discovery(mut self, discovery: Discovery) -> Self {
         self.discovery = Some(discovery);
         self
     }
 
-    /// With TLS.
+    /// Sets TLS.
     #[must_use]
     pub fn with_tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// With a login.
+    /// Sets the login.
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
     }
 
-    /// How long one call may take in all.
+    /// Sets the maximum duration of one call.
     #[must_use]
     pub fn with_call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
         self
     }
 
-    /// When all calls together have to be over.
+    /// Sets the deadline of all calls together.
     #[must_use]
     pub fn with_end(mut self, end: Instant) -> Self {
         self.end = Some(end);
         self
     }
 
-    /// How long making one connection may take.
+    /// Sets the maximum duration of making one connection.
     #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long a watch that was cut off tries to go on.
+    /// Sets how long a watch that was cut off tries to resume.
     #[must_use]
     pub fn with_watch_patience(mut self, patience: Duration) -> Self {
         self.watch_patience = patience;
         self
     }
 
-    /// How often a connection is checked for life, and how long the answer may take.
+    /// Sets the interval of keepalive pings and the maximum time until one is answered.
     #[must_use]
     pub fn with_keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
         self.keepalive_interval = interval;
@@ -114,10 +114,10 @@ impl Options {
         self
     }
 
-    /// Where the members listen.
+    /// Parses the endpoints.
     ///
     /// # Errors
-    /// The fault of an endpoint; neither an endpoint nor a domain; both.
+    /// The fault of an endpoint; neither endpoints nor discovery are set; both are set.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),
@@ -131,26 +131,27 @@ impl Options {
     }
 }
 
-/// Where the members of a cluster are looked up: at first, and again when none of them can be reached any more.
+/// The lookup of a cluster's members in SRV records. It runs at the first call, and again when no member can be
+/// reached.
 ///
-/// If there are records for members with TLS (`_etcd-client-ssl._tcp`), those without it (`_etcd-client._tcp`) are not
-/// used, and if TLS is configured they never are.
+/// If there are records for members with TLS (`_etcd-client-ssl._tcp`), those without TLS (`_etcd-client._tcp`) are not
+/// used. If TLS is configured, they are never used.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Discovery {
-    /// The domain that has the SRV records.
+    /// The domain with the SRV records.
     pub domain: String,
-    /// The name server that is queried instead of the system's.
+    /// The name server to ask instead of the system's.
     pub name_server: Option<SocketAddr>,
 }
 
 impl Discovery {
-    /// In the SRV records of this domain.
+    /// Looks up the SRV records of this domain.
     pub fn new(domain: impl Into<String>) -> Self {
         Self { domain: domain.into(), name_server: None }
     }
 
-    /// Ask this name server instead of the system's.
+    /// Sets the name server to ask instead of the system's.
     #[must_use]
     pub fn with_name_server(mut self, address: SocketAddr) -> Self {
         self.name_server = Some(address);
@@ -158,25 +159,25 @@ impl Discovery {
     }
 }
 
-/// The user who logs in.
+/// A user and password for etcd.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Credentials {
     /// The user's name.
     pub user: String,
-    /// The password.
+    /// The user's password.
     pub password: String,
 }
 
 impl Credentials {
-    /// This user with this password.
+    /// Creates credentials.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { user: user.into(), password: password.into() }
     }
 }
 
 impl fmt::Debug for Credentials {
-    /// The user, never the password.
+    /// Shows the user, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }

@@ -1,6 +1,6 @@
-//! Certificates and keys, and noticing when their files have changed.
+//! Certificates and keys, and the detection of changes to their files.
 //!
-//! When a certificate is valid is the only thing that is read of our own one, to say why a server refuses it.
+//! Of our own certificate, only the validity period is parsed, in order to explain why a server refuses it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,51 +16,51 @@ use tonic::transport::Endpoint;
 use crate::error::STORE_NAME;
 use crate::options::refused;
 
-/// Certificates, and what is expected of the server's.
+/// TLS settings: trusted CAs, the client certificate, and the expected server name.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Tls {
-    /// The only authorities that are trusted; the system's if unset.
+    /// The only CAs that are trusted; the system's CAs if unset.
     pub authority: Option<Pem>,
-    /// Our certificate and its key, if the server wants one.
+    /// The client certificate and its key, for servers that require one.
     pub identity: Option<(Pem, Pem)>,
-    /// The name that the server's certificate must carry, if not that of the endpoint.
+    /// The name that the server's certificate must have; the endpoint's host if unset.
     pub server_name: Option<String>,
 }
 
 impl Tls {
-    /// The system's authorities, no certificate of our own.
+    /// Creates settings with the system's CAs and without a client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trust only these authorities.
+    /// Trusts only these CAs.
     #[must_use]
     pub fn with_authority(mut self, authority: Pem) -> Self {
         self.authority = Some(authority);
         self
     }
 
-    /// Show this certificate, of which this is the key.
+    /// Sets the client certificate and its key.
     #[must_use]
     pub fn with_identity(mut self, certificate: Pem, key: Pem) -> Self {
         self.identity = Some((certificate, key));
         self
     }
 
-    /// Expect this name in the server's certificate.
+    /// Sets the name that the server's certificate must have.
     #[must_use]
     pub fn with_server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
     }
 
-    /// Reads the files, and makes sure that what is in them can be used.
+    /// Reads the files and checks that their contents can be used.
     ///
     /// # Errors
-    /// `Io` for a file that cannot be read, `Unsupported` for what is no certificate or key.
+    /// `Io` for a file that cannot be read; `Unsupported` for a text that is not a certificate or key.
     pub(crate) fn load(&self) -> Result<LoadedTls> {
-        // Before the files are read: a change between the two is noticed later.
+        // Take the stamp before reading the files, so that a change in between is noticed later.
         let stamp = self.stamp();
         let mut options = TlsOptions::new();
         let mut identity = None;
@@ -76,7 +76,7 @@ impl Tls {
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
-        // The fault that the client library would report only in the first call.
+        // The client library would report this fault only in the first call.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
             Ok(_) => Ok(LoadedTls { options, stamp, identity }),
             Err(error) => {
@@ -86,55 +86,55 @@ impl Tls {
         }
     }
 
-    /// The files as they are now.
+    /// Returns the current sizes and times of the files.
     pub(crate) fn stamp(&self) -> FileStamps {
         let identity = self.identity.iter().flat_map(|(certificate, key)| [certificate, key]);
         FileStamps(self.authority.iter().chain(identity).filter_map(Pem::stamp).collect())
     }
 }
 
-/// The contents, and the files from which they were read.
+/// The contents of certificate and key files, with the stamps of the files.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadedTls {
     pub(crate) options: TlsOptions,
     pub(crate) stamp: FileStamps,
-    /// Where our certificate is, and when it is valid.
+    /// The place of our certificate, and its validity period.
     identity: Option<(String, Validity)>,
 }
 
 impl LoadedTls {
-    /// Returns why our certificate is not valid now; `None` if it is, or cannot be read.
+    /// Returns why our certificate is not valid now; `None` if it is valid, or cannot be parsed.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         let (name, validity) = self.identity.as_ref()?;
         Some(format!("our certificate, {name}, {}", validity.fault(OffsetDateTime::now_utc())?))
     }
 }
 
-/// Size and time of change of each file; `None` for one that cannot be looked at.
+/// Size and modification time of each file; `None` for a file that cannot be accessed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStamps(Vec<Option<(u64, SystemTime)>>);
 
 impl FileStamps {
-    /// True if nothing is read from files.
+    /// Returns true if no settings come from files.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Something in PEM form.
+/// A certificate or key in PEM form.
 #[derive(Clone)]
 pub enum Pem {
-    /// In this file.
+    /// The path of a PEM file.
     File(PathBuf),
-    /// This text itself.
+    /// The PEM text.
     Inline(Vec<u8>),
 }
 
 impl Pem {
-    /// The text, if it has a section whose label ends in `label`.
+    /// Returns the text, if it has a section whose label ends in `label`.
     fn load(&self, label: &str) -> Result<Vec<u8>> {
         let text = match self {
-            // Not `Missing`, which says that there is no store.
+            // Not `Missing`, which means that there is no store.
             Self::File(path) => std::fs::read(path).map_err(|error| {
                 Error::new(ErrorKind::Io, Operation::Open, STORE_NAME)
                     .with_detail(format!("cannot read {}", path.display()))
@@ -145,7 +145,7 @@ impl Pem {
         if text.trim_ascii().is_empty() {
             return Err(refused(format!("{self:?} is empty, and should have a {label} in PEM form")));
         }
-        // The first section would not be seen behind it.
+        // The parser would overlook the first section after a byte order mark.
         if text.starts_with(b"\xef\xbb\xbf") || text.starts_with(b"\xff\xfe") {
             return Err(refused(format!(
                 "{self:?} begins with a byte order mark, and should have a {label} in PEM form"
@@ -166,7 +166,7 @@ impl Pem {
 }
 
 impl fmt::Debug for Pem {
-    /// Where it is, never what it says.
+    /// Shows the file's path, but never PEM text, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "the file {}", path.display()),
@@ -183,7 +183,7 @@ struct Validity {
 }
 
 impl Validity {
-    /// Returns why the certificate is not valid at a time; `None` if it is.
+    /// Returns why the certificate is not valid at a time; `None` if it is valid.
     pub(crate) fn fault(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.until {
             Some(format!("has expired on {}: renew it", self.until.date()))
@@ -195,20 +195,20 @@ impl Validity {
     }
 }
 
-/// Reads the first certificate of a text in PEM form; `None` if that is not possible.
+/// Parses the validity of the first certificate in a PEM text; `None` if that is not possible.
 fn validity_of_pem(text: &[u8]) -> Option<Validity> {
     validity_of_der(&CertificateDer::from_pem_slice(text).ok()?)
 }
 
-/// Reads a certificate (RFC 5280, section 4.1).
+/// Parses the validity of a certificate (RFC 5280, section 4.1).
 fn validity_of_der(der: &[u8]) -> Option<Validity> {
     let (certificate, _) = der_element(der)?;
     let (mut fields, _) = der_element(certificate)?;
-    // The version may be left out.
+    // The version is optional.
     if fields.first() == Some(&0xa0) {
         (_, fields) = der_element(fields)?;
     }
-    // Serial number, algorithm, issuer.
+    // Skip serial number, algorithm and issuer.
     for _ in 0..3 {
         (_, fields) = der_element(fields)?;
     }
@@ -217,7 +217,7 @@ fn validity_of_der(der: &[u8]) -> Option<Validity> {
     Some(Validity { from: der_time(validity)?, until: der_time(until)? })
 }
 
-/// The content of the first element, and what follows it.
+/// Returns the content of the first element, and the bytes after it.
 fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = der.get(1..)?.split_first()?;
     let (length, rest) = match length {
@@ -231,7 +231,7 @@ fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// The time in the first element: `YYMMDDHHMMSSZ`, or with a year of four digits.
+/// Parses the time in the first element: `YYMMDDHHMMSSZ`, or with a year of four digits.
 fn der_time(der: &[u8]) -> Option<OffsetDateTime> {
     const UTC_TIME: u8 = 0x17;
     let text = str::from_utf8(der_element(der)?.0).ok()?.strip_suffix('Z')?;
@@ -304,12 +304,12 @@ mod tests {
         let made = |from: OffsetDateTime, until: OffsetDateTime| {
             let mut params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
             (params.not_before, params.not_after) = (from, until);
-            // A key before it, as in a file that has both.
+            // A key precedes the certificate, as in a file that has both.
             format!("{}{}", key.serialize_pem(), params.self_signed(&key).unwrap().pem())
         };
         for (from, until) in [
             (datetime!(1999-12-31 23:59:59 UTC), datetime!(2001-01-01 0:00 UTC)),
-            // A year that has four digits in the certificate.
+            // This year has four digits in the certificate.
             (datetime!(2026-02-28 12:34:56 UTC), datetime!(4096-01-01 0:00 UTC)),
         ] {
             assert_eq!(validity_of_pem(made(from, until).as_bytes()), Some(Validity { from, until }));

@@ -1,18 +1,19 @@
-//! A transaction on its way to etcd: with what is added to it, and taken out of the answer again.
+//! The form in which a transaction is sent to etcd: with additions, which are removed from the answer.
 //!
-//! Two things are added:
+//! There are two additions:
 //!
-//! - **A read in a branch that is empty**, if neither branch writes. etcd answers a transaction without operations from
-//!   the member that was asked, however far that is behind; a linearizable read in it makes it as fresh as other reads.
-//! - **A guard against leases.** A put without a lease would silently take a key out of the lease that another program
-//!   attached it to. So each key that is put without a lease must have none. That is a compare, and if a compare fails,
-//!   reads in the else-branch tell whether it was that one. Where there is no room for it (the limits on compares,
-//!   operations and bytes), or the else-branch writes as well, the keys are looked at just before the transaction
-//!   instead, which leaves a small gap. Keys in a range whose absence is compared have no lease. The refusal comes
-//!   first, also when another compare fails as well.
+//! - **A read in each empty branch**, if neither branch writes. etcd answers a transaction without operations from the
+//!   member that was asked, even if that member lags behind. A linearizable read in it makes the answer as fresh as
+//!   other reads.
+//! - **A guard against leases.** A put without a lease would silently detach a key from the lease that another program
+//!   attached. So each key that is put without a lease must have none. The guard is a compare; reads in the else-branch
+//!   show whether this compare failed. If the guard does not fit (limits on compares, operations and bytes), or the
+//!   else-branch writes as well, the keys are read just before the transaction instead, which leaves a small gap. A key
+//!   in a range that is compared to be absent cannot have a lease and needs no guard. A lease is reported even if
+//!   another compare fails as well.
 //!
-//! When a user has no rights for a key, etcd refuses a whole transaction without naming the key. To find it costs a small request
-//! for each key, after a refusal only. None of these requests changes anything.
+//! If the user lacks permission for a key, etcd refuses the whole transaction without naming the key. After a refusal,
+//! one small request for each key finds it. None of these requests changes anything.
 
 use std::collections::BTreeSet;
 
@@ -27,26 +28,26 @@ use crate::EtcdStore;
 use crate::cluster::Resend;
 use crate::wire;
 
-/// The bytes of a guard besides its key, which is in it twice.
+/// The bytes of a guard, besides the key, which the guard contains twice.
 const GUARD_OVERHEAD_BYTES: usize = 32;
 
 /// A transaction as it is sent.
 #[derive(Debug)]
 pub(crate) struct TxnPlan {
     pub(crate) wire: etcd_client::Txn,
-    /// Keys to be looked at before it is sent.
+    /// Keys to be read before the transaction is sent.
     pub(crate) read_first: Vec<Key>,
-    /// How many operations each branch was given, the one that runs if the compares hold first.
+    /// The number of operations in each branch without additions: first the success branch, then the failure branch.
     asked: [usize; 2],
 }
 
-/// The contents of an answer.
+/// The decoded answer to a plan.
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// Nothing was done: this key has a lease.
+    /// Nothing was done, because this key has a lease.
     Leased(Key),
-    /// It is no answer to what was asked.
+    /// The answer does not match the request.
     Nonsense,
 }
 
@@ -74,7 +75,7 @@ impl TxnPlan {
         Self { wire, read_first: guarded.into_iter().collect(), asked }
     }
 
-    /// A transaction that looks at these keys, and does nothing else.
+    /// Creates a transaction that only reads these keys.
     pub(crate) fn reading_keys(keys: &[Key]) -> Self {
         let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
         Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
@@ -102,7 +103,7 @@ impl TxnPlan {
     }
 }
 
-/// The key with a lease that a look found.
+/// Returns the key of an added read if the key has a lease.
 fn leased(result: &TxnOpResponse) -> Option<Key> {
     match result {
         TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),
@@ -110,7 +111,7 @@ fn leased(result: &TxnOpResponse) -> Option<Key> {
     }
 }
 
-/// The keys that are put and that may have a lease.
+/// Returns the keys that are put and may have a lease.
 fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     let put = |ops: &[Op]| -> Vec<Key> {
         ops.iter()
@@ -123,7 +124,7 @@ fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     success.chain(put(&txn.failure)).collect()
 }
 
-/// The range in which there is no key if this holds.
+/// Returns the range that contains no key if this compare holds.
 fn compared_absent(compare: &Compare) -> Option<&Range> {
     let zero = match &compare.target {
         Target::Version(version) => *version == 0,
@@ -136,7 +137,7 @@ fn compared_absent(compare: &Compare) -> Option<&Range> {
 fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
     let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_OVERHEAD_BYTES).sum();
     let read_only_failure = !txn.failure.iter().any(Op::is_write);
-    // A guard spoils no transaction that could do without it: etcd takes somewhat more bytes than a store does.
+    // A guard must not make a transaction too large. etcd accepts somewhat more bytes than a store does.
     let fits = bytes <= MAX_GUARD_BYTES || txn.size() + bytes <= MAX_REQUEST_BYTES;
     read_only_failure
         && fits
@@ -144,10 +145,11 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
         && txn.failure.len() + keys.len() <= MAX_TXN_OPS
 }
 
-/// The bytes that etcd accepts beyond a store's limit on requests (1.5 MiB there), with room for the rest of a request.
+/// The bytes that etcd accepts beyond a store's limit on requests (etcd accepts 1.5 MiB), minus some room for the rest
+/// of a request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// A key that the sender of this may read, as far as is known: permissions are granted by key.
+/// Chooses a key that the user may probably read: permissions are granted per key.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -162,14 +164,14 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
 /// Maximum number of keys and ranges that are tried after a refusal.
 const MAX_TRIED_RANGES: usize = 32;
 
-/// A use of keys that needs a right.
+/// A use of keys that requires permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum KeyUse {
     Read(Range),
     Write(Range),
 }
 
-/// Everything that a transaction reads and writes, each once.
+/// Returns everything that a transaction reads or writes, each once.
 fn uses(txn: &Txn) -> Vec<KeyUse> {
     let of_op = |op: &Op| match op {
         Op::Put { key, .. } => KeyUse::Write(Range::Key(key.clone())),
@@ -191,7 +193,8 @@ fn is_denied(error: &Error) -> bool {
 }
 
 impl EtcdStore {
-    /// Adds the key that was refused, and the command that grants the right, to the error of a transaction.
+    /// Finds the key for which permission is missing. Adds the key, and the command that grants the permission, to the
+    /// error.
     pub(crate) async fn with_refused_key(&self, error: Error, txn: &Txn, deadline: Instant) -> Error {
         if !is_denied(&error) {
             return error;
@@ -215,7 +218,7 @@ impl EtcdStore {
     }
 }
 
-/// Adds what was refused to an error.
+/// Adds the refused range, and the command that grants the permission, to an error.
 pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     if !is_denied(&error) {
         return error;
@@ -228,7 +231,7 @@ pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     error.with_detail(format!("{before}it may not {verb} {range}{grant}"))
 }
 
-/// The first part of a key's path, such as `/calico/`.
+/// Returns the first part of a key's path, for example `/calico/`.
 fn folder(key: &Key) -> Option<String> {
     let key = key.to_string();
     let end = key.strip_prefix('/')?.find('/')? + 2;

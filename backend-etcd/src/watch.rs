@@ -1,17 +1,17 @@
-//! A watch that outlives its connections.
+//! A watch that survives the loss of its connection.
 //!
-//! A task reads what etcd sends and cuts it into whole revisions. It reads on whether or not anybody takes them: all
-//! streams of a connection share its window, so a few open streams that nobody reads would stop every call on it. The
-//! revisions that wait are bounded in bytes. When that bound is reached, the task first hangs up, then waits, and opens the
-//! watch again, from where it stopped, once the watcher reads again.
+//! A task reads etcd's messages and splits them into whole revisions. It reads even if the watcher does not: all
+//! streams of a connection share its flow-control window, so a few streams that are not read would stall every call on
+//! it. The size of the queued revisions is limited. At the limit, the task closes the stream, delivers the rest as the
+//! watcher reads, and then opens the watch again at the next revision.
 //!
-//! A watch that was cut off is opened again as well, after a linearizable read, which fails if the cluster went back in time. If
-//! a watch starts above the revision of the member that opens it, such a read follows, too.
-//! Events from before the next revision are left out, so nothing comes twice; etcd sends everything from there on or
-//! says `Compacted`, so nothing is missing.
+//! A watch that was cut off is opened again after a linearizable read, which fails if the cluster went back in time. A
+//! watch that starts above the revision of the member that opens it is also followed by such a read. Events before the
+//! next revision are dropped, so no event is repeated. etcd sends all events from that revision on or reports
+//! `Compacted`, so no event is missed.
 //!
-//! A watch that reports progress requests it from etcd twice a second. Older servers may report progress ahead of an event, so
-//! nothing of theirs is passed on.
+//! A watch with progress reports requests progress from etcd twice a second. Older servers may report progress that is
+//! ahead of an event, so their reports are not passed on.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,20 +33,20 @@ use crate::error::{STORE_NAME, watch_ended};
 use crate::members::Connection;
 use crate::wire::{self, KeySpan};
 
-/// How many bytes of events wait for a watcher that does not read.
+/// Maximum size of the events that are queued for a watcher, in bytes.
 const MAX_WAITING_BYTES: u32 = 8 << 20;
-/// The room that an event takes besides its bytes, about.
+/// Approximate memory that an event takes besides its content, in bytes.
 const EVENT_OVERHEAD_BYTES: usize = 128;
-/// How often etcd is asked for its progress.
+/// Interval at which progress is requested from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// Before a watch is opened again, at first and at the most.
+/// First and maximum pause before a watch is opened again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// A batch on its way to the watcher, and the room that it takes until then.
+/// A batch for the watcher, and its share of the queue's room until it is delivered.
 type QueuedBatch = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
-/// Opens a watch and sees to it from then on.
+/// Opens a watch and starts the task that maintains it.
 pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &WatchRequest) -> Result<WatchStream> {
     let (tell, reported) = unbounded_channel();
     let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize));
@@ -58,9 +58,9 @@ pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &Wat
     Ok(BatchStream { reported: Some(reported), task }.boxed())
 }
 
-/// The watcher's end.
+/// The watcher's end of a watch.
 struct BatchStream {
-    /// Taken when the watch ends.
+    /// `None` once the watch has ended.
     reported: Option<UnboundedReceiver<QueuedBatch>>,
     task: AbortHandle,
 }
@@ -71,7 +71,7 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task says why it ends; if it could not, its runtime is gone or it failed.
+        // The task sends the reason before it ends. If there is none, the task panicked or its runtime is gone.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -94,9 +94,9 @@ fn disconnected(resume_from: Revision) -> Error {
 struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
-    /// Not yet read from: it may say the end already.
+    /// The first message, not processed yet. It may end the watch.
     first: WatchResponse,
-    /// True if progress is wanted, and the server's reports can be believed.
+    /// True if the watcher wants progress reports and the server's reports can be trusted.
     reports: bool,
 }
 
@@ -110,11 +110,11 @@ impl EtcdResponse for ConfirmedWatch {
     }
 }
 
-/// Why nothing more comes from a connection.
+/// The reason why a stream ended.
 enum WatchCut {
-    /// It broke, or we hung up: the watch can go on over another one.
+    /// The stream broke, or we closed it. The watch can resume on another one.
     Off(Error),
-    /// The watch is over.
+    /// The watch has ended.
     Over(Error),
 }
 
@@ -123,11 +123,11 @@ struct EtcdWatcher {
     span: KeySpan,
     prev: Prev,
     progress: Progress,
-    /// Everything before this revision was delivered.
+    /// The next revision to deliver.
     next: Revision,
     tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,
-    /// Since when nothing was heard.
+    /// When the stream broke; `None` while messages arrive.
     cut_off: Option<Instant>,
     pause: Duration,
 }
@@ -144,8 +144,9 @@ impl EtcdWatcher {
         };
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
-        // The member is behind, or the cluster went back after it was last read: then the watch could wait for ever. It has no
-        // event to send yet, so the read does not wait behind a stream that is not read.
+        // The member lags behind, or the cluster went back after it was last read. In the second case the watch could
+        // wait forever. The member has no event to send yet, so this read cannot stall behind a stream that is not
+        // read.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;
@@ -153,7 +154,7 @@ impl EtcdWatcher {
         Ok(opened)
     }
 
-    /// Until the watch is over or nobody listens any more.
+    /// Runs until the watch ends or the watcher is dropped.
     async fn follow(mut self, opened: ConfirmedWatch) {
         let tell = self.tell.clone();
         let mut closed = self.cluster.closed.subscribe();
@@ -162,11 +163,11 @@ impl EtcdWatcher {
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
             end = self.read_batches(opened) => end,
         };
-        // If nobody listens any more, nobody needs to know.
+        // If the watcher is dropped, no one needs the error.
         let _ = tell.send((Err(end), None));
     }
 
-    /// Until the watch is over; the reason.
+    /// Delivers batches until the watch ends; returns the reason.
     async fn read_batches(&mut self, mut opened: ConfirmedWatch) -> Error {
         loop {
             match self.drain(opened).await {
@@ -180,7 +181,7 @@ impl EtcdWatcher {
         }
     }
 
-    /// Delivers what comes over one connection until nothing more does.
+    /// Delivers the messages of one stream until it ends.
     async fn drain(&mut self, opened: ConfirmedWatch) -> WatchCut {
         let ConfirmedWatch { mut stream, first: mut response, reports, .. } = opened;
         let mut reminder = interval(PROGRESS_INTERVAL);
@@ -191,7 +192,7 @@ impl EtcdWatcher {
             };
             while let Some(batch) = batches.next() {
                 if let Err(batch) = self.deliver_now(batch) {
-                    // Not a moment with the stream open and nobody reading it.
+                    // Close the stream first: it must not stay open while this task waits and does not read it.
                     drop(stream);
                     self.deliver_late(batch, batches).await;
                     return WatchCut::Off(disconnected(self.next).with_detail("the watcher did not read"));
@@ -220,7 +221,7 @@ impl EtcdWatcher {
         }
     }
 
-    /// The batches of one message, unless the message ends the watch.
+    /// Splits one message into batches; fails if the message ends the watch.
     fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, WatchCut> {
         if response.compact_revision() > 0 {
             let compact_revision = Revision::new(response.compact_revision());
@@ -236,7 +237,7 @@ impl EtcdWatcher {
         batches(response, self.next).map_err(|()| WatchCut::Over(undecodable()))
     }
 
-    /// Delivers a batch if there is room for it; hands it back if there is none.
+    /// Delivers a batch if the queue has room; otherwise returns it.
     fn deliver_now(&mut self, batch: Batch) -> Result<(), Batch> {
         match Arc::clone(&self.room).try_acquire_many_owned(room_for(&batch)) {
             Ok(permit) => self.deliver(batch, Some(permit)),
@@ -245,25 +246,25 @@ impl EtcdWatcher {
         Ok(())
     }
 
-    /// Delivers what came before the task hung up, as the watcher makes room for it.
+    /// Delivers the remaining batches of a closed stream as the watcher makes room.
     async fn deliver_late(&mut self, first: Batch, others: impl Iterator<Item = Batch> + Send) {
         for batch in std::iter::once(first).chain(others) {
             // The semaphore is never closed.
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // The next stream needs room too: a stream that is full at once would be opened for nothing.
+        // Wait for room before the next stream is opened; otherwise it would be closed again at once.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
         self.next = batch.revision.next();
         self.cluster.seen.note(batch.revision);
-        // If nobody listens any more, this task is about to be ended.
+        // If the watcher is dropped, this task is about to be aborted.
         let _ = self.tell.send((Ok(batch), permit));
     }
 
-    /// etcd says from time to time that all up to some revision was sent.
+    /// Processes a progress report: etcd has sent all events up to its revision.
     fn note_progress(&mut self, response: &WatchResponse, reports: bool) {
         let Some(header) = response.header() else { return };
         let reached = Revision::new(header.revision());
@@ -273,7 +274,7 @@ impl EtcdWatcher {
         self.next = self.next.max(reached.next());
     }
 
-    /// Opens the watch again, for as long as that is worth trying.
+    /// Opens the watch again. Retries until the watch patience is over.
     async fn open_again(&mut self) -> Result<ConfirmedWatch> {
         let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
         loop {
@@ -293,10 +294,10 @@ impl EtcdWatcher {
         }
     }
 
-    /// Makes a linearizable read, whose answer is judged as every answer is.
+    /// Makes a linearizable read, whose answer is checked like any other.
     ///
     /// # Errors
-    /// `RevisionRegressed` if the cluster is older than what was seen of it; any store error.
+    /// `RevisionRegressed` if the cluster is older than the state seen before; any store error.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
         let work = |connection: Connection| {
             let key = self.span.key.clone();
@@ -306,7 +307,7 @@ impl EtcdWatcher {
     }
 }
 
-/// Asks for a watch and waits until etcd confirms it.
+/// Requests a watch and waits until etcd confirms it.
 async fn create(
     connection: Connection,
     key: Vec<u8>,
@@ -319,7 +320,7 @@ async fn create(
     };
     let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
-    // A refusal, such as that of an old token, comes as a watch that is confirmed and ended at once.
+    // A refusal, for example of an old token, comes as a watch that is confirmed and then ended.
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }
@@ -330,8 +331,8 @@ fn undecodable() -> Error {
     Error::new(ErrorKind::Undecodable, Operation::Watch, STORE_NAME).with_detail("an event without a key")
 }
 
-/// The events of a message from `next` on, one batch for each revision. etcd never cuts a revision in two, since the
-/// request does not allow it.
+/// Groups the events of a message from `next` on into one batch for each revision. etcd never splits a revision into
+/// several messages, since the request does not allow it.
 fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     let mut batches: Vec<Batch> = Vec::new();
     for event in response.events() {
@@ -353,7 +354,7 @@ fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     Ok(batches)
 }
 
-/// How much of the room a batch takes: never more than all of it.
+/// Returns the share of the room that a batch takes, at most all of it.
 fn room_for(batch: &Batch) -> u32 {
     let of = |event: &Event| EVENT_OVERHEAD_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
     let bytes: usize = batch.events.iter().map(of).sum();

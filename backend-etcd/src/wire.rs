@@ -1,4 +1,4 @@
-//! Keys, ranges and answers, as etcd writes them.
+//! Conversions of keys, ranges, operations and answers between the store's and etcd's form.
 
 use etcd_client::{
     CompareOp as WireOp, DeleteOptions, GetOptions, GetResponse, KeyValue, PutOptions, TxnOp, TxnOpResponse,
@@ -8,13 +8,13 @@ use kv::{
     Target, TxnRange, Value,
 };
 
-/// The smallest key there can be.
+/// The smallest possible key.
 const FIRST: &[u8] = &[0];
-/// As the end of a range: no end.
+/// The end of a range without an end.
 const NO_END: &[u8] = &[0];
 
-/// A range as etcd's protocol has it: a key and an end. An end without bytes means the key alone; an end of one zero
-/// byte means that there is no end.
+/// A range in etcd's protocol: a key and an end. An empty end means only this key. An end of one zero byte means all
+/// keys from `key` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeySpan {
     pub(crate) key: Vec<u8>,
@@ -35,13 +35,13 @@ impl KeySpan {
         }
     }
 
-    /// A span in which no key is. It ends where it starts, and that is never at one of the two ends with a meaning.
+    /// Returns a span without keys. Start and end are equal, and differ from the ends with a special meaning.
     fn nothing(from: &Key) -> Self {
         let key = from.successor().successor().as_bytes().to_vec();
         Self { end: key.clone(), key }
     }
 
-    /// True if no key is in it.
+    /// Returns true if the span contains no key.
     pub(crate) fn is_empty(&self) -> bool {
         self.key == self.end && self.end != NO_END
     }
@@ -64,7 +64,7 @@ fn txn_get_options(request: &TxnRange) -> (Vec<u8>, GetOptions) {
     (span.key, options)
 }
 
-/// Reads one key without its value.
+/// Creates a read of one key without its value.
 pub(crate) fn read_op(key: &[u8]) -> TxnOp {
     TxnOp::get(key, Some(GetOptions::new().with_keys_only()))
 }
@@ -136,7 +136,7 @@ pub(crate) fn range_response(mut answer: GetResponse, revision: Revision) -> Ran
     }
 }
 
-/// The result of one operation; `None` if this is no answer to any that was sent.
+/// Converts the result of one operation; `None` if it does not match any operation that was sent.
 pub(crate) fn result(answer: TxnOpResponse, revision: Revision) -> Option<OpResult> {
     Some(match answer {
         TxnOpResponse::Put(mut put) => OpResult::Put { prev: put.take_prev_key().map(kv) },

@@ -1,4 +1,4 @@
-//! Getting in: TLS, certificates of our own, users and passwords. No secret shows in any error.
+//! Tests of TLS, client certificates, users and passwords. No error may contain a secret.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -21,7 +21,7 @@ fn open(url: impl Into<String>, tls: Option<Tls>) -> EtcdStore {
     EtcdStore::open(&options).unwrap()
 }
 
-/// The error of a first write, which comes in time.
+/// Returns the error of a first write. Checks that it arrives in time.
 async fn refused(store: &EtcdStore) -> Error {
     let begun = Instant::now();
     let error = store.put("k", "v").await.unwrap_err();
@@ -95,13 +95,13 @@ async fn tls_client_certificate_is_named_when_expired() {
             assert!(said.contains("has expired on 2001-01-01: renew it"), "{said}");
         }
     }
-    // A server that asks for none does not look at it.
+    // A server that does not ask for a client certificate ignores it.
     let open_to_all = certificates.etcd(&[]).unwrap();
     let ours = trusting().with_identity(certificates.file("client.pem"), certificates.file("client.key"));
     open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();
     let nobody = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
     assert!(!refused(&nobody).await.to_string().contains("our certificate"), "nobody has looked at it");
-    // The server's has expired, too: that is what we see.
+    // If the server's certificate has expired too, the error is about the server's.
     let both = Certificates::expired(&["client", "server"]).unwrap();
     let etcd = both.etcd_for_known().unwrap();
     let tls = Tls::new()
@@ -146,7 +146,7 @@ async fn tls_files_are_read_again_when_changed() {
     while let Err(error) = store.put("k", "w").await {
         assert!(Instant::now() < until, "{error}");
     }
-    // Nonsense, as if somebody were writing the file: the certificate that is known stays.
+    // An invalid file, as if it were being written: the previous certificate stays in use.
     std::fs::write(certificates.path("client.pem"), "nonsense").unwrap();
     etcd.stop();
     etcd.run().unwrap();
@@ -194,7 +194,7 @@ async fn login_is_no_error_when_auth_is_off() {
     store.put("k", "once it is asked for").await.unwrap();
 }
 
-/// A server that accepts connections and says nothing.
+/// A server that accepts connections and never answers.
 #[tokio::test]
 async fn open_error_says_server_hangs_when_it_is_silent() {
     let server = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();

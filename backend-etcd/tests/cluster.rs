@@ -1,5 +1,5 @@
-//! Members that are away, that hang, and that come back as somebody else; what every store on servers has to keep there is
-//! in the conformance cases.
+//! Tests of members that are down, hang, or come back with another identity. The conformance cases cover the
+//! requirements on every store on servers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -16,7 +16,7 @@ use kv::{
 use nix::sys::signal::Signal;
 use support::{Etcd, dead_address};
 
-/// Longer than anything here may take.
+/// Longer than any step of these tests may take.
 const LONG: Duration = Duration::from_secs(30);
 
 fn quick(endpoints: Vec<String>) -> EtcdStore {
@@ -35,7 +35,7 @@ fn dead_url() -> String {
     format!("http://{}", dead_address().unwrap())
 }
 
-/// Asks until it works again.
+/// Retries until a request succeeds.
 async fn heals(store: &EtcdStore) {
     let until = Instant::now() + patient(LONG);
     while let Err(error) = store.get("k").await {
@@ -115,7 +115,7 @@ async fn watch_is_refused_when_cluster_went_back() {
     let store = store(&etcd);
     let newest = store.put("k", "v").await.unwrap();
     etcd.stop();
-    // The cluster's id stays, as after a restore of a snapshot.
+    // The cluster's id stays the same, as after a restore from a snapshot.
     std::fs::remove_dir_all(etcd.data()).unwrap();
     etcd.run().unwrap();
     let watch = async {
@@ -135,7 +135,7 @@ async fn watch_resumes_when_reader_was_slow() {
     let store = store(&etcd);
     let first = store.put("p/0", "v").await.unwrap();
     let mut stalled = store.watch(WatchRequest::new(Range::prefix("p/"), first)).await.unwrap();
-    // Several times what waits for a watcher.
+    // Writes several times the bytes that are queued for a watcher.
     for _ in 0..WRITES {
         store.put("p/k", vec![7; 1 << 20]).await.unwrap();
     }
@@ -174,11 +174,11 @@ async fn leased_key_is_not_written() {
     }
     assert!(store.get("free").await.unwrap().is_none());
 
-    // A compare that fails by itself is an answer, with the results of the reads that were asked for.
+    // If a compare of the transaction itself fails, the answer has only the results of the requested reads.
     let failing = Txn::new().with_compares([Compare::absent("leased")]).with_success([free()]);
     let answer = store.txn(failing.with_failure([Op::range(Range::key("leased"))])).await.unwrap();
     assert!(!answer.succeeded && answer.results.len() == 1, "{answer:?}");
     assert!(matches!(&answer.results[0], OpResult::Range(found) if found.count == 1));
-    // Deleting it takes nothing from anybody.
+    // Deleting a key that has a lease is allowed.
     assert_eq!(store.delete(Range::key("leased")).await.unwrap(), 1);
 }

@@ -1,4 +1,4 @@
-//! The store on a real etcd, judged by all cases: each gets an etcd of its own.
+//! Runs all conformance cases on the etcd store. Each case gets its own real etcd.
 
 mod support;
 
@@ -7,16 +7,16 @@ use std::process::ExitCode;
 use conformance::{BoxError, FailureFrequency, KnownFailure};
 use support::harness::OnEtcd;
 
-/// Cases that some versions of etcd fail.
+/// A case that some versions of etcd fail.
 const LOST_DELETION: KnownFailure = KnownFailure {
     case: "W11_start_at_mark_delete",
     rule: "C4",
     reason: "etcd before 3.4.36 and 3.5.18 loses a deletion at the compaction revision; later ones do not",
-    // Until the compaction has worked its way through the file, the deletion is there.
+    // The deletion is there until the compaction has processed the whole file.
     happens: FailureFrequency::Sometimes,
 };
 
-/// A case that etcd 3.4 fails; with later ones it was not tried.
+/// A case that etcd 3.4 fails. Later versions were not tried.
 const ANYBODY_COMPACTS: KnownFailure = KnownFailure {
     case: "F25_compacting_strangers",
     rule: "N3",
@@ -24,8 +24,8 @@ const ANYBODY_COMPACTS: KnownFailure = KnownFailure {
     happens: FailureFrequency::Always,
 };
 
-/// The cases about stores that a process holds by itself; cases of their own judge a store whose server is killed.
-// The reports of Debian's etcd, 3.4.23, cannot be believed, so the adapter passes none on.
+/// Cases that are skipped. `D10_power_cuts` is about embedded stores; other cases cover a killed server. `W37_soon`
+/// needs progress reports, but those of Debian's etcd, 3.4.23, cannot be trusted, so the store passes none on.
 const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 
 fn main() -> Result<ExitCode, BoxError> {

@@ -1,7 +1,9 @@
-//! Refusals of etcd under load, which count as certainly not applied: nothing of them is there afterwards.
+//! Tests of etcd's refusals under load. They count as certainly not applied, so nothing of a refused write may be found
+//! afterwards.
 //!
-//! The conformance cases that kill servers judge requests that were never sent. "Too many requests" could not be
-//! provoked: 15,000 writes at once behind others that keep the server busy for seconds were carried out, or timed out.
+//! The conformance cases that kill servers cover requests that were never sent. "Too many requests" could not be
+//! provoked: 15,000 concurrent writes, behind others that keep the server busy for seconds, were carried out or timed
+//! out.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,20 +21,20 @@ use nix::sys::signal::Signal;
 use support::Etcd;
 use support::users::{PASSWORD, as_user, guarded};
 
-/// Longer than anything here may take.
+/// Longer than any step of these tests may take.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The answer to each write, by the key that it puts.
+/// The result of each write, by the key that it puts.
 type Said = BTreeMap<String, Result<(), (ErrorKind, Outcome)>>;
 
-/// One write that puts `key` among other things.
+/// Runs one transaction that puts `key`, among other things.
 async fn write(store: &EtcdStore, key: String, txn: Txn) -> (String, Result<(), (ErrorKind, Outcome)>) {
     let said = store.txn(txn).await.map(|_| ()).map_err(|error| (error.kind().clone(), error.outcome()));
     (key, said)
 }
 
-/// Acknowledged writes are there, and writes that certainly did not happen are not; returns how many writes ended as
-/// `wanted`.
+/// Checks that acknowledged writes are found, and that writes which certainly did not happen are not. Returns the
+/// number of writes that ended as `wanted`.
 async fn true_and_seen(store: &EtcdStore, said: &Said, wanted: impl Fn(&ErrorKind) -> bool) -> usize {
     let mut seen = 0;
     let found = store.list(Range::prefix("open/")).await.unwrap();
@@ -66,7 +68,7 @@ async fn refusals_are_true_over_server_limits() {
     assert_eq!(store.count(Range::prefix("more/")).await.unwrap(), 0);
 }
 
-/// Revokes the guest's permission and grants it, again and again.
+/// Repeatedly revokes and grants the guest's permission.
 async fn waver(etcd: &Etcd, times: usize) {
     let login = ConnectOptions::new().with_user("root", PASSWORD);
     let mut root = Client::connect([etcd.url()], Some(login)).await.unwrap();
@@ -118,7 +120,7 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // First they get stuck; once the member knows that it has no leader, it says so.
+    // At first the writes hang. Once the member has noticed that it has no leader, it refuses them.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

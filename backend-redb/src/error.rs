@@ -1,9 +1,9 @@
-//! The meaning of redb's errors. The only place that looks at them.
+//! Maps redb's errors. No other module inspects them.
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};
 
-/// Turns redb's error in `operation` on `store` into ours.
+/// Converts an error of redb in `operation` on `store`.
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
     let error = error.into();
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
@@ -17,7 +17,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
         redb::Error::UpgradeRequired(found) => ErrorKind::UnknownFormat { found: u32::from(*found) },
         redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => ErrorKind::Poisoned,
         redb::Error::DatabaseClosed => ErrorKind::Closed,
-        // There is one table, which only this crate makes: another shape of it is as much damage as a bad checksum.
+        // Only this crate creates the one table, so an unexpected table is damage, as much as a bad checksum.
         redb::Error::Corrupted(_)
         | redb::Error::RepairAborted
         | redb::Error::TableTypeMismatch { .. }

@@ -1,15 +1,17 @@
-//! The file under redb: fewer syncs than redb's own, and a close that costs nothing.
+//! The file under redb, with fewer syncs than redb's own file backend and a close that costs nothing.
 //!
-//! A process that opens the store, commits once and is gone syncs six times with redb as it is: once when it marks the
-//! file as being in use, once for the commit, and four times to close, which records the allocator's state and takes
-//! the mark away. Here it is three times, and not at all if it commits nothing:
+//! With plain redb, a process that opens the store, commits once and closes it syncs six times: once to mark the file
+//! as in use, once for the commit, and four times to close, which records the allocator's state and removes the mark.
+//! With this file it syncs three times, or not at all if it commits nothing:
 //!
-//! - **Closing writes nothing.** Commits record the allocator's state themselves (redb's quick repair, two syncs), so
-//!   a file that was not closed is opened as fast as one that was. Being killed is what every close looks like.
-//! - **Opening syncs nothing.** After such an end redb writes the header twice, unmarked and marked, and syncs each
-//!   time. Only the last state counts, which is the state from before: it is written if it differs.
-//! - **The first write syncs before.** A process that was killed between writing a commit and syncing it leaves a
-//!   commit that can be read but is not durable yet. Pages that it has freed must not be overwritten before it is.
+//! - **Closing writes nothing.** Commits record the allocator's state themselves (redb's quick repair, two syncs), so a
+//!   file that was not closed opens as fast as one that was. Every close looks like a killed process.
+//! - **Opening syncs nothing.** After such a close, redb writes the header twice, first unmarked and then marked, and
+//!   syncs each time. Only the last header counts, and usually the file already has it. It is written only if it
+//!   differs.
+//! - **The first write syncs before it.** A process that was killed between writing and syncing a commit leaves a
+//!   commit that can be read but is not durable. The pages that this commit freed must not be overwritten until it is
+//!   durable.
 
 use std::io;
 use std::ops::Bound;
@@ -17,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redb::{BackendError, StorageBackend};
 
-/// More than redb's header takes.
+/// An upper bound of the size of redb's header, in bytes.
 const HEADER_BYTES: usize = 4096;
 
 /// The state that a [`DbFile`] and its [`FileSwitch`] share.
@@ -29,21 +31,21 @@ struct SharedFile<B> {
 
 #[derive(Debug)]
 enum FilePhase {
-    /// redb is opening the file; a header that it wrote waits here.
+    /// redb is opening the file. Contains the header that redb wrote, which is held back.
     Opening(Option<Vec<u8>>),
-    /// The file is as it was found, durable or not.
+    /// The file is unchanged since it was opened. Its content may not be durable.
     AsFound,
-    /// Everything goes straight to the file.
+    /// All operations go directly to the file.
     Open,
-    /// Nothing goes to the file any more.
+    /// All operations fail.
     Closed,
 }
 
-/// The file, as redb sees it; `B` is the file as it is.
+/// The file that redb uses; `B` is the real file.
 #[derive(Debug)]
 pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
-/// Our hand on a file that redb owns.
+/// A handle for switching the phase of a file that redb owns.
 #[derive(Debug)]
 pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
@@ -55,7 +57,7 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// redb has opened the file: brings it up to date.
+    /// Ends the opening phase: redb has opened the file. Writes the held-back header if it is a new one.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -70,7 +72,7 @@ impl<B: StorageBackend> FileSwitch<B> {
 }
 
 impl<B> FileSwitch<B> {
-    /// From here on nothing is written, read or synced.
+    /// Closes the file. Later reads, writes and syncs fail.
     pub(crate) fn close(&self) {
         *self.0.phase() = FilePhase::Closed;
     }
@@ -78,11 +80,11 @@ impl<B> FileSwitch<B> {
 
 impl<B> SharedFile<B> {
     fn phase(&self) -> MutexGuard<'_, FilePhase> {
-        // It holds no invariant that a panic could break.
+        // A panic cannot leave the phase in an invalid state.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Unless nothing goes to the file any more.
+    /// Fails if the file is closed.
     fn check_open(&self) -> io::Result<()> {
         if matches!(*self.phase(), FilePhase::Closed) {
             return Err(io::Error::other("the store has been closed"));
@@ -92,7 +94,7 @@ impl<B> SharedFile<B> {
 }
 
 impl<B: StorageBackend> SharedFile<B> {
-    /// True if this header is not the one that the file has.
+    /// Returns true if this header differs from the one in the file.
     fn is_new(&self, header: Option<&[u8]>) -> bool {
         header.is_some_and(|header| {
             let mut current = vec![0; header.len()];
@@ -100,7 +102,7 @@ impl<B: StorageBackend> SharedFile<B> {
         })
     }
 
-    /// Before anything is written: a header that waits is, if it is a new one, and what was found becomes durable.
+    /// Prepares for the first write: writes a held-back header if it is new, and makes the found content durable.
     fn begin_writing(&self, phase: &mut FilePhase) -> io::Result<()> {
         match phase {
             FilePhase::Opening(Some(header)) if self.is_new(Some(header)) => self.file.write(0, header)?,
@@ -112,13 +114,13 @@ impl<B: StorageBackend> SharedFile<B> {
         Ok(())
     }
 
-    /// Before anything is done that a waiting header has a part in.
+    /// Writes a held-back header before an operation that depends on it.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
-    /// Lets a header that is written while opening wait; false if this is no such thing.
+    /// Holds back a header that redb writes while opening. Returns false if this write is something else.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
         let FilePhase::Opening(waiting) = &mut *phase else { return false };
@@ -133,7 +135,7 @@ impl<B: StorageBackend> SharedFile<B> {
 
 impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn len(&self) -> io::Result<u64> {
-        // A header that waits is within the file: redb sets the length of a new one first.
+        // A held-back header does not affect the length: redb sets the length of a new file first.
         self.0.check_open()?;
         self.0.file.len()
     }
@@ -160,7 +162,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.check_open()?;
         let mut phase = self.0.phase();
         match &*phase {
-            // Before the first write is soon enough.
+            // Syncing before the first write is early enough.
             FilePhase::Opening(_) => Ok(()),
             FilePhase::AsFound => self.0.begin_writing(&mut phase),
             FilePhase::Open | FilePhase::Closed => {
@@ -175,7 +177,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // More than a header: redb makes or repairs the file, and relies on its order.
+        // A write beyond the header means that redb creates or repairs the file and relies on the order of writes.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }
@@ -184,7 +186,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.file.close()
     }
 
-    // The queue in front of the store keeps other processes of ours away; redb's locks keep other programs away.
+    // Other Margay processes are kept away by the queue in front of the store; these locks keep other programs away.
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
         self.0.file.try_lock_range(start, end)

@@ -2,11 +2,11 @@
 //!
 //! # Inside
 //!
-//! A store on redb: one file, crash safe, and a journal in front of it.
+//! A store on redb: one crash-safe file, with a journal in front of it.
 //!
-//! The store is a folder; see [`kv_local`] for its contents and its lock. The private module `file` says where redb's
-//! other syncs went. A store on a full disk can be read; a commit there fails unless the pages that it needs are free
-//! within the file.
+//! The store is a folder; see [`kv_local`] for its contents and its lock. The private module `file` explains how redb's
+//! other syncs are avoided. A store on a full disk can be read. A commit on a full disk fails unless the file has
+//! enough free pages.
 
 mod error;
 mod file;
@@ -21,11 +21,11 @@ use kv_local::{CommitLog, Engine, OpenOptions, SpareSpace};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
-/// redb, as an engine of [`kv_local`].
+/// The redb engine for [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
-/// The driver of `redb://`. It makes one commit of the transactions that wait.
+/// The driver of `redb://`. Waiting transactions are committed together.
 pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {
@@ -55,10 +55,10 @@ impl Engine for Redb {
     }
 }
 
-/// Opens a table of redb on a storage of one's own, for instance in memory. `storage` gives it anew each time that the
-/// table is opened: now, and again after a failed commit. `store` names it in errors.
+/// Opens a redb table on custom storage, for instance in memory. `storage` is called each time the table is opened:
+/// now, and again after a failed commit. `store` is the store's name in errors.
 ///
-/// As with [`Engine::open`], what the table shows when it is opened need not be durable before the next commit: it belongs
+/// As with [`Engine::open`], the content of the table need not be durable until the next commit, so put the table
 /// behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
@@ -70,10 +70,10 @@ pub fn table_on<B: StorageBackend>(
     Ok(Box::new(table::RedbTable::open(Box::new(move || storage().map_err(redb::Error::Io)), store)?))
 }
 
-/// Opens the store in the folder `path`; see [`kv_local::open_blocking`] for what that means and for its errors.
+/// Opens the store in the folder `path` (see [`kv_local::open_blocking`]).
 ///
 /// # Errors
-/// Those of [`kv_local::open_blocking`].
+/// See [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Redb, path, options).await
 }

@@ -1,5 +1,5 @@
-//! The writes that reach the disk, and their order. That the store as a whole survives power cuts is a case of the
-//! conformance suite, on the same disk (`tests/power.rs`).
+//! Tests which writes reach the disk, and in which order. `tests/power.rs` runs the conformance cases about power cuts
+//! on this simulated disk.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,8 @@ mod disk;
 
 use disk::Disk;
 
-/// The writes of commit `n`: a few rows that all say `n`, some long, and one that goes away again.
+/// The writes of commit `n`: some rows with the value `n`, short and long ones, and one row that a later commit
+/// deletes.
 fn writes(n: u32) -> Vec<Write> {
     let mut writes: Vec<Write> =
         (0..4).map(|i| Write::Put(format!("all/{i}").into_bytes(), n.to_be_bytes().repeat(1 + i * 400))).collect();
@@ -46,7 +47,7 @@ fn expected(n: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     rows
 }
 
-/// Opens and commits, again and again, until the power fails; gives the last commit that was acknowledged.
+/// Opens and commits until the power fails. Returns the number of the last acknowledged commit.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
         let Ok(opened) = OpenDatabase::on(disk.clone()) else { return done };
@@ -66,10 +67,10 @@ fn power_cut_leaves_seen_or_next_commit() {
         let mut random = fastrand::Rng::with_seed(seed);
         let disk = Disk::default();
         OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
-        // Killed, with power: what was written stays, synced or not.
+        // The process is killed while the power stays on: all writes remain, synced or not.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
-        // Killed once more, and then the power fails.
+        // The next process is killed, too, and then the power fails.
         disk.set_operations_left(None);
         let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);

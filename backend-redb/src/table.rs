@@ -1,4 +1,4 @@
-//! One table of redb as ordered rows.
+//! Ordered rows in one table of redb.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -17,19 +17,19 @@ use crate::file::{DbFile, FileSwitch};
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
-/// Pages kept in memory, as they are read: a plugin process reads few of them. With 16 MiB a check of 10,000 blocks reads
-/// the file 18,000 times in place of 23,000, and a daemon has 12 MiB more.
+/// The size of redb's page cache, in bytes. A plugin process reads few pages. With 16 MiB, a check of 10,000 blocks
+/// reads the file 18,000 times instead of 23,000 times, and a daemon uses 12 MiB more.
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Gives the storage of a table, each time that it is opened.
+/// Opens the storage of a table; called each time that the table is opened.
 type StorageSource<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
 
-/// The table of a redb file, or of another storage that redb takes.
+/// The table in a redb file, or in other storage that redb accepts.
 pub(crate) struct RedbTable<B> {
     source: StorageSource<B>,
     store: String,
-    /// `None` only after a failed attempt to open it again. Views hold it for reading, so that the file can be closed
-    /// for good before it is opened again.
+    /// `None` only after a failed attempt to reopen. Views have the lock for reading, so that the file is really closed
+    /// before it is reopened.
     database: RwLock<Option<OpenDatabase<B>>>,
 }
 
@@ -39,7 +39,7 @@ impl<B> fmt::Debug for RedbTable<B> {
     }
 }
 
-/// An open database whose end writes nothing.
+/// An open database that writes nothing when it is dropped.
 #[derive(Debug)]
 pub(crate) struct OpenDatabase<B> {
     database: Database,
@@ -53,7 +53,7 @@ impl<B> Drop for OpenDatabase<B> {
 }
 
 impl<B: StorageBackend> OpenDatabase<B> {
-    /// Opens the database in `file`, or makes it if the file is empty.
+    /// Opens the database in `file`, or creates it if the file is empty.
     pub(crate) fn on(file: B) -> Result<Self, redb::Error> {
         let (file, switch) = DbFile::new(file);
         let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(file)?;
@@ -65,7 +65,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
     /// Applies all writes or none, durably.
     pub(crate) fn commit(&self, writes: &[Write]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
-        // Durability is redb's default, immediate. Quick repair: see `file`.
+        // redb's default durability is immediate. For quick repair, see the module `file`.
         transaction.set_quick_repair(true);
         {
             let mut rows = transaction.open_table(ROWS)?;
@@ -80,7 +80,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
         Ok(())
     }
 
-    /// The rows as they are now; `None` if nothing has been committed yet.
+    /// Returns a snapshot of the rows; `None` before the first commit.
     pub(crate) fn rows(&self) -> Result<Option<RowsSnapshot>, redb::Error> {
         match self.database.begin_read()?.open_table(ROWS) {
             Ok(rows) => Ok(Some(rows)),
@@ -90,11 +90,10 @@ impl<B: StorageBackend> OpenDatabase<B> {
     }
 }
 
-/// A snapshot of the rows.
 pub(crate) type RowsSnapshot = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl<B: StorageBackend> RedbTable<B> {
-    /// Opens the table in what `source` gives, or makes it if that is empty.
+    /// Opens the table in the storage that `source` returns, or creates it if that is empty.
     pub(crate) fn open(source: StorageSource<B>, store: &str) -> Result<Self> {
         let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
         table.recover()?;
@@ -102,7 +101,7 @@ impl<B: StorageBackend> RedbTable<B> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Option<OpenDatabase<B>>> {
-        // A panic in the engine does not break what the lock guards, the `Option`.
+        // A panic in the engine cannot break the `Option` that the lock guards.
         self.database.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,7 +110,7 @@ impl<B: StorageBackend> RedbTable<B> {
     }
 }
 
-/// Opens the table in a file, or makes it.
+/// Opens the table in a file, or creates it.
 pub(crate) fn in_file(path: &Path, store: &str) -> Result<RedbTable<FileBackend>> {
     let path = path.to_owned();
     RedbTable::open(Box::new(move || open_file(&path)), store)
@@ -122,12 +121,12 @@ fn open_file(path: &Path) -> Result<FileBackend, redb::Error> {
     Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
 }
 
-/// Moves what a file holds to its front and cuts off the rest. Being killed meanwhile loses nothing.
+/// Moves the content of a file to its front and truncates the rest. Being killed meanwhile loses nothing.
 pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // Leaves the allocator's state, as every commit does; redb's own last one has not.
+        // Record the allocator's state, as every commit does. The last commit that redb made itself has not.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))
@@ -149,7 +148,7 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Closed before it is opened again: the file is locked as long as it is open.
+        // Close the database first: the file is locked while it is open.
         *guard = None;
         let opened = (self.source)().and_then(OpenDatabase::on);
         *guard = Some(opened.map_err(|error| from_redb(&self.store, Operation::Open, error))?);
@@ -158,7 +157,7 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 }
 
 struct RedbView<'a, B> {
-    // Above the guard, since fields are dropped in this order: nothing of the database may outlive it.
+    // Must be above the guard: fields are dropped in order of declaration, and the rows must not outlive the database.
     rows: Option<RowsSnapshot>,
     store: &'a str,
     _open: RwLockReadGuard<'a, Option<OpenDatabase<B>>>,

@@ -1,4 +1,4 @@
-//! The store on redb, judged by all cases.
+//! Runs all conformance cases on the redb store.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The store on redb in its folder, on a disk that forgets what was not synced.
+//! Runs the redb store on a simulated disk that loses everything that was not synced.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

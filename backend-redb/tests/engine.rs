@@ -1,4 +1,4 @@
-//! The duties of an engine, on redb.
+//! Tests the requirements on an engine with redb.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
-//! The store on redb, on a disk that loses power, judged by all cases.
+//! Runs all conformance cases on the redb store on a disk that loses power.
 //!
-//! The disk is simulated below redb: what was not synced when the power fails may be there or not, sector by sector.
+//! The disk is simulated below redb: when the power fails, each sector that was not synced is either written or not.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -21,7 +21,7 @@ use redb::StorageBackend;
 
 struct OnDisk;
 
-/// The two files of a store, and what is noted beside them.
+/// The table's file, the journal's file, and the durable parts of the journal.
 #[derive(Clone, Debug, Default)]
 struct Files {
     table: Disk,
@@ -42,7 +42,7 @@ impl Files {
         Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
     }
 
-    /// The rows that remain of them; of the note, it or an older one.
+    /// Returns the files after a power cut. The record of durable parts may be lost.
     fn after_power_cut(&self, random: &mut Rng) -> Self {
         let table = self.table.after_power_cut(random);
         let journal = table.beside();
@@ -127,7 +127,7 @@ impl Fixture for Held {
     }
 }
 
-/// The disk is in this process's memory; the store in a folder is judged by those.
+/// These cases need a store in a folder, but this disk is in memory. `tests/conformance.rs` runs them.
 const IGNORED: &[&str] = &["H16_bounded_room", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 
 fn main() -> ExitCode {

@@ -1,16 +1,16 @@
-//! The meaning of sled's errors. The only place that looks at them.
+//! Maps sled's errors. No other module inspects them.
 
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Turns sled's error in `operation` on `store` into ours.
+/// Converts an error of sled in `operation` on `store`.
 pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
 
-/// Turns an error of the operating system in `operation` on `store` into ours.
+/// Converts an error of the operating system in `operation` on `store`.
 pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
     from_sled(store, operation, sled::Error::Io(error))
 }
@@ -18,7 +18,7 @@ pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Er
 fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
     match error {
         sled::Error::Io(error) => io_kind(operation, error),
-        // The last is what damage to its small file of settings looks like: nobody else has changed them.
+        // `Unsupported` is what a damaged configuration file of sled gives, since no other program changes that file.
         sled::Error::Corruption { .. }
         | sled::Error::CollectionNotFound(_)
         | sled::Error::ReportableBug(_)

@@ -2,14 +2,14 @@
 //!
 //! # Inside
 //!
-//! A store on sled: a folder of log segments.
+//! A store on sled, which keeps a folder of log segments.
 //!
 //! The store is a folder; see [`kv_local`] for its contents and its lock.
 //!
-//! sled 0.34 leaves more to its user than redb does; the private module `table` says what is done about it. One cost
-//! remains: opening writes (a snapshot, three syncs, some milliseconds), so a store on a full disk cannot even be read
-//! until there is room. sled's own housekeeping reuses parts of its log without syncing in between; `tests/cuts.rs`
-//! cuts the power meanwhile.
+//! sled 0.34 leaves more to its user than redb does; the private module `table` describes the workarounds. One cost
+//! remains. Opening the store writes a snapshot with three syncs, which takes some milliseconds, so a store on a full
+//! disk cannot even be read until there is room. sled's housekeeping reuses parts of its log without syncing in
+//! between; `tests/cuts.rs` simulates power cuts at these moments.
 
 mod error;
 mod priority;
@@ -22,12 +22,12 @@ use kv::Result;
 use kv_local::{CommitLog, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
-/// sled, as an engine of [`kv_local`].
+/// The sled engine for [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
 
-/// The driver of `sled://`. More large commits in flight than a few take gigabytes of memory, and to open the store takes
-/// longer than to read the keys of a turn.
+/// The driver of `sled://`. More than a few large commits in flight take gigabytes of memory. Opening the store takes
+/// longer than reading the keys of a turn, so a long reader reads all keys in one turn.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {
@@ -52,10 +52,10 @@ impl Engine for Sled {
     }
 }
 
-/// Opens the store in the folder `path`; see [`kv_local::open_blocking`] for what that means and for its errors.
+/// Opens the store in the folder `path` (see [`kv_local::open_blocking`]).
 ///
 /// # Errors
-/// Those of [`kv_local::open_blocking`].
+/// See [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Sled, path, options).await
 }

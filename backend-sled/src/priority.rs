@@ -1,20 +1,20 @@
-//! A head start for the thread that opens sled.
+//! Raises the priority of the thread that opens sled.
 //!
-//! When sled 0.34 reads its log, it starts seven threads, and until the last of them exists, the others spin on a lock
-//! (`sled::lazy::Lazy`). On a machine with two cores they take the processor from the thread that starts them. With priority for
-//! that thread, opening an existing store takes 5.0 ms instead of 8.4, and 9 ms of processor time instead of 14.
+//! When sled 0.34 reads its log, it starts seven threads, and they spin on a lock (`sled::lazy::Lazy`) until the last
+//! one exists. On a machine with two cores, they take the processor from the thread that starts them. If that thread
+//! has priority, opening an existing store takes 5.0 ms instead of 8.4 ms, and 9 ms of processor time instead of 14 ms.
 #![expect(unsafe_code, reason = "no safe crate wraps these two system calls, and musl's own functions refuse them")]
 
 use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
-/// The nice value with the highest priority. A real-time policy is no choice: a process that had one hung, since spinning threads
-/// never yield.
+/// The nice value with the highest priority. Do not use a real-time policy instead: a process with one hung, since
+/// spinning threads never yield.
 const HIGHEST_NICE: i32 = -20;
 
-/// Threads that this thread starts begin without its priority.
+/// Resets the priority for threads that this thread starts.
 const RESET_ON_FORK: u64 = libc::SCHED_FLAG_RESET_ON_FORK as u64;
 
-/// The kernel's `struct sched_attr` in its first version, which every kernel since Linux 3.14 takes.
+/// The kernel's `struct sched_attr` in its first version, which every kernel since Linux 3.14 accepts.
 #[repr(C)]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct SchedAttributes {
@@ -28,12 +28,11 @@ struct SchedAttributes {
     period: u64,
 }
 
-/// The size of [`SchedAttributes`], in bytes.
 const ATTRIBUTES_BYTES: u32 = 48;
 const _: () = assert!(size_of::<SchedAttributes>() == ATTRIBUTES_BYTES as usize);
 
 impl SchedAttributes {
-    /// Those of the calling thread. `None` if the kernel refuses to tell.
+    /// Reads the attributes of the calling thread. `None` if the kernel refuses.
     fn current() -> Option<Self> {
         let mut attributes = Self::default();
         // SAFETY: the kernel writes at most `ATTRIBUTES_BYTES` bytes to the attributes.
@@ -41,7 +40,7 @@ impl SchedAttributes {
         (code == 0).then_some(attributes)
     }
 
-    /// Sets those of the calling thread. `false` if the kernel refuses it.
+    /// Sets the attributes of the calling thread. Returns false if the kernel refuses.
     fn set(&self) -> bool {
         // SAFETY: the kernel reads at most `size` bytes from the attributes, and that is their size.
         let code: c_long = unsafe { syscall(SYS_sched_setattr, 0, &raw const *self, 0) };
@@ -49,16 +48,16 @@ impl SchedAttributes {
     }
 }
 
-/// The calling thread's priority until this is dropped.
+/// A raised priority of the calling thread, which is restored on drop.
 #[derive(Debug)]
 pub(crate) struct PriorityGuard {
-    /// The attributes before; `None` if the thread has kept them.
+    /// The previous attributes; `None` if they were not changed.
     before: Option<SchedAttributes>,
 }
 
 impl PriorityGuard {
-    /// Raises the priority of the calling thread, but not of threads that it starts. Does nothing for a process that somebody has
-    /// given a priority or a policy, and for one without CAP_SYS_NICE.
+    /// Raises the priority of the calling thread, but not of threads that it starts. Does nothing if the process was
+    /// given a priority or a policy, or lacks CAP_SYS_NICE.
     pub(crate) fn raise() -> Self {
         let before = SchedAttributes::current().filter(|current| {
             let usual = SchedAttributes { size: current.size, runtime: current.runtime, ..SchedAttributes::default() };
@@ -72,7 +71,7 @@ impl PriorityGuard {
 impl Drop for PriorityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // The kernel has just granted more.
+            // Lowering the priority cannot fail, since the kernel has just granted a higher one.
             before.set();
         }
     }

@@ -1,4 +1,4 @@
-//! One tree of sled as ordered rows.
+//! Ordered rows in one tree of sled.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -18,48 +18,50 @@ use sled::{Batch, Config, Db};
 use crate::error::{from_io, from_sled};
 use crate::priority::PriorityGuard;
 
-/// sled's page cache: little beside the rest of a process. sled keeps a page or more in each of its 256 parts, whatever is set.
+/// The size of sled's page cache, in bytes. Small, like the rest of a plugin process. sled keeps at least one page in
+/// each of its 256 shards anyway.
 const CACHE_BYTES: u64 = 1024 * 1024;
 
-/// How long sled may take to let go of its file: its threads end some time after the last handle is dropped.
+/// Maximum time that sled may take to release its file: its threads end some time after the last handle is dropped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a caller that waits for sled to write looks for an error that sled has noted.
+/// Interval at which a caller that waits for sled to write checks for a disk error.
 const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long sled may take to hand a commit to the kernel.
+/// Maximum time that sled may take to hand a commit to the kernel.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long sled may take to open its files. It reads all of its log.
+/// Maximum time that sled may take to open its files, including reading its whole log.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The table of a sled folder.
+/// The table in a sled folder.
 ///
-/// sled's own `flush` writes but never syncs, its scans are no snapshots, and what is applied can be read at once. So
-/// a commit is one batch, a flush and a sync of our own, all under a lock that views hold for reading.
+/// sled's `flush` writes but never syncs, its scans are not snapshots, and a batch can be read as soon as it is
+/// applied. So a commit is one batch, a flush and a sync of our own, all under a write lock. Views have the lock for
+/// reading.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
     store: String,
-    /// `None` after a failed commit, until it is opened again.
+    /// `None` after a failed commit, until the table is reopened.
     database: RwLock<Option<OpenTree>>,
 }
 
 #[derive(Debug)]
 struct OpenTree {
-    /// Shared with `database`: sled's threads note in it the first error of the disk.
+    /// Shared with `database`: sled's threads record the first disk error here.
     config: Config,
-    /// `None` only while it is being dropped.
+    /// `None` only during drop.
     database: Option<Db>,
-    /// Our own handle on sled's log, opened before the first write: it gets the errors of writing back.
+    /// A separate handle to sled's log, opened before the first write so that it receives writeback errors.
     log: File,
     blobs: PathBuf,
-    /// Commits. A thread for each commit made an ADD through the daemon 0.4 ms longer.
+    /// The thread that commits. A new thread for each commit made an ADD through the daemon 0.4 ms longer.
     worker: Worker,
 }
 
 impl SledTable {
-    /// Opens the folder, or makes it.
+    /// Opens the folder, or creates it.
     pub(crate) fn open(path: &Path, store: &str) -> Result<Self> {
         let opened = OpenTree::open(path, store)?;
         Ok(Self { path: path.to_owned(), store: store.to_owned(), database: RwLock::new(Some(opened)) })
@@ -69,8 +71,8 @@ impl SledTable {
         Error::new(ErrorKind::Poisoned, operation, self.store.clone())
     }
 
-    /// Changes the database. Nobody can read it again before it was opened anew, unless `work` succeeds: sled may show a
-    /// batch that failed, or that a panic cut off, and nobody knows whether it is durable.
+    /// Runs `work` on the database. If `work` fails or panics, the database cannot be read until it is reopened: sled
+    /// may show the batch, which may not be durable.
     fn change(&self, work: impl FnOnce(&OpenTree) -> Result<(), sled::Error>) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
@@ -100,8 +102,8 @@ impl OpenTree {
             .watched(&config, OPEN_TIMEOUT, open, || {})
             .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
-        // A process that was killed between flush and sync leaves what can be read but is not durable yet, and opening
-        // has written a new snapshot whose name is not durable yet.
+        // Sync the log and the folder. A process that was killed between flush and sync leaves rows that can be read
+        // but are not durable, and opening has written a new snapshot whose name is not durable.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
         Ok(opened)
     }
@@ -125,10 +127,10 @@ impl OpenTree {
         Ok(self.sync()?)
     }
 
-    /// Makes durable what sled has written.
+    /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
-        // sled puts a page that does not fit in a quarter of a log segment in a file of its own and never syncs it.
-        // Rows are cut so that only very long keys lead to that; it is slow then, not unsafe.
+        // sled puts a page larger than a quarter of a log segment into a file of its own and never syncs that file.
+        // Rows are split, so only very long keys cause this. The sync here makes it safe, but slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
             match File::open(entry?.path()) {
@@ -146,11 +148,13 @@ impl OpenTree {
 }
 
 impl Drop for OpenTree {
-    /// Closes the database on a thread of its own, which is left behind if that takes too long, and ends with the process.
+    /// Closes the database on a separate thread. If that takes too long, the thread is left running and ends with the
+    /// process.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
-        // sled writes once more when it is dropped, and nothing could wake it then. So it gets nothing to write.
-        // It can panic here after an error, or after another panic of its own. The worker may be stuck in a commit.
+        // sled writes once more when it is dropped, and nothing could wake that write. So flush first, to leave nothing
+        // to write. The flush can panic after an error or an earlier panic. The usual worker may be stuck in a commit,
+        // so start another one.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -163,7 +167,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // The next process that opens the store must find it free. Nothing can be done if it is not.
+            // The next process that opens the store must find the log unlocked. If it is still locked, nothing can be
+            // done.
             let _ = wait_until_free(&self.log);
         }
     }
@@ -171,7 +176,7 @@ impl Drop for OpenTree {
 
 type WorkerTask = Box<dyn FnOnce() + Send>;
 
-/// A thread that works for others, one after another, until its handle is dropped.
+/// A thread that runs tasks one after another until its handle is dropped.
 #[derive(Debug)]
 struct Worker(Sender<WorkerTask>);
 
@@ -186,12 +191,12 @@ impl Worker {
         self.0.send(work).map_err(|_| io::Error::other("the thread for sled's work has ended"))
     }
 
-    /// Does `work` with a database, and waits for it.
+    /// Runs `work` with a database, and waits for its result.
     ///
-    /// After an error of the disk sled 0.34 can wait for ever for a write that its own thread has given up: that thread notes
-    /// the error and, in one of two places (`exit_reservation`), wakes nobody. So the caller looks at the note now and then. If
-    /// there is an error, it runs `wake`, and leaves the worker behind if that does not help. `limit` is for sled's threads
-    /// that panic, which note nothing.
+    /// After a disk error, sled 0.34 can wait forever for a write that its own thread has abandoned: that thread
+    /// records the error and, in one of two places (`exit_reservation`), wakes no waiter. So this checks for a recorded
+    /// error at intervals. On an error it calls `wake`, and leaves the worker running if that does not help. `limit`
+    /// covers panics of sled's threads, which record no error.
     fn watched(
         &self,
         config: &Config,
@@ -200,7 +205,7 @@ impl Worker {
         wake: impl Fn(),
     ) -> sled::Result<Db> {
         let (done, is_done) = channel();
-        // If the caller has gone, the database is closed with the answer.
+        // If the caller has returned, sending fails and the result is dropped, which closes the database.
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
@@ -220,14 +225,14 @@ impl Worker {
     }
 }
 
-/// Wakes a thread that waits for sled to write, after an error: a change of the log that fails at once because of it, and
-/// tells all who wait. A tree that does not exist yet is the only one that takes no lock that such a thread may hold: it is
-/// one for all databases of a process.
+/// After an error, wakes a thread that waits for sled to write. For this, makes a change of the log, which fails at
+/// once because of the error and notifies all waiters. Opening a tree that does not exist is the only such change that
+/// takes no lock which the waiting thread may hold. That lock is shared by all databases of a process.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
 
-/// Opens sled's log, in a folder made for it if need be.
+/// Opens sled's log, and creates its folder if needed.
 fn open_log(path: &Path) -> io::Result<File> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -236,9 +241,9 @@ fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path.join("db"))
 }
 
-/// Removes what is left of a snapshot whose writer was killed or had no room: sled writes one on each opening, under a
-/// name that it would take for the newest snapshot's, and calls the store damaged when it is cut off. The snapshot
-/// before it goes only when a new one is complete.
+/// Removes the remains of a snapshot whose writer was killed or had no room. sled writes a snapshot on each opening,
+/// under a name that it would take for the newest snapshot, and reports a truncated one as damage. The previous
+/// snapshot is only removed when a new one is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -250,7 +255,7 @@ fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until sled has let go of its log. It locks it by `flock`, and so do we for a moment.
+/// Waits until sled has released its log. sled locks the log with `flock`; this takes that lock for a moment.
 fn wait_until_free(log: &File) -> io::Result<bool> {
     let started = Instant::now();
     let mut pause = Duration::from_micros(50);
@@ -271,7 +276,7 @@ fn wait_until_free(log: &File) -> io::Result<bool> {
 
 impl Table for SledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // A panic in the engine does not break what the lock guards, the `Option`.
+        // A panic in the engine cannot break the `Option` that the lock guards.
         let opened = self.database.read().unwrap_or_else(PoisonError::into_inner);
         if opened.is_none() {
             return Err(self.not_open(Operation::Range));
@@ -285,7 +290,7 @@ impl Table for SledTable {
 
     fn recover(&self) -> Result<()> {
         let mut opened = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Closed before it is opened again: the log is locked as long as it is open.
+        // Close the database first: the log is locked while it is open.
         *opened = None;
         *opened = Some(OpenTree::open(&self.path, &self.store)?);
         Ok(())
@@ -353,7 +358,7 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         assert_eq!(value(&table).unwrap_err().kind(), &ErrorKind::Poisoned);
         assert_eq!(table.commit(&[]).unwrap_err().kind(), &ErrorKind::Poisoned);
-        // Recovering makes durable what it finds, before anybody sees it.
+        // Recovery makes the found rows durable before they can be read.
         table.recover().unwrap();
         assert!(value(&table).unwrap().is_some());
         table.commit(&[Write::Put(b"k".to_vec(), b"new".to_vec())]).unwrap();

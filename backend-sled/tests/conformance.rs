@@ -1,4 +1,4 @@
-//! The store on sled, judged by all cases.
+//! Runs all conformance cases on the sled store.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The duties of an engine, on sled.
+//! Tests the requirements on an engine with sled.
 
 use std::process::ExitCode;
 

@@ -1,16 +1,17 @@
-//! How rows lie in sled's files.
+//! Tests how rows are stored in sled's files.
 
 use backend_sled::Sled;
 use kv_local::Engine;
 use kv_mvcc::{MAX_ROW_BYTES, Write};
 
-/// sled never syncs the files that it makes for large pages; syncing them is slow. Rows are cut so that there are none.
+/// sled never syncs the files that it creates for large pages, and syncing them ourselves is slow. Rows are split so
+/// that there are no such files.
 #[test]
 fn rows_of_largest_size_fit_in_log() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = Sled.open(&folder.path().join("sled"), "test").expect("a table");
     for n in 0..300_u32 {
-        // In an order that splits pages everywhere, and over each other.
+        // This order splits pages everywhere and mixes the splits.
         let writes: Vec<Write> = (0..4)
             .map(|i| {
                 Write::Put((n * 7919 % 200 + i * 50).to_be_bytes().repeat(10), vec![n.to_le_bytes()[0]; MAX_ROW_BYTES])

@@ -1,4 +1,4 @@
-//! Etcds for the cases: each gets one of its own, or a cluster, in the surroundings that it wants.
+//! Servers for the conformance cases. Each case gets its own etcd or cluster, in the environment that it needs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use super::tls::AsOptions;
 use super::users::{PASSWORD, as_user, guarded};
 use super::{Etcd, bytes_of, copy};
 
-/// The room of a full store.
+/// The quota of a store that becomes full.
 const QUOTA: &str = "--quota-backend-bytes=8388608";
-/// A database of fewer bytes is far from that.
+/// A database with fewer bytes is far from the quota.
 const ROOMY: i64 = 4_194_304;
 
 pub(crate) struct OnEtcd;
@@ -27,7 +27,7 @@ pub(crate) struct OnEtcd;
 #[derive(Debug)]
 struct Held {
     store: EtcdStore,
-    // After the store, so that nothing talks to them any more when they go.
+    // Must be below the store: fields are dropped in order of declaration, so no client is left when the servers stop.
     etcds: Vec<Etcd>,
     certificates: Option<Certificates>,
     copy: Option<TempDir>,
@@ -43,7 +43,7 @@ impl Fixture for Joined {
     }
 }
 
-/// Handles for tests of faults: they give up soon.
+/// Options with short timeouts, for tests of faults.
 fn impatient(urls: impl IntoIterator<Item = String>) -> Options {
     Options::new(urls)
         .with_call_timeout(Duration::from_secs(5))
@@ -61,12 +61,12 @@ impl Held {
         Ok(Box::new(Self { store: EtcdStore::open(options)?, etcds, certificates: tls, copy: None }))
     }
 
-    /// The only one, or the first.
+    /// The only etcd, or the first one.
     fn etcd(&self) -> Result<&Etcd, BoxError> {
         self.etcds.first().ok_or_else(|| "etcd did not come back".into())
     }
 
-    /// Does something to the only etcd while it is down; all that is known of it then are its folders.
+    /// Runs an action while the only etcd is stopped. The action gets the folders of the etcd.
     async fn while_down(
         &mut self,
         work: impl FnOnce(&Etcd) -> std::io::Result<()> + Send + 'static,
@@ -127,7 +127,7 @@ impl Harness for OnEtcd {
         }
     }
 
-    /// Nobody waits: a server has room for many.
+    /// Never waits: a server accepts many clients.
     async fn join(&self, address: &str, _: Duration) -> kv::Result<Box<dyn Fixture>> {
         Ok(Box::new(Joined(EtcdStore::open(&Options::new([address]))?)))
     }
@@ -155,7 +155,7 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// The database; beside it etcd keeps a log of a bounded number of segments.
+    /// The size of the database. In addition, etcd keeps a log with a limited number of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

@@ -1,4 +1,4 @@
-//! The parts that the tests of this crate share.
+//! Helpers that the tests of this crate share.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

@@ -1,4 +1,4 @@
-//! Certificates as our options name them.
+//! Converts test certificates into TLS options.
 
 use std::io::Result;
 
@@ -10,10 +10,10 @@ pub(crate) trait AsOptions {
 
     fn inline(&self, name: &str) -> Result<Pem>;
 
-    /// Trusting only the server's authority.
+    /// Options that trust only the test CA.
     fn trusting(&self) -> Tls;
 
-    /// With a certificate of ours besides.
+    /// Like [`trusting`](Self::trusting), with a client certificate.
     fn known(&self) -> Tls;
 }
 

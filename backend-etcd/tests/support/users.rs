@@ -7,10 +7,10 @@ use etcd_client::{Client, Permission, PermissionType};
 
 use super::Etcd;
 
-/// Everybody's.
+/// The password of all users.
 pub(crate) const PASSWORD: &str = "hidden-password";
 
-/// Lets nobody in from now on but `root`, who may do everything, and `guest`, who may read and write below `open/`.
+/// Enables authentication. `root` may do everything; `guest` may read and write below `open/`.
 pub(crate) async fn guard(etcd: &Etcd) -> std::result::Result<(), etcd_client::Error> {
     let mut client = Client::connect([etcd.url()], None).await?;
     let open = Permission::new(PermissionType::Readwrite, "open/").with_prefix();
@@ -25,14 +25,14 @@ pub(crate) async fn guard(etcd: &Etcd) -> std::result::Result<(), etcd_client::E
     client.auth_enable().await.map(|_| ())
 }
 
-/// A guarded etcd whose tokens live for a second unless used.
+/// Starts an etcd with authentication, whose tokens expire after one second without use.
 pub(crate) async fn guarded() -> Result<Etcd> {
     let etcd = Etcd::start_with("http", &["--auth-token-ttl=1".to_owned()])?;
     guard(&etcd).await.map_err(Error::other)?;
     Ok(etcd)
 }
 
-/// The store, as this user sees it.
+/// Opens the store as this user.
 pub(crate) fn as_user(etcd: &Etcd, user: &str, password: &str) -> kv::Result<EtcdStore> {
     EtcdStore::open(&Options::new([etcd.url()]).with_credentials(Credentials::new(user, password)))
 }

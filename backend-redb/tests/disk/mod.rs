@@ -1,4 +1,4 @@
-//! A disk that forgets what was not synced, and tears what it had begun to write.
+//! A simulated disk that loses what was not synced, and tears unfinished writes.
 
 #![allow(clippy::unwrap_used, dead_code, reason = "tests; not every binary has all of it")]
 
@@ -7,26 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use redb::StorageBackend;
 
-/// A file on a disk in memory. Handles share it.
+/// A file on a disk in memory. Clones share the file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
-    /// After so many more operations the power fails.
+    /// The power fails after this many more operations; `None` means never.
     power: Arc<Mutex<Option<u32>>>,
 }
 
-/// The contents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// The state that programs see.
+    /// The content that programs see.
     pub(crate) content: Vec<u8>,
-    /// The state after a power cut, if nothing else had got through.
+    /// The content after a power cut if no unsynced write reached the disk.
     durable: Vec<u8>,
-    /// The writes that may or may not have got through.
+    /// The writes that may or may not reach the disk.
     unsynced: Vec<Change>,
-    /// How often it was synced.
+    /// The number of syncs so far.
     pub(crate) syncs: u32,
-    /// How often it was written.
+    /// The number of writes so far.
     pub(crate) writes: u32,
 }
 
@@ -43,17 +42,17 @@ impl Disk {
         self.state.lock().unwrap()
     }
 
-    /// Another file on the same disk.
+    /// Creates another file on the same disk.
     pub(crate) fn beside(&self) -> Self {
         Self { state: Arc::default(), power: Arc::clone(&self.power) }
     }
 
-    /// From now on so many operations are done before the power fails, or as many as anybody wants.
+    /// Lets the power fail after this many operations; `None` means never.
     pub(crate) fn set_operations_left(&self, operations: Option<u32>) {
         *self.power.lock().unwrap() = operations;
     }
 
-    /// One operation, unless the power fails.
+    /// Counts one operation. Fails if the power has failed.
     fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
         match &mut *self.power.lock().unwrap() {
             Some(0) => return Err(io::Error::other("no power")),
@@ -63,7 +62,8 @@ impl Disk {
         Ok(self.state())
     }
 
-    /// The power fails: each sector that was not synced may be the old one or the new one. The file that is left.
+    /// Lets the power fail and returns the remaining file: each sector that was not synced has its old or its new
+    /// content.
     pub(crate) fn after_power_cut(&self, random: &mut fastrand::Rng) -> Self {
         let mut state = self.state();
         let mut left = std::mem::take(&mut state.durable);

@@ -1,5 +1,4 @@
-//! The stores that the CNI configuration of this host names, and the subnets that its container runtimes use, as far as their
-//! configuration says.
+//! The stores that this host's CNI configuration names, and the subnets that its container runtimes have configured.
 
 use std::fmt;
 use std::fs;
@@ -13,36 +12,36 @@ use serde_json::{Map, Value};
 use crate::netconf::{NetConfStore, for_netconf};
 use crate::settings::text_fault;
 
-/// Where container runtimes keep their CNI configuration.
+/// The folder in which container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
 /// The stores that a folder of CNI configuration names.
 #[derive(Debug, Default)]
 pub(crate) struct ConflistStores {
-    /// Each store once, in the order of the files' names.
+    /// Each store once, ordered by file name.
     pub(crate) candidates: Vec<NamedStore>,
-    /// The first plugin that is for us, but leads to no store.
+    /// The first plugin section of ours from which no store can be derived.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
-    /// The unreadable files, a sentence each.
+    /// One sentence for each unreadable file.
     pub(crate) unreadable: Vec<String>,
 }
 
-/// A store that a file of the folder names.
+/// A store, and the configuration file that names it.
 #[derive(Debug)]
 pub(crate) struct NamedStore {
     pub(crate) location: Location,
-    /// The first file that names it.
+    /// The first file that names the store.
     pub(crate) file: PathBuf,
 }
 
-/// A plugin of the CNI configuration whose addresses come from `calico-ipam`.
+/// A plugin section whose addresses come from `calico-ipam`.
 pub struct CalicoNetwork {
-    /// Where it is configured.
+    /// The file that contains the section.
     pub file: PathBuf,
-    /// The netconf that a runtime hands the plugin: its own section, with the name and the version of its list. It may
-    /// hold secrets.
+    /// The netconf that a runtime passes to the plugin: its own section with the name and version of its list. It may
+    /// contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that it names by itself, without what the runtime's environment may add.
+    /// The store that the section itself names. Variables in the runtime's environment are not considered.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -52,8 +51,8 @@ impl fmt::Debug for CalicoNetwork {
     }
 }
 
-/// The networks of a folder of CNI configuration whose `ipam.type` is `calico-ipam`, and what could not be read, a sentence
-/// each. An absent folder is an empty one.
+/// Returns the networks in a CNI configuration folder whose `ipam.type` is `calico-ipam`, and one sentence for each
+/// file that could not be read. A missing folder counts as empty.
 pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |file, plugin| {
@@ -66,19 +65,19 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
     (networks, unreadable)
 }
 
-/// A plugin of the CNI configuration whose addresses come from us.
+/// A network whose addresses Margay assigns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfiguredNetwork {
-    /// The name of the network.
+    /// The network's name.
     pub name: String,
-    /// The store that it names by itself, without what the runtime's environment may add.
+    /// The store that the section itself names. Variables in the runtime's environment are not considered.
     pub store: Location,
-    /// The subnets and pools that it names by their networks, as they are written there.
+    /// The configured subnets, and the pools given as a CIDR, as written in the file.
     pub subnets: Vec<String>,
 }
 
-/// The networks of a folder of CNI configuration whose addresses come from us and that lead to a store, and what could not
-/// be read, a sentence each. An absent folder is an empty one.
+/// Returns the networks in a CNI configuration folder whose addresses Margay assigns and that lead to a store, and one
+/// sentence for each file that could not be read. A missing folder counts as empty.
 pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
@@ -90,8 +89,8 @@ pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<S
     (networks, unreadable)
 }
 
-/// The addresses in a plugin's section: `subnet` and `ranges` as for host-local, `range` and `ipRanges` as for whereabouts, and
-/// pools.
+/// Returns the CIDRs in a plugin's section: host-local's `subnet` and `ranges`, whereabouts' `range` and `ipRanges`,
+/// and pools.
 fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
     let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();
@@ -107,15 +106,15 @@ fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     subnets
 }
 
-/// The stores that a folder of CNI configuration names. An absent folder is an empty one.
+/// Finds the stores that a CNI configuration folder names. A missing folder counts as empty.
 pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> ConflistStores {
     let mut found = ConflistStores::default();
     let unreadable = each_plugin(dir, |file, plugin| found.add(drivers, file, plugin));
     ConflistStores { unreadable, ..found }
 }
 
-/// Goes through the plugins of every `.conflist`, `.conf` and `.json` file, in the order of the files' names, and returns
-/// what could not be read.
+/// Calls `visit` for each plugin of every `.conflist`, `.conf` and `.json` file, ordered by file name. Returns one
+/// sentence for each file that could not be read.
 fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
@@ -138,7 +137,7 @@ impl ConflistStores {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
         };
-        // An operator's shell is not the runtime's: its environment has nothing to do with what the file means.
+        // The environment of an operator's shell is not the runtime's, so it must not change what the file means.
         match for_netconf(drivers, &conf, &|_| None) {
             Ok(location) => {
                 if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
@@ -165,7 +164,7 @@ fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The plugins of one file: see [`plugins_of`].
+/// Reads one file and returns its plugins (see [`plugins_of`]).
 fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
     let not_json =
@@ -173,8 +172,8 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     plugins_of(serde_json::from_slice(&text).map_err(not_json)?)
 }
 
-/// The plugins of a configuration: those of a list, with what they have from it, or the one that it is, and those to which
-/// they delegate.
+/// Returns the plugins of a list, each with the list's name and version, or the single plugin of a `.conf`; and the
+/// plugins that they delegate to.
 fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
     let sections = match list.remove("plugins") {
@@ -201,8 +200,8 @@ fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     Ok(all)
 }
 
-/// The configurations that a plugin hands to other plugins: Multus' `delegates`, and flannel's `delegate`, which gets the
-/// name and the `ipam` of flannel's own section.
+/// Returns the configurations that a plugin passes to other plugins: Multus' `delegates`, and flannel's `delegate`,
+/// which inherits the name and the `ipam` of flannel's own section.
 fn delegates(plugin: &Value) -> Vec<Value> {
     let Some(conf) = plugin.as_object() else { return Vec::new() };
     let mut found = field(conf, "delegates").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -218,12 +217,12 @@ fn delegates(plugin: &Value) -> Vec<Value> {
     found
 }
 
-/// The store settings of a plugin, if it is one whose addresses come from us.
+/// Returns the store settings of a plugin section, or `None` if Margay does not assign its addresses.
 fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
     let kind = text(plugin, "type");
     let is_ours = matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") || kind.starts_with("margay");
-    // Flannel's own section only says what its delegate gets.
+    // Flannel's own section only configures its delegate.
     if !is_ours || kind == "flannel" {
         return None;
     }
@@ -247,12 +246,13 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     })
 }
 
-/// A member of an object. Like Go's decoder it does not mind the case of the name.
+/// Looks up a member of an object. The case of the name does not matter, as in Go's JSON decoder.
 fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value))
 }
 
-/// A member that is text; empty if it is absent or something else, which the plugin itself refuses.
+/// Returns a string member. A missing member and any other type give an empty string; the plugin itself refuses wrong
+/// types.
 fn text(object: &Map<String, Value>, name: &str) -> String {
     field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
@@ -260,8 +260,9 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
 /// The folders in which podman keeps its networks.
 const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
-/// The subnets of the networks in a folder of CNI configuration, whatever assigns their addresses, and of podman's networks;
-/// and what could not be read, a sentence each. An absent folder is an empty one.
+/// Returns the subnets of the networks in a CNI configuration folder, whichever IPAM plugin assigns their addresses,
+/// and those of podman's networks; and one sentence for each file that could not be read. A missing folder counts as
+/// empty.
 pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut used = Vec::new();
     let unreadable = each_plugin(conf_dir, |_, plugin| {
@@ -272,7 +273,7 @@ pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     (used, unreadable)
 }
 
-/// The subnets of podman's networks, one file each.
+/// Reads the subnets of podman's networks. Each network has a file of its own.
 fn podmans(folder: &Path) -> Vec<IpNet> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let documents = files.filter_map(|path| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok());

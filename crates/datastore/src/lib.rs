@@ -2,12 +2,12 @@
 //!
 //! # Inside
 //!
-//! Which store: from NetConf, environment or URL to an open store.
+//! From a NetConf, the environment or a URL to an open store.
 //!
-//! Two halves. The first only decides and is pure: [`for_netconf`] (the plugin) and [`for_operator`] (the command
-//! `margay`) turn configuration into a [`Location`] of one of the program's [`Drivers`]; the environment is a function that the caller passes in, and is
-//! not even called where a NetConf names an embedded store. The second half, [`open`], opens a location; [`care`] looks
-//! after a store as a whole.
+//! There are two steps. The first step is pure: [`for_netconf`] (for the plugin) and [`for_operator`] (for the command
+//! `margay`) turn configuration into a [`Location`] of one of the program's [`Drivers`]. The caller passes the
+//! environment in as a function, which is not called if a NetConf names an embedded store. The second step, [`open`],
+//! opens the location. The module [`maintenance`] has operations on whole stores.
 
 mod conflist;
 pub mod maintenance;

@@ -1,39 +1,39 @@
-//! Which store a plugin works on.
+//! The choice of the store that a plugin works on.
 
 use driver::{ConfigError, Drivers, EtcdFiles, Location, Orchestrator, Result, Settings};
 
 use crate::settings::{self, Environment, location, means_cluster, names_embedded, overriding, variable};
 
-/// The store in a NetConf; absent and empty are the same, but for the endpoints.
+/// The store settings of a NetConf. A missing setting is an empty string.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetConfStore {
     /// `datastore_type`: `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
     pub datastore_type: String,
-    /// `datastore_path`: the folder of an embedded store, an absolute path.
+    /// `datastore_path`: the folder of an embedded store, as an absolute path.
     pub datastore_path: String,
-    /// `etcd_endpoints`: a comma list of URLs.
+    /// `etcd_endpoints`: URLs separated by commas.
     pub etcd_endpoints: String,
-    /// True if the NetConf has `etcd_endpoints` or `etcd_discovery_srv`, be they empty: a template that had nothing to fill
-    /// in means a cluster, and never a store on each of its hosts.
+    /// True if the NetConf has `etcd_endpoints` or `etcd_discovery_srv`, even if empty. An empty one comes from a
+    /// template without a value: it still means a cluster, and must never select a separate store on each host.
     pub has_endpoints: bool,
-    /// `etcd_discovery_srv`: a domain.
+    /// `etcd_discovery_srv`: the domain with the SRV records.
     pub etcd_discovery_srv: String,
-    /// `etcd_key_file`.
+    /// `etcd_key_file`: the path of the client's private key.
     pub etcd_key_file: String,
-    /// `etcd_cert_file`.
+    /// `etcd_cert_file`: the path of the client's certificate.
     pub etcd_cert_file: String,
-    /// `etcd_ca_cert_file`.
+    /// `etcd_ca_cert_file`: the path of the CA certificate.
     pub etcd_ca_cert_file: String,
-    /// `kubernetes.kubeconfig`.
+    /// `kubernetes.kubeconfig`: the path of a kubeconfig. Its presence means a cluster.
     pub kubeconfig: String,
-    /// `kubernetes.k8s_api_root`.
+    /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. Its presence means a cluster.
     pub k8s_api_root: String,
-    /// True if the plugin runs under the name `calico-ipam`.
+    /// True if the plugin was called under the name `calico-ipam`.
     pub called_as_calico_ipam: bool,
 }
 
 impl NetConfStore {
-    /// The NetConf's own settings, without the environment.
+    /// The settings of the NetConf alone, without the environment.
     pub(crate) fn settings(&self) -> Settings {
         let meant = [&self.kubeconfig, &self.k8s_api_root].into_iter().any(|sign| !sign.is_empty())
             || (self.has_endpoints && self.datastore_path.is_empty());
@@ -48,7 +48,7 @@ impl NetConfStore {
                 authority: self.etcd_ca_cert_file.clone(),
             },
             etcd_inline: EtcdFiles::default(),
-            // Calico's plugin knows no user in a NetConf either: it takes both from the environment.
+            // Calico's plugin takes user and password from the environment only, too.
             etcd_username: String::new(),
             etcd_password: String::new(),
             orchestrator: if meant { Orchestrator::Kubernetes } else { Orchestrator::Absent },
@@ -57,17 +57,18 @@ impl NetConfStore {
     }
 }
 
-/// The store that a plugin works on, from its NetConf and the environment that it was called in.
+/// Chooses the store that a plugin works on, from its NetConf and its environment.
 ///
-/// - A NetConf that names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone) decides alone: the
-///   environment is not looked at, since a runtime's ADD and DEL may run in different ones.
-/// - Otherwise the environment counts as it does for Calico: each setting of the NetConf beats the variable of the same
-///   purpose, and the variable with the prefix `CALICO_` beats both.
-/// - Called as `calico-ipam`, or with any etcd or Kubernetes setting, a missing endpoint is Calico's error; it never
-///   leads to a store on this host. Nothing configured at all means [`Drivers::default_location`].
+/// - A NetConf that names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone) decides alone. The
+///   environment is not read, because a runtime may call ADD and DEL with different ones.
+/// - Otherwise the environment counts as it does for Calico: a setting of the NetConf overrides the variable of equal
+///   purpose, and the variable with the prefix `CALICO_` overrides both.
+/// - If the plugin was called as `calico-ipam`, or any etcd or Kubernetes setting exists, a missing endpoint is
+///   Calico's error and never selects a store on this host. If nothing at all is configured, the result is
+///   [`Drivers::default_location`].
 ///
 /// # Errors
-/// Those of [`ConfigError`] that are about types, endpoints, paths and contradictions.
+/// A [`ConfigError`] about types, endpoints, paths or contradictions.
 pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>) -> Result<Location> {
     let own = conf.settings();
     if names_embedded(drivers, &own) || (own.datastore_type.is_empty() && !own.path.is_empty()) {
@@ -81,9 +82,9 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
         if names_embedded(drivers, &merged) {
             return Err(ConfigError::Contradiction { environment: merged.datastore_type });
         }
-        // A path in the environment belongs to another network's store on this host.
+        // A path in the environment belongs to the embedded store of another network on this host.
         merged.path = own.path;
-        // An empty variable can take the endpoints away, but not the intention.
+        // An empty variable can remove the endpoints, but the NetConf still means a cluster.
         merged.orchestrator = Orchestrator::Kubernetes;
     }
     if conf.called_as_calico_ipam && merged.path.is_empty() && !names_embedded(drivers, &merged) {
@@ -92,7 +93,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
     location(drivers, &merged)
 }
 
-/// The NetConf's settings and the environment's, by Calico's precedence.
+/// Merges the NetConf's settings with the environment's by Calico's precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
     let outer = settings::environment_settings(env);
     let pick = |name: &str, own: &str, outer: String| {
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(access(&[("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")]).login, login("p"));
         let env = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p"), ("CALICO_ETCD_PASSWORD", "q")];
         assert_eq!(access(&env).login, login("q"));
-        // Both or nobody, as with Calico.
+        // Like Calico, a user without a password (or a password without a user) counts as no login.
         for half in [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")] {
             assert_eq!(access(&[half]).login, None);
         }

@@ -1,5 +1,5 @@
-//! From a location to an open store: one that this process opens, or one that a daemon has. Once the daemon has ended, this process
-//! has the store by itself.
+//! Opens a location, either in this process or through the daemon that has the store open. If the daemon ends, this
+//! process opens the store directly.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use crate::maintenance::open_here;
 use crate::served::{self, ServedStore};
 use crate::shared_store::{MIN_HOLD_DURATION, SharedStore, SharedStoreOptions};
 
-/// An open store. An embedded one keeps every other process out until it is closed, so close it as soon as possible.
+/// An open store. While an embedded store is open, no other process can open it, so close it as soon as possible.
 #[derive(Debug)]
 pub struct OpenStore {
     opened: OpenKind,
@@ -28,11 +28,11 @@ pub struct OpenStore {
 
 #[derive(Debug)]
 enum OpenKind {
-    /// Its driver has opened it.
+    /// Opened by its driver in this process.
     Here(Box<dyn driver::Opened>),
-    /// The same, and other processes may have it in between.
+    /// Opened in this process, and closed now and then for other processes.
     Shared(SharedStore),
-    /// A daemon has it, or had it at first.
+    /// Reached through a daemon, or opened directly after the daemon ended.
     Served(ServedOrDirect),
 }
 
@@ -41,7 +41,7 @@ impl OpenStore {
         Ok(Self { opened: OpenKind::Here(open_here(location, options).await?) })
     }
 
-    /// The store.
+    /// The store for reads and writes.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.opened {
             OpenKind::Here(store) => store.store(),
@@ -50,11 +50,12 @@ impl OpenStore {
         }
     }
 
-    /// Checks that a usual commit finds room: on the disk of an embedded store, or in a cluster without an alarm.
+    /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster without an alarm.
+    /// Does nothing while a daemon has the store.
     ///
     /// # Errors
-    /// `NoSpace` if it does not; `Io` for a disk that cannot be written to; `Corrupt` for a cluster with that alarm; errors
-    /// of a call to a cluster.
+    /// `NoSpace` if there is no room; `Io` if the disk cannot be written to; `Corrupt` if the cluster has that alarm;
+    /// any error of a request to the cluster.
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.check_room().await,
@@ -66,7 +67,7 @@ impl OpenStore {
         }
     }
 
-    /// The store as an embedded one whose files this process has open until it closes it; `None` for any other.
+    /// The embedded store that this process keeps open until it is closed; `None` for any other store.
     pub fn embedded(&self) -> Option<&MvccStore> {
         match &self.opened {
             OpenKind::Here(store) => store.embedded(),
@@ -74,7 +75,7 @@ impl OpenStore {
         }
     }
 
-    /// The store as a cluster's; `None` for any other.
+    /// The store's cluster operations; `None` if the store is not a cluster.
     pub fn cluster(&self) -> Option<Arc<dyn ClusterStore>> {
         match &self.opened {
             OpenKind::Here(store) => store.cluster(),
@@ -82,7 +83,7 @@ impl OpenStore {
         }
     }
 
-    /// The store as one that a daemon has, or had when it was opened; `None` for any other.
+    /// The connection to the daemon through which the store was opened; `None` if it was opened without a daemon.
     pub fn served(&self) -> Option<&ServedStore> {
         match &self.opened {
             OpenKind::Here(_) | OpenKind::Shared(_) => None,
@@ -99,7 +100,7 @@ impl OpenStore {
         }
     }
 
-    /// Lets other processes have a store that is [held](Sharing::OnRequest), until its next call.
+    /// Closes a [shared](Sharing::OnRequest) store for other processes until the next call.
     pub async fn release_store(&self) {
         let shared_store = match &self.opened {
             OpenKind::Shared(store) => Some(store),
@@ -111,11 +112,10 @@ impl OpenStore {
         }
     }
 
-    /// Waits for calls in flight and closes the store, also for other holders of a handle; their calls fail with
-    /// `Closed`.
+    /// Waits for calls in flight and closes the store. Calls of other clones fail with `Closed` from then on.
     ///
     /// # Errors
-    /// The error of the engine. Everything that was acknowledged is durable all the same.
+    /// The engine's error. Every acknowledged commit is durable even then.
     pub async fn close(self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.close().await,
@@ -128,18 +128,21 @@ impl OpenStore {
     }
 }
 
-/// Opens a store. An embedded one is open in one process at a time: others wait for the lock, for [`OpenOptions::wait`] at the
-/// most, unless a daemon has it; [`OpenOptions::sharing`] says how this process has it. A cluster is asked whether it is there, lets
-/// us in, and is new enough.
+/// Opens a store.
 ///
-/// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a process that does one thing at a time and ends: an embedded store
-/// then works on the thread that asks, which saves the cost of other threads; a cluster is not asked anything yet, and `wait` is
-/// how long all that is asked of it may take, beginning now.
+/// An embedded store is open in one process at a time. Other processes wait for its lock, at most
+/// [`OpenOptions::wait`], unless a daemon has the store open. [`OpenOptions::sharing`] selects how this process shares
+/// the store. For a cluster, this checks that the cluster answers, accepts the login and is new enough.
+///
+/// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that does one thing at a time. An
+/// embedded store then works on the calling thread, which saves the cost of other threads. A cluster gets no request
+/// yet; `wait` limits the total time of all its requests, counted from now.
 ///
 /// Must be called on a tokio runtime.
 ///
 /// # Errors
-/// `Missing` if there is nothing and the options make nothing; `Locked` if the lock was not free in time; else the driver's.
+/// `Missing` if there is no store and the options create none; `Locked` if the lock was not free in time; else the
+/// driver's error.
 pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStore> {
     if options.sharing == Sharing::Alone || location.path().is_none() {
         return OpenStore::here(location, options).await;
@@ -147,7 +150,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // All waits of this process together take no longer.
+        // The waits of this process together take at most `wait`.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
@@ -162,7 +165,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     Ok(OpenStore { opened: OpenKind::Shared(shared_store) })
 }
 
-/// A store behind a daemon's socket, and the way to it without the daemon. All clones leave the daemon together.
+/// A store that is reached through a daemon, and opened directly once the daemon has ended. All clones switch together.
 #[derive(Clone)]
 struct ServedOrDirect {
     served: ServedStore,
@@ -172,9 +175,9 @@ struct ServedOrDirect {
 struct DaemonOrDirect {
     location: Location,
     holding: SharedStoreOptions,
-    /// The moment until which this process waits for the store, counted from the first failure of the daemon.
+    /// The deadline of this process's wait for the store, set by the daemon's first failure.
     until: OnceLock<Instant>,
-    /// The store as this process has it, once the daemon has ended.
+    /// The store opened in this process, once the daemon has ended.
     direct: OnceCell<SharedStore>,
 }
 
@@ -186,28 +189,28 @@ impl fmt::Debug for ServedOrDirect {
 
 impl ServedOrDirect {
     pub(crate) fn new(served: ServedStore, location: Location, holding: SharedStoreOptions) -> Self {
-        // The store is there, so a folder without one is another place.
+        // The daemon had a store here, so a missing store is an error and must not be created.
         let holding = SharedStoreOptions { options: holding.options.clone().with_create(Create::Never), ..holding };
         let (until, direct) = (OnceLock::new(), OnceCell::new());
         Self { served, shared: Arc::new(DaemonOrDirect { location, holding, until, direct }) }
     }
 
-    /// The store behind the socket.
+    /// The connection to the daemon.
     pub(crate) fn served(&self) -> &ServedStore {
         &self.served
     }
 
-    /// The store as this process has it; `None` as long as the daemon has it.
+    /// The store opened in this process; `None` while the daemon has it.
     pub(crate) fn direct(&self) -> Option<&SharedStore> {
         self.shared.direct.get()
     }
 
-    /// Opens the store after a request that the daemon has not begun.
+    /// Opens the store in this process after a request that the daemon has not begun.
     ///
     /// # Errors
-    /// The error of the request, if it may have been begun or says something else; those of opening the store;
-    /// `RevisionRegressed` if another one is in its place; `Closed` if other processes have it for too long: a
-    /// caller asks again after `Locked`.
+    /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if another
+    /// store is at this location now; `Closed` if other processes have the store for too long. (`Locked` would make the
+    /// caller retry.)
     async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
@@ -219,7 +222,7 @@ impl ServedOrDirect {
             let wait = until.saturating_duration_since(Instant::now());
             let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
             let shared_store = begun.map_err(|error| match error.kind() {
-                // With a moment of its own the caller knows when its time is over.
+                // A caller that set its own deadline can see when its time is over.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
                 }
@@ -283,12 +286,12 @@ impl Store for ServedOrDirect {
     }
 }
 
-/// A watch through the daemon, which goes on without it.
+/// A watch through the daemon that continues without it.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The request for what has not come yet.
+    /// The request for the batches that have not arrived yet.
     request: WatchRequest,
-    /// `None` once it has ended.
+    /// `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -307,7 +310,7 @@ impl FallbackWatch {
         Some((item, self))
     }
 
-    /// Begins the watch anew: of the daemon that was started meanwhile, or without one.
+    /// Restarts the watch: with a daemon that was started meanwhile, or in this process.
     async fn go_on(&mut self) -> Result<Batch> {
         let mut stream = match self.store.served.watch(self.request.clone()).await {
             Err(error) => self.store.open_directly(error).await?.watch(self.request.clone()).await?,

@@ -1,4 +1,4 @@
-//! Which store the operator's command works on.
+//! The choice of the store that the command `margay` works on.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use driver::{Candidate, ConfigError, Drivers, Location, Result, StorePlace};
 use crate::conflist::{NamedStore, scan};
 use crate::settings::{self, ConfigFile, Environment};
 
-/// The source of the choice of a store.
+/// The source from which a store was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChoiceSource {
-    /// The URL that was given.
+    /// The URL that the operator gave.
     Url,
-    /// The environment.
+    /// Environment variables.
     Environment,
-    /// A file of the CNI configuration, or the one that Calico's operators use.
+    /// A file of the CNI configuration, or `calicoctl.cfg`.
     File(PathBuf),
-    /// Nothing: it is the default.
+    /// Nothing is configured; this is the default store.
     Default,
 }
 
@@ -33,38 +33,43 @@ impl fmt::Display for ChoiceSource {
     }
 }
 
-/// The store to work on.
+/// A chosen store, and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenStore {
-    /// The store.
+    /// The store's location.
     pub location: Location,
-    /// The source of the choice; worth a line unless it is [`ChoiceSource::Url`].
+    /// The source of the choice. Print it unless it is [`ChoiceSource::Url`].
     pub source: ChoiceSource,
-    /// Configuration that could not be read and might have named another store, a sentence each.
+    /// One sentence for each configuration file that could not be read and might have named another store.
     pub unreadable: Vec<String>,
 }
 
 impl ChosenStore {
-    /// The store when nothing is configured at all.
+    /// The store to use if nothing is configured.
     fn default_of(drivers: &Drivers) -> Result<Self> {
         Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
 
-/// The store that the operator's command works on: the URL if there is one, else what the file says (all of it: then
-/// the environment is not looked at), else what the environment names (`DATASTORE_TYPE`, `DATASTORE_PATH`,
-/// `ETCD_ENDPOINTS`, ..., with or without `CALICO_`), else the one store that the CNI configuration in `conf_dir`
-/// names, else the default. The credentials for an etcd that a URL names come from the environment (`ETCD_KEY_FILE`,
-/// `ETCD_CERT_FILE`, `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`), and so is what a file of the CNI
-/// configuration leaves out.
+/// Chooses the store that the operator's command works on. The first of these that names a store decides:
 ///
-/// A `KUBECONFIG` in the environment means nothing here: operators have one for other purposes. And a file that need not be
-/// there is passed over if it is about the Kubernetes API, as long as something else names a store: a host that Calico
-/// manages has one, whatever store of ours is on it.
+/// 1. The URL.
+/// 2. The configuration file, complete: its settings are not merged with the environment.
+/// 3. The environment (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`).
+/// 4. The only store that the CNI configuration in `conf_dir` names.
+/// 5. The default store.
+///
+/// The credentials for an etcd that a URL names come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
+/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). So do the credentials that a file of the CNI configuration
+/// leaves out.
+///
+/// A `KUBECONFIG` in the environment is ignored, because operators have one for other purposes. An optional
+/// configuration file about the Kubernetes API is skipped if anything else names a store: every host that Calico
+/// manages has one, whether or not a store of Margay is on the host.
 ///
 /// # Errors
-/// [`ConfigError::SeveralStores`] if there is more than one; otherwise what is wrong with the URL, the environment or
-/// the only file.
+/// [`ConfigError::SeveralStores`] if the CNI configuration names more than one store; else the fault of the URL, of the
+/// environment or of the only file.
 pub fn for_operator(
     drivers: &Drivers,
     url: Option<&str>,
@@ -98,17 +103,17 @@ pub fn for_operator(
     if let Some(error) = passed_over.filter(|_| found.source == ChoiceSource::Default) {
         return Err(error);
     }
-    // A NetConf has no place for a password.
+    // A NetConf cannot contain a password, so the environment completes its credentials.
     let location = found.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
     Ok(ChosenStore { location, ..found })
 }
 
-/// Every store that the CNI configuration in `conf_dir` names, for work that is due on all of them; the default one if it
-/// names none, or if its only store is Calico's on the Kubernetes API. Files that cannot be read stand in `unreadable` of the
-/// first.
+/// Returns every store that the CNI configuration in `conf_dir` names, for work on all stores of the host. Returns the
+/// default store if the configuration names none, or only Calico's store on the Kubernetes API. The first result lists
+/// the unreadable files.
 ///
 /// # Errors
-/// The fault of the only file, or of an etcd's settings in the environment.
+/// The fault of the only file, or of the etcd settings in the environment.
 pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<ChosenStore>> {
     let found = scan(drivers, conf_dir);
     if found.candidates.is_empty() {
@@ -257,7 +262,7 @@ mod tests {
         let broken = folder(&[("calicoctl.cfg", "{"), ("1.conflist", SLED)]);
         assert!(matches!(choose(None, &env, broken.path()), Err(ConfigError::ConfigFileSyntax { .. })));
 
-        // About the Kubernetes API: no matter beside a store, an error alone, and if it was named.
+        // A file about the Kubernetes API is no error beside a store. Alone, or if the operator named it, it is one.
         let kubernetes = folder(&[("calicoctl.cfg", &config("{datastoreType: kubernetes}")), ("1.conflist", SLED)]);
         assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, at("sled:///a"));
         let file = kubernetes.path().join("calicoctl.cfg");
@@ -329,7 +334,7 @@ mod tests {
         assert_eq!(choose(None, &[], dir.path()).unwrap().location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
-    /// Work that is due on all stores has none to do there, and that is no error.
+    /// Work on all stores skips Calico's Kubernetes datastore without an error.
     #[test]
     fn calico_on_kubernetes_is_none_of_all_stores() {
         let all =

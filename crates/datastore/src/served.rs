@@ -1,4 +1,4 @@
-//! A store that a daemon, `margay serve`, keeps open: where its socket is, and the store behind it.
+//! The client of a store that the daemon, `margay serve`, keeps open, and the path of the daemon's socket.
 
 use std::fs;
 use std::io;
@@ -21,12 +21,12 @@ use tokio::time::{sleep, timeout};
 use wire::keys::{Request, StoreReply, TimedRequest};
 use wire::{FROZEN_TIMEOUT, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StoreIdentity, malformed, name, peer};
 
-/// The socket of the daemon of a store; `None` for a store that no daemon can have.
+/// The socket of a store's daemon; `None` if no daemon can serve the store.
 pub fn socket(location: &Location) -> Option<PathBuf> {
     instance(location).map(|name| name::socket(&name))
 }
 
-/// The name of the daemon of a store, which is also the instance of its systemd units.
+/// The name of a store's daemon, which is also the instance name of its systemd units.
 pub fn instance(location: &Location) -> Option<String> {
     match location.place() {
         StorePlace::Folder(path) => Some(name::of_folder(&canonical(path))),
@@ -40,7 +40,7 @@ pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// The way into a cluster, so that no client is served under the identity of another one.
+/// Describes a cluster's endpoints and credentials, so that no client is served with the credentials of another one.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -49,11 +49,11 @@ fn access(address: &ClusterAddress) -> String {
         Some(Pem::Inline(text)) => Some(text.clone()),
         None => None,
     };
-    // Quoted, so that no two ways read alike.
+    // Debug output quotes each part, so different parts never give equal text.
     format!("{endpoints:?} {discovery_srv:?} {user:?} {certificate:?}")
 }
 
-/// A path without symbolic links, as far as it leads somewhere.
+/// Resolves symbolic links in the part of a path that exists.
 fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let found = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
@@ -65,18 +65,18 @@ fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// True if a daemon of this store may run as this user: root, or the store's owner. A store that is not there yet has its
-/// owner in this process.
+/// Returns true if a daemon with this uid may serve the store: root, or the store's owner. The owner of a missing store
+/// is the user of this process.
 pub fn is_trusted(location: &Location, uid: u32) -> bool {
     let owner = location.path().and_then(|path| fs::metadata(path).ok()).map(|folder| folder.uid());
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
 }
 
-/// True if a daemon that says this has the store at this location, and speaks our language.
+/// Returns true if the daemon that sent this hello serves the store at this location and is of our version.
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
-            // Where the files are another engine's, the driver says so.
+            // If the folder has another engine's files, the driver reports that.
             (Some(folder), _) => {
                 let is_ours = || kv_local::engine_in(folder).is_none_or(|engine| engine == location.facts().name);
                 hello.has_store_in(folder) && is_ours()
@@ -85,14 +85,15 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
         }
 }
 
-/// How often a connection is tried again while the backlog of a busy daemon is full.
+/// Interval between attempts to connect while the backlog of a busy daemon is full.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
-/// So many connections are kept for the next call.
+/// Maximum number of idle connections kept for later calls.
 const MAX_IDLE_CONNECTIONS: usize = 16;
 
 /// A store that a daemon keeps open. Clones share their connections.
 ///
-/// A call takes a connection for itself. Dropping a call closes its connection: the daemon begins nothing for it any more.
+/// Each call uses a connection exclusively. Dropping a call closes its connection, and the daemon then starts no work
+/// for it.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     shared: Arc<DaemonConnections>,
@@ -102,18 +103,18 @@ pub struct ServedStore {
 #[derive(Debug)]
 struct DaemonConnections {
     location: Location,
-    /// The location as text.
+    /// The location as text, for errors.
     name: String,
     socket: PathBuf,
-    /// How long a call may take, once the daemon has it.
+    /// Maximum duration of a call, from when the daemon begins it.
     within: Duration,
-    /// The store that the daemon had at first.
+    /// The store that the daemon served on the first connection.
     store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
-/// Connects to the daemon of a store. `None` if there is none that has this very store: then the caller opens the store
-/// itself. `within` bounds each call.
+/// Connects to the daemon of a store. Returns `None` if no daemon serves this store; the caller then opens the store
+/// itself. `within` limits the duration of each call.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
@@ -126,7 +127,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
         }
         Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
         Ok(Err(error)) => {
-            tracing::debug!(%error, store = name, "going on without the daemon");
+            tracing::debug!(%error, store = name, "cannot use the daemon; opening the store directly");
             None
         }
         Err(_) => {
@@ -136,7 +137,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
     }
 }
 
-/// Connects, and waits while the backlog of a busy daemon is full.
+/// Connects to a socket. Retries while the backlog of a busy daemon is full.
 async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
@@ -158,38 +159,39 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
     Ok((stream, hello))
 }
 
-/// The next frame; the end of the stream is an error here.
+/// Reads the next frame. The end of the stream is an error.
 async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// True if the other end of a connection is gone.
+/// Returns true if the error means that the other end has closed the connection.
 fn is_broken_off(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// How far a call had come when it failed.
+/// A failed call, and whether the daemon had begun it.
 enum FailedCall {
-    /// The daemon has not begun.
+    /// The daemon has not begun the call.
     Before(io::Error),
-    /// The daemon has begun.
+    /// The daemon has begun the call.
     After(io::Error),
 }
 
 impl ServedStore {
-    /// The same store, for writes that release addresses: they may use what a full disk has left for that.
+    /// Returns a handle for writes that release addresses. They may use the space that is reserved for releases on a
+    /// full disk.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
     }
 
-    /// The store that the daemon had at first.
+    /// The store that the daemon served on the first connection.
     pub(crate) fn identity(&self) -> &StoreIdentity {
         &self.shared.store
     }
 
-    /// The id of the embedded store that the daemon had at first; empty for a cluster.
+    /// The id of the embedded store that the daemon served on the first connection; empty for a cluster.
     pub fn id(&self) -> &str {
         match &self.shared.store {
             StoreIdentity::Embedded { id, .. } => id,
@@ -197,10 +199,10 @@ impl ServedStore {
         }
     }
 
-    /// The oldest revision that can be read, and its time as far as it is known.
+    /// Returns the oldest readable revision, and its time if known.
     ///
     /// # Errors
-    /// Those of a read.
+    /// Any error of a read.
     pub async fn oldest(&self) -> Result<(Revision, Option<SystemTime>)> {
         match self.call(Operation::Range, Request::Oldest).await? {
             StoreReply::Oldest(revision, time) => Ok((revision, time)),
@@ -208,7 +210,7 @@ impl ServedStore {
         }
     }
 
-    /// The name of the engine: what the store itself says in the errors about a request that no store takes.
+    /// The engine's name, which the store's own errors about invalid requests show.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }
@@ -217,11 +219,11 @@ impl ServedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// A connection: one that was used before, or a new one.
+    /// Takes an idle connection or opens a new one.
     async fn link(&self, operation: Operation) -> Result<UnixStream> {
         let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         while let Some(stream) = idle() {
-            // The daemon closes connections that nothing comes on.
+            // The daemon closes connections that are idle for too long.
             if !peer::is_gone(&stream) {
                 return Ok(stream);
             }
@@ -244,14 +246,14 @@ impl ServedStore {
         }
     }
 
-    /// Sends a request and waits until the daemon begins with it.
+    /// Sends a request and waits until the daemon begins it.
     async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), FailedCall> {
         let begin = async {
             stream.write_all(&frame.to_bytes()).await.map_err(FailedCall::Before)?;
             match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
                 Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(FailedCall::Before),
                 Ok(None) => Err(FailedCall::Before(io::ErrorKind::UnexpectedEof.into())),
-                // A part of the answer has come.
+                // The read ended inside a frame, so the daemon has begun the answer.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FailedCall::After(error)),
                 Err(error) => Err(FailedCall::Before(error)),
             }
@@ -261,7 +263,7 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
-        // The daemon answers in time: the request says how long there is.
+        // The request contains the time limit, so the daemon answers in time.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
             Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),
@@ -297,12 +299,12 @@ impl ServedStore {
                 Err(FailedCall::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
-                // Whether it was carried out is not known, and it must not be carried out twice.
+                // The write may have been carried out, and must not be repeated.
                 Err(FailedCall::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
-                // The daemon has closed a connection that it took for idle, has ended, or has been started anew.
+                // The daemon closed a connection that it took for idle, has ended, or was restarted.
                 Err(FailedCall::Before(_) | FailedCall::After(_)) if attempts == 1 => {}
                 Err(FailedCall::Before(error) | FailedCall::After(error)) => {
                     return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
@@ -349,7 +351,7 @@ impl Store for ServedStore {
         match watching.item().await {
             Ok(StoreReply::Watching) => Ok(unfold(watching, ServedWatch::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
-            // It has not begun.
+            // The watch has not begun.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
                 Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
             }
@@ -366,12 +368,12 @@ impl Store for ServedStore {
     }
 }
 
-/// A watch on its way.
+/// A watch on a connection to the daemon.
 struct ServedWatch {
     store: ServedStore,
-    /// `None` once it has ended.
+    /// `None` once the watch has ended.
     stream: Option<UnixStream>,
-    /// The revision after the last one that came.
+    /// The revision after the last batch received.
     resume_from: Revision,
 }
 

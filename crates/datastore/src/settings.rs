@@ -1,7 +1,7 @@
-//! The settings that say where the datastore is, and the rules that lead from them to a store.
+//! The settings that select a store, and the rules that derive a store from them.
 //!
-//! Settings come from environment variables, looked up as Calico does, and from the file of Calico's operators, `calicoctl.cfg`, in
-//! YAML or JSON.
+//! Settings come from environment variables, looked up as Calico does, and from `calicoctl.cfg`, the configuration file
+//! of Calico's operators, in YAML or JSON.
 
 use std::fmt;
 use std::fs;
@@ -15,23 +15,24 @@ use serde::{Deserialize, Deserializer};
 /// A lookup of one environment variable by its exact name; `None` if it is not set.
 pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// The environment of this process. Bytes that are not UTF-8 become replacement characters.
+/// Reads an environment variable of this process. Bytes that are not UTF-8 become replacement characters.
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// The variable with the prefix `CALICO_`, which beats everything else. Set but empty counts as set.
+/// Returns the variable with the prefix `CALICO_`, which overrides all other settings. A variable that is set but empty
+/// counts as set.
 pub(crate) fn overriding(env: &Environment<'_>, name: &str) -> Option<String> {
     env(&format!("CALICO_{name}"))
 }
 
-/// A variable, with the prefix first; empty if neither is set.
+/// Returns the variable with the prefix `CALICO_`, else the one without; empty if neither is set.
 pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
     overriding(env, name).or_else(|| env(name)).unwrap_or_default()
 }
 
-/// The settings in the environment. Only signs that are about the datastore count: everybody who works with Kubernetes has a
-/// `KUBECONFIG`, so the caller adds that one where it matters.
+/// Reads the store settings from the environment. `KUBECONFIG` is ignored because every Kubernetes user has one; a
+/// caller for which it matters adds it.
 pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     let get = |name| variable(env, name);
     Settings {
@@ -52,19 +53,19 @@ pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     }
 }
 
-/// Where that file is if nobody says otherwise.
+/// The default path of the configuration file of Calico's operators.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
 
-/// The file that says which store is meant.
+/// The path of the operator's configuration file, and whether the file must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigFile<'a> {
-    /// This one, which has to be there.
+    /// A file that must exist.
     Given(&'a Path),
-    /// This one, if it is there.
+    /// A file that may be missing.
     IfThere(&'a Path),
 }
 
-/// As Calico's strict decoder reads it: unknown members and members that are there twice are errors.
+/// The configuration file, as Calico's strict decoder reads it: unknown and duplicate members are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename = "Document")]
 struct ConfigDocument {
@@ -103,7 +104,7 @@ struct ConfigSpec {
     etcd_cert: String,
     #[serde(rename = "etcdCACert", deserialize_with = "text")]
     etcd_ca_cert: String,
-    // The settings about the Kubernetes API as a datastore.
+    // Settings of the Kubernetes datastore. They are accepted and ignored.
     #[serde(rename = "kubeconfig")]
     _kubeconfig: Option<IgnoredAny>,
     #[serde(rename = "k8sAPIEndpoint")]
@@ -134,16 +135,17 @@ struct ConfigSpec {
     _group: Option<IgnoredAny>,
 }
 
-/// A text, of which null is as good as none.
+/// Decodes a string; null becomes the empty string.
 fn text<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
-/// The contents of a file; nothing if it need not be there and is not. Without a type it is the Kubernetes API that is
-/// meant, as for Calico, unless there are etcd settings.
+/// Reads the configuration file; `None` if it is optional and missing. As for Calico, a file without a type means the
+/// Kubernetes API, unless it has etcd settings.
 ///
 /// # Errors
-/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error repeats a value.
+/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error contains a value of the
+/// file.
 pub(crate) fn read_config_file(file: ConfigFile<'_>) -> Result<Option<Settings>> {
     let (path, may_be_absent) = match file {
         ConfigFile::Given(path) => (path, false),
@@ -189,7 +191,7 @@ fn settings_of(spec: ConfigSpec) -> Settings {
     settings
 }
 
-/// The fault, without a value: that may be a key or a password.
+/// Describes a parse error without the value, which may be a key or a password.
 fn reason(error: &serde_saphyr::Error) -> String {
     let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
     match error.without_snippet() {
@@ -199,23 +201,23 @@ fn reason(error: &serde_saphyr::Error) -> String {
     }
 }
 
-/// Calico's `datastore_type` of a cluster's etcd, which is meant wherever an endpoint is set and no type.
+/// Calico's `datastore_type` for etcd. It is the default if an etcd setting but no type is given.
 const ETCD_DATASTORE_TYPE: &str = "etcdv3";
-/// Calico's `datastore_type` of the Kubernetes API.
+/// Calico's `datastore_type` for the Kubernetes API.
 const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
-/// True if something here says which store is meant.
+/// Returns true if any setting selects a store.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
     !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
 }
 
-/// True if there is any etcd or Kubernetes setting, the type included.
+/// Returns true if there is any etcd or Kubernetes setting, including the type.
 pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
     let is_calicos = matches!(settings.datastore_type.as_str(), ETCD_DATASTORE_TYPE | KUBERNETES_DATASTORE_TYPE);
     settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
 }
 
-/// True if the type is one of a store in a folder.
+/// Returns true if the type is that of a store in a folder.
 pub(crate) fn names_embedded(drivers: &Drivers, settings: &Settings) -> bool {
     scope_of(drivers, settings) == Some(Scope::Machine)
 }
@@ -224,7 +226,7 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
     drivers.of_type(&settings.datastore_type).map(|driver| driver.facts().scope)
 }
 
-/// The location. Without a type it is an embedded store only if nothing points to a cluster.
+/// Derives the location. Without a type, the store is embedded only if no setting means a cluster.
 pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> Result<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
 }
@@ -239,19 +241,19 @@ fn driver_of(drivers: &Drivers, settings: &Settings) -> Result<&'static dyn Driv
     drivers.of_type(named).ok_or_else(|| ConfigError::UnknownType(named.to_owned()))
 }
 
-/// The fault of a file that should be a text. Its `Display` is a sentence about the file: `it is empty`.
+/// The reason why a file is not readable text. `Display` gives a sentence about the file, for example `it is empty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TextFault {
-    /// It has nothing but white space.
+    /// The file contains only white space.
     Empty,
-    /// It has nothing but zero bytes, as after a power cut.
+    /// The file contains only zero bytes, as after a power cut.
     ZeroBytes,
-    /// It begins with the byte order mark of UTF-8 or of UTF-16.
+    /// The file begins with the byte order mark of UTF-8 or UTF-16.
     ByteOrderMark,
-    /// It is compressed.
+    /// The file is compressed with gzip.
     Gzip,
-    /// It is not UTF-8.
+    /// The file is not valid UTF-8.
     NotUtf8,
 }
 
@@ -267,8 +269,8 @@ impl fmt::Display for TextFault {
     }
 }
 
-/// Returns the fault of the bytes of a file; `None` for a text in UTF-8. For a file that a parser refuses: the
-/// parser's own error would be about the first byte.
+/// Returns the fault of a file's bytes; `None` for UTF-8 text. Use this after a parser has refused the file: the
+/// parser's own error would only complain about the first byte.
 pub fn text_fault(content: &[u8]) -> Option<TextFault> {
     const BYTE_ORDER_MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
     const GZIP: &[u8] = b"\x1f\x8b";

@@ -1,4 +1,4 @@
-//! Opening etcd by location, and what bad input gets: one line that says what is wrong, in time, without a secret.
+//! Opens etcd by location. Bad input must give a one-line error in time that explains the fault and contains no secret.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -18,12 +18,12 @@ fn location(url: &str, access: Access) -> Location {
     stores::at(url).unwrap().with_access(|_| Ok::<_, ConfigError>(access)).unwrap()
 }
 
-/// The store URL of what listens at `url`.
+/// Converts a server's `http` or `https` URL into a store URL.
 fn store_url(url: &str) -> String {
     url.replace("http://", "etcd://").replace("https://", "etcd+https://")
 }
 
-/// The error of opening, which comes in time, in one line, and with no secret in it.
+/// Returns the error of opening. Checks that it arrives in time, is one line, and contains no secret.
 async fn refused(location: &Location) -> Error {
     let begun = Instant::now();
     let error = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap_err();
@@ -41,7 +41,7 @@ async fn refused_with(url: &str, access: Access, words: &[&str]) -> Error {
     error
 }
 
-/// Certificates as settings have them.
+/// Converts test certificates to the [`Pem`] of settings.
 trait AsPem {
     fn file(&self, name: &str) -> Pem;
 
@@ -74,7 +74,7 @@ async fn works(location: &Location) {
 async fn etcd_opens_with_and_without_tls() {
     let (plain, certificates) = (Etcd::start().unwrap(), Certificates::make().unwrap());
     works(&location(&store_url(&plain.url()), Access::default())).await;
-    // As with Calico, what says http:// is without TLS.
+    // As with Calico, an http:// endpoint is used without TLS even if certificates are set.
     let unused = Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     works(&location(&store_url(&plain.url()), unused)).await;
     let etcd = certificates.etcd_for_known().unwrap();
@@ -119,7 +119,7 @@ async fn etcd_certificates_are_refused_when_wrong() {
     refused_with(&url, Access::default(), &["name the one that signed it"]).await;
     let alone = || Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     refused_with(&url, alone(), &["it may want a certificate of ours"]).await;
-    // TLS where there is none, and the other way.
+    // No TLS on a server that requires it, and TLS on a server without it.
     refused_with(&url.replace("etcd+https", "etcd"), Access::default(), &["it may want TLS (https://)"]).await;
     refused_with(&store_url(&plain.url()).replace("etcd:", "etcd+https:"), alone(), &["be without TLS (http://)"])
         .await;
@@ -161,13 +161,13 @@ async fn etcd_error_when_no_server_listens() {
     refused_with("etcd+unix:///nowhere/etcd.sock", Access::default(), &["check the address"]).await;
 }
 
-/// A server that answers each connection with these bytes, then waits or hangs up.
+/// Starts a server that answers each connection with these bytes, then waits or hangs up.
 fn stranger(says: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            // The client may be gone.
+            // The client may have disconnected.
             let _ = connection.unwrap().write_all(says);
         }
     });
@@ -179,13 +179,13 @@ async fn etcd_error_when_server_is_no_etcd() {
     for says in [&b""[..], b"SSH-2.0-OpenSSH_9.2p1\r\n", b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"] {
         refused_with(&stranger(says), Access::default(), &["or be no etcd"]).await;
     }
-    // It takes the connection and says nothing.
+    // This server accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("etcd://{}", silent.local_addr().unwrap());
     refused_with(&url, Access::default(), &["or be no etcd"]).await;
 }
 
-/// A gRPC server that answers every call with this status code of HTTP and, if there is one, this message.
+/// Starts a gRPC server that answers each call with this HTTP status code and, if given, this message.
 async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -213,9 +213,9 @@ async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     format!("etcd://{address}")
 }
 
-/// The answer of an etcd of this version about itself.
+/// Encodes the status response of an etcd of this version.
 fn status(version: &str) -> Vec<u8> {
-    // Field 1, a header of which cluster and revision are 1; field 2, the version.
+    // Field 1 is a header with cluster id 1 and revision 1; field 2 is the version.
     let mut status = vec![0x0a, 4, 0x08, 1, 0x18, 1, 0x12, u8::try_from(version.len()).unwrap()];
     status.extend(version.as_bytes());
     let mut framed = vec![0, 0, 0, 0, u8::try_from(status.len()).unwrap()];

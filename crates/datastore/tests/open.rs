@@ -1,4 +1,4 @@
-//! Opening real stores by location.
+//! Opens real stores by location.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

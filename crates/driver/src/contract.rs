@@ -1,5 +1,5 @@
-//! The contract between a store and the programs, and the two drivers that need no backend: that of every engine that keeps a store in
-//! a folder, and that of a store in memory.
+//! The traits between a kind of store and the programs, and two drivers: one for every engine that keeps a store in a
+//! folder, and one for a store in memory.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -13,87 +13,88 @@ use kv_mvcc::MvccStore;
 use crate::error::{self, ConfigError};
 use crate::place::{Settings, StorePlace, absolute_path};
 
-/// A kind of store, as the programs see it. A program is made with a list of them, [`Drivers`](crate::Drivers), and knows a
-/// store by what its driver says, never by its name.
+/// A kind of store, for example etcd or redb. A program is built with a list of drivers, [`Drivers`](crate::Drivers).
+/// It decides by the driver's [facts](DriverFacts) and never by the driver's name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
     /// The facts on which the programs' decisions depend.
     fn facts(&self) -> DriverFacts;
 
-    /// The form of its URLs, for help and errors, such as `redb:///path`; a remark about them may follow after a blank.
-    /// `None` for a store that users cannot name.
+    /// The form of the URLs for help and errors, for example `redb:///path`; a remark may follow after a space. `None`
+    /// if users cannot name such a store by URL.
     fn url_form(&self) -> Option<String>;
 
-    /// The place that a URL names. `scheme` is in lower case and either the driver's name or begins with it and `+`; `rest` is
-    /// all after `://`.
+    /// Parses a URL. `scheme` is in lower case, and is the driver's name, alone or followed by `+` and a suffix; `rest`
+    /// is everything after `://`.
     ///
     /// # Errors
-    /// The fault of the URL. No error repeats what may be a secret.
+    /// The fault of the URL. No error contains text that may be a secret.
     fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<StorePlace>;
 
-    /// The place that settings name, whose type is this driver's or that leave it to this driver.
+    /// Derives the place of a store from settings whose type is this driver's, or whose missing type selected this
+    /// driver.
     ///
     /// # Errors
-    /// The fault of the settings. No error repeats what may be a secret.
+    /// The fault of the settings. No error contains text that may be a secret.
     fn place_of_settings(&self, settings: &Settings) -> error::Result<StorePlace>;
 
-    /// The URL of a place, or its description if it has none.
+    /// Returns the URL of a place, or a description if the place has no URL.
     fn url(&self, place: &StorePlace) -> String;
 
     /// Opens the store at a place.
     ///
-    /// With [`Blocking::InPlace`](kv_mvcc::Blocking) a store that is shared sends nothing yet, and `wait` is the time that
-    /// all its calls have together, beginning now; otherwise it is asked whether it is there and lets us in.
+    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), a shared store sends nothing yet, and `wait` limits the total
+    /// time of all its calls, counted from now. Otherwise this checks that the store answers and accepts the login.
     ///
     /// # Errors
-    /// `Missing` if there is none and the options make none; `Locked` if its lock was not free in time; `Unsupported` for a
-    /// place of another kind; any other of the engine's.
+    /// `Missing` if there is no store and the options create none; `Locked` if the lock was not free in time;
+    /// `Unsupported` for a place of another kind; any other error of the store.
     async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
-    /// The engine of a store in a folder, by which it is looked at without its lock, shrunk, upgraded, replaced; `None` for any
-    /// other store.
+    /// The engine of a store in a folder, for inspecting it without its lock, shrinking, upgrading and replacing it;
+    /// `None` for any other store.
     fn engine(&self) -> Option<&dyn Engine> {
         None
     }
 }
 
-/// The facts about a driver's stores.
+/// The properties of a driver's stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DriverFacts {
-    /// The name, in lower case: in URLs, reports and metrics.
+    /// The driver's name in URLs, reports and metrics, in lower case.
     pub name: &'static str,
-    /// Its `datastore_type` in configuration.
+    /// The `datastore_type` in configuration.
     pub datastore_type: &'static str,
-    /// The machines that use one store.
+    /// The machines that share one store.
     pub scope: Scope,
-    /// The number of large transactions that are worth having under way at once.
+    /// The number of large transactions that are worth sending concurrently.
     pub writes_in_flight: usize,
-    /// The most keys that a long reader reads in one opening, so that other processes get the store in between.
+    /// Maximum number of keys that a long reader reads before it lets other processes have the store.
     pub keys_in_a_turn: usize,
 }
 
 impl DriverFacts {
-    /// The facts about stores of this name and scope: 8 writes in flight, and 16,384 keys in a turn.
+    /// The facts for stores of this name and scope, with 8 writes in flight and 16,384 keys in a turn.
     pub const fn new(name: &'static str, scope: Scope) -> Self {
         Self { name, datastore_type: name, scope, writes_in_flight: 8, keys_in_a_turn: 16_384 }
     }
 
-    /// With another `datastore_type` than its name.
+    /// Sets a `datastore_type` that differs from the name.
     #[must_use]
     pub const fn with_datastore_type(mut self, datastore_type: &'static str) -> Self {
         self.datastore_type = datastore_type;
         self
     }
 
-    /// With this number of writes in flight.
+    /// Sets the number of writes in flight.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.writes_in_flight = writes;
         self
     }
 
-    /// With this bound on the keys in a turn.
+    /// Sets the maximum number of keys in a turn.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.keys_in_a_turn = keys;
@@ -101,44 +102,44 @@ impl DriverFacts {
     }
 }
 
-/// The machines that use one store.
+/// The machines that share one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// None: the store ends with the process that made it.
+    /// No other process: the store ends with the process that created it.
     Process,
-    /// One: the store is a folder, which one process at a time has open. Its nodes need not be registered.
+    /// One machine. The store is a folder that one process at a time has open. Its nodes need not be registered.
     Machine,
-    /// Many: the store is a service. A node has to be registered before it gets addresses; a write whose sender dies may still be
-    /// carried out.
+    /// Many machines. The store is a service. A node must be registered before it gets addresses. A write may be
+    /// carried out after its sender has died.
     Cluster,
 }
 
-/// An open store, as its driver hands it out.
+/// An open store, as a driver returns it.
 #[async_trait]
 pub trait Opened: Debug + Send + Sync {
-    /// The store.
+    /// The store for reads and writes.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// The store as one whose files this process has open; `None` for any other.
+    /// The embedded store whose files this process has open; `None` for any other store.
     fn embedded(&self) -> Option<&MvccStore> {
         None
     }
 
-    /// The store as a cluster's; `None` for any other.
+    /// The store's cluster operations; `None` if the store is not a cluster.
     fn cluster(&self) -> Option<Arc<dyn ClusterStore>> {
         None
     }
 
-    /// Checks that a usual commit finds room.
+    /// Checks that an ordinary commit has room.
     ///
     /// # Errors
-    /// `NoSpace` if it does not; any other error of the check.
+    /// `NoSpace` if there is no room; any other error of the check.
     async fn check_room(&self) -> Result<()>;
 
     /// Waits for calls in flight and closes the store for all holders of a handle.
     ///
     /// # Errors
-    /// The error of the engine. Everything that was acknowledged is durable all the same.
+    /// The engine's error. Every acknowledged commit is durable even then.
     async fn close(&self) -> Result<()>;
 }
 
@@ -161,66 +162,68 @@ impl Opened for MvccStore {
     }
 }
 
-/// The part of a cluster's store that is about the cluster.
+/// The operations of a store that concern its cluster.
 #[async_trait]
 pub trait ClusterStore: Debug + Send + Sync {
-    /// The cluster's id; `None` before the first answer. Nothing is sent.
+    /// The cluster's id; `None` before the first answer. Sends no request.
     fn cluster_id(&self) -> Option<u64>;
 
-    /// The report of a member about itself and its cluster; one small request.
+    /// Asks a member about itself and its cluster, with one small request.
     ///
     /// # Errors
-    /// Any error of a call.
+    /// Any error of a request.
     async fn about(&self) -> Result<ClusterDescription>;
 }
 
-/// A cluster as one of its members describes it.
+/// A cluster, as described by one of its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterDescription {
     /// The cluster's id.
     pub cluster: u64,
-    /// The endpoints through which it can be reached, those of SRV records included.
+    /// The endpoints of the cluster, including those from SRV records.
     pub endpoints: Vec<String>,
-    /// The version of the server that the member runs.
+    /// The version of the member's server.
     pub version: String,
     /// The newest revision that the member has.
     pub revision: Revision,
-    /// The bytes of the member's database file.
+    /// The size of the member's database file, in bytes.
     pub db_bytes: u64,
-    /// How many of them are in use.
+    /// The bytes of the database file that are in use.
     pub db_bytes_in_use: u64,
-    /// The bytes at which the member refuses writes; `None` if it does not say.
+    /// The database size at which the member refuses writes, in bytes; `None` if the member does not report it.
     pub db_quota_bytes: Option<u64>,
-    /// The member's complaints, such as an alarm that is raised.
+    /// The problems that the member reports, for example a raised alarm.
     pub problems: Vec<String>,
 }
 
-/// The folder of stores that no configuration gives a path.
+/// The folder of stores whose configuration gives no path.
 const DEFAULT_FOLDER: &str = "/var/lib/margay";
 
-/// The driver of an engine that keeps a store in a folder. Its URL is `NAME:///path`, its `datastore_type` is the name, and its
-/// default path is `/var/lib/margay/ipam.NAME`.
+/// The driver of an engine that keeps a store in a folder. The URL is `NAME:///path`, the `datastore_type` is the
+/// engine's name, and the default path is `/var/lib/margay/ipam.NAME`.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalDriver<E> {
     engine: E,
-    /// Without the name, which only the engine knows.
+    /// All facts except the name, which comes from the engine.
     facts: DriverFacts,
 }
 
 impl<E> LocalDriver<E> {
-    /// The driver of an engine.
+    /// Creates the driver of an engine.
     pub const fn new(engine: E) -> Self {
         Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }
 
-    /// With this number of large transactions that are worth having under way at once: one commit is made of all that wait.
+    /// Sets the number of large transactions that are worth sending concurrently: the store commits all waiting ones
+    /// together.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.facts = self.facts.with_writes_in_flight(writes);
         self
     }
 
-    /// With this bound on the keys that a long reader reads in one opening; more for an engine that takes long to open.
+    /// Sets the maximum number of keys that a long reader reads per opening. Use more for an engine that is slow to
+    /// open.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.facts = self.facts.with_keys_in_a_turn(keys);
@@ -273,10 +276,10 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     }
 }
 
-/// The driver of `memory:`, a store that is gone when it is closed: for tests, conformance and benchmarks only.
+/// The driver of `memory:`, a store that is lost when it is closed. For tests, conformance and benchmarks only.
 pub static MEMORY: MemoryDriver = MemoryDriver;
 
-/// See [`MEMORY`].
+/// The type of [`MEMORY`].
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryDriver;
 
@@ -290,7 +293,7 @@ impl Driver for MemoryDriver {
         None
     }
 
-    /// `memory:` has no `//`, and names no place.
+    /// Always fails: `memory:` has no `//`, so it is parsed elsewhere.
     fn place_of_url(&self, scheme: &str, _rest: &str) -> error::Result<StorePlace> {
         Err(ConfigError::UnknownScheme(scheme.to_owned()))
     }

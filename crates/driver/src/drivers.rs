@@ -1,4 +1,4 @@
-//! The stores that a program is made with, a [`Location`] in the care of one of their drivers, and advice that names these stores.
+//! The list of drivers that a program is built with, locations of stores, and advice that names the program's stores.
 
 use std::fmt;
 use std::fs;
@@ -9,39 +9,39 @@ use crate::contract::{Driver, DriverFacts, Scope};
 use crate::error::{ConfigError, Result};
 use crate::place::{Access, ClusterAddress, Settings, StorePlace};
 
-/// The name of the driver whose store is meant when nothing is configured at all.
+/// The name of the driver of the default store, which is used if nothing is configured.
 pub const DEFAULT_ENGINE: &str = "sled";
 
-/// The `datastore_type` that leaves it to us which engine keeps a store on this machine.
+/// The `datastore_type` for a store on this machine on the default engine.
 const LOCAL_DATASTORE_TYPE: &str = "local";
 
-/// The drivers that a program is made with, in the order in which help and errors name them. Cheap to clone.
+/// The drivers that a program is built with, in the order in which help and errors list them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Drivers(Arc<[&'static dyn Driver]>);
 
 impl Drivers {
-    /// These drivers. Their names differ.
+    /// Creates a list of drivers with distinct names.
     pub fn new(drivers: impl IntoIterator<Item = &'static dyn Driver>) -> Self {
         Self(drivers.into_iter().collect())
     }
 
-    /// These drivers, and one more.
+    /// Returns these drivers and one more.
     #[must_use]
     pub fn with(&self, driver: &'static dyn Driver) -> Self {
         Self::new(self.iter().chain([driver]))
     }
 
-    /// The drivers.
+    /// Iterates over the drivers.
     pub fn iter(&self) -> impl Iterator<Item = &'static dyn Driver> {
         self.0.iter().copied()
     }
 
-    /// The driver of this name.
+    /// The driver with this name.
     pub fn named(&self, name: &str) -> Option<&'static dyn Driver> {
         self.iter().find(|driver| driver.facts().name == name)
     }
 
-    /// The drivers of stores in folders.
+    /// Iterates over the drivers of stores in folders.
     pub fn local(&self) -> impl Iterator<Item = &'static dyn Driver> {
         self.iter().filter(|driver| driver.facts().scope == Scope::Machine)
     }
@@ -50,37 +50,38 @@ impl Drivers {
         self.local().find(|driver| driver.facts().name == name)
     }
 
-    /// The driver of a `datastore_type` that configuration may name.
+    /// The driver of a `datastore_type` in configuration.
     pub fn of_type(&self, datastore_type: &str) -> Option<&'static dyn Driver> {
         if datastore_type == LOCAL_DATASTORE_TYPE {
             return self.default_driver().ok();
         }
-        // Nothing that is configured keeps a store in memory.
+        // Configuration cannot select a store in memory.
         let named = |driver: &&dyn Driver| driver.facts().datastore_type == datastore_type;
         self.iter().filter(|driver| driver.facts().scope != Scope::Process).find(named)
     }
 
-    /// The driver of [`DEFAULT_ENGINE`], else the first of a store in a folder.
+    /// The driver named [`DEFAULT_ENGINE`], or else the first driver of stores in folders.
     ///
     /// # Errors
-    /// `UnknownType` if the program is made without any store in folders.
+    /// `UnknownType` if the program has no driver of stores in folders.
     pub fn default_driver(&self) -> Result<&'static dyn Driver> {
         let default = self.named(DEFAULT_ENGINE);
         default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL_DATASTORE_TYPE.to_owned()))
     }
 
-    /// The store that settings of this driver's type name.
+    /// Derives the location of a store from settings of this driver's type.
     ///
     /// # Errors
-    /// Every error of [`Driver::place_of_settings`].
+    /// See [`Driver::place_of_settings`].
     pub fn of_settings(&self, driver: &'static dyn Driver, settings: &Settings) -> Result<Location> {
         Ok(self.at(driver, driver.place_of_settings(settings)?))
     }
 
-    /// The store at a URL.
+    /// Parses a store URL.
     ///
     /// # Errors
-    /// An unknown scheme, and the faults that [`Driver::place_of_url`] finds. No error repeats what may be a secret.
+    /// An unknown scheme, or the fault that [`Driver::place_of_url`] finds. No error contains text that may be a
+    /// secret.
     pub fn parse(&self, url: &str) -> Result<Location> {
         let Some((scheme, rest)) = url.split_once("://") else {
             let in_memory = url.strip_suffix(':').and_then(|name| self.named(name));
@@ -97,8 +98,8 @@ impl Drivers {
         }
     }
 
-    /// The driver of the store that is in a folder: of the engine that its file `store.id` names, which may be none of these; without
-    /// that file of the engine whose files are there.
+    /// Returns the driver of the store in a folder. The file `store.id` names its engine; this program may lack the
+    /// driver of that engine. Without `store.id`, the driver whose engine's files are in the folder counts.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
         match kv_local::engine_in(folder) {
             Some(engine) => self.local_named(&engine),
@@ -106,7 +107,7 @@ impl Drivers {
         }
     }
 
-    /// The drivers whose engine has files in a folder.
+    /// Returns the drivers whose engine has files in a folder.
     pub fn with_files_in(&self, folder: &Path) -> impl Iterator<Item = &'static dyn Driver> {
         let has_files = |driver: &&dyn Driver| {
             driver.engine().is_some_and(|engine| fs::symlink_metadata(folder.join(engine.entry())).is_ok())
@@ -114,11 +115,11 @@ impl Drivers {
         self.local().filter(has_files)
     }
 
-    /// The store in a folder: of the driver whose store is there, else of the one whose name is the folder's extension, else of
-    /// the default one.
+    /// Returns the store in a folder. Its driver is the one whose store is there, or else the one that is named by the
+    /// folder's extension, or else the default one.
     ///
     /// # Errors
-    /// `UnknownType` if the program is made without any store in folders.
+    /// `UnknownType` if the program has no driver of stores in folders.
     pub fn in_folder(&self, folder: impl Into<PathBuf>) -> Result<Location> {
         let folder = folder.into();
         let is_extension = |driver: &&dyn Driver| folder.extension().is_some_and(|it| it == driver.facts().name);
@@ -127,24 +128,24 @@ impl Drivers {
         Ok(self.at_folder(driver, folder))
     }
 
-    /// The store in a folder of the driver of this name.
+    /// Returns the store in a folder, with the driver of this name.
     ///
     /// # Errors
-    /// `UnknownType` for a name that no driver of stores in folders has.
+    /// `UnknownType` if no driver of stores in folders has this name.
     pub fn of_engine(&self, name: &str, folder: impl Into<PathBuf>) -> Result<Location> {
         let driver = self.local_named(name).ok_or_else(|| ConfigError::UnknownType(name.to_owned()))?;
         Ok(self.at_folder(driver, folder))
     }
 
-    /// The store of a driver in a folder.
+    /// Returns the store in a folder, with this driver.
     pub fn at_folder(&self, driver: &'static dyn Driver, folder: impl Into<PathBuf>) -> Location {
         self.at(driver, StorePlace::Folder(folder.into()))
     }
 
-    /// The store that is meant when nothing is configured at all.
+    /// The store that is used if nothing is configured.
     ///
     /// # Errors
-    /// Every error of [`default_driver`](Self::default_driver).
+    /// See [`default_driver`](Self::default_driver).
     pub fn default_location(&self) -> Result<Location> {
         self.of_settings(self.default_driver()?, &Settings::default())
     }
@@ -154,23 +155,23 @@ impl Drivers {
         self.at(&crate::MEMORY, StorePlace::Memory)
     }
 
-    /// The `datastore_type`s that configuration can name, as in `sled, redb or etcdv3`.
+    /// Lists the `datastore_type`s that configuration can name: `sled, redb or etcdv3`.
     pub fn types(&self) -> String {
         either(self.iter().filter(|driver| driver.facts().scope != Scope::Process).map(|it| it.facts().datastore_type))
     }
 
-    /// The names of stores in folders, each between `before` and `after`, as in `sled or redb`.
+    /// Lists the names of stores in folders, each between `before` and `after`: `sled or redb`.
     pub fn local_names(&self, before: &str, after: &str) -> String {
         either(self.local().map(|driver| format!("{before}{}{after}", driver.facts().name)))
     }
 
-    /// A URL of each store, as in `sled:///path, redb:///path or etcd://host:port`.
+    /// Lists one URL form for each driver: `sled:///path, redb:///path or etcd://host:port`.
     pub fn urls(&self) -> String {
         let forms = self.iter().filter_map(Driver::url_form);
         either(forms.map(|form| form.split(' ').next().unwrap_or_default().to_owned()))
     }
 
-    /// The forms of store URLs.
+    /// Lists the URL forms with their remarks.
     pub fn url_forms(&self) -> String {
         self.iter().filter_map(Driver::url_form).collect::<Vec<_>>().join(", ")
     }
@@ -180,7 +181,7 @@ impl Drivers {
     }
 }
 
-/// The members of a list of which one is meant.
+/// Joins names with commas and a final "or".
 fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     let mut names: Vec<String> = names.map(Into::into).collect();
     match (names.pop(), names.is_empty()) {
@@ -189,7 +190,7 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     }
 }
 
-/// Where a store is: a place, and the driver that opens it. It prints as a store URL; [`Drivers::parse`] reads one.
+/// The place of a store, and the driver that opens it. `Display` gives a store URL, which [`Drivers::parse`] reads.
 #[derive(Clone)]
 pub struct Location {
     drivers: Drivers,
@@ -198,12 +199,12 @@ pub struct Location {
 }
 
 impl Location {
-    /// A place in the care of a driver, in a program with these drivers.
+    /// Creates the location of a place that `driver` opens, in a program with these drivers.
     pub(crate) fn new(drivers: Drivers, driver: &'static dyn Driver, place: StorePlace) -> Self {
         Self { drivers, driver, place }
     }
 
-    /// The driver.
+    /// The driver that opens the store.
     pub fn driver(&self) -> &'static dyn Driver {
         self.driver
     }
@@ -218,12 +219,12 @@ impl Location {
         self.driver.facts()
     }
 
-    /// The place.
+    /// The place of the store.
     pub fn place(&self) -> &StorePlace {
         &self.place
     }
 
-    /// The folder of a store of one machine; `None` for the others.
+    /// The folder of a store on this machine; `None` for other stores.
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
             StorePlace::Folder(path) => Some(path),
@@ -231,7 +232,7 @@ impl Location {
         }
     }
 
-    /// The address of a cluster; `None` for the others.
+    /// The address of a cluster; `None` for other stores.
     pub fn cluster(&self) -> Option<&ClusterAddress> {
         match &self.place {
             StorePlace::Cluster(address) => Some(address),
@@ -239,19 +240,19 @@ impl Location {
         }
     }
 
-    /// True if many machines share the store: see [`Scope::Cluster`].
+    /// Returns true if many machines share the store (see [`Scope::Cluster`]).
     pub fn is_shared(&self) -> bool {
         self.facts().scope == Scope::Cluster
     }
 
-    /// Another folder in the care of the same driver.
+    /// Returns the location of another folder with the same driver.
     #[must_use]
     pub fn moved_to(&self, path: impl Into<PathBuf>) -> Self {
         Self { place: StorePlace::Folder(path.into()), ..self.clone() }
     }
 
-    /// The location with the credentials of its cluster replaced by what `change` makes of them. A location that is no cluster
-    /// stays as it is.
+    /// Returns the location with its cluster's credentials replaced by the result of `change`. Does not change a
+    /// location that is not a cluster.
     ///
     /// # Errors
     /// The error of `change`.
@@ -265,7 +266,8 @@ impl Location {
         Ok(Self { place, ..self })
     }
 
-    /// Its address, the same in whatever order the members of a cluster are named: a key for files about the store.
+    /// Returns the store's address with the cluster's endpoints sorted and deduplicated. Use it as a key for files
+    /// about the store.
     pub fn in_order(&self) -> String {
         match &self.place {
             StorePlace::Cluster(address) => self.driver.url(&StorePlace::Cluster(address.in_order())),
@@ -273,7 +275,7 @@ impl Location {
         }
     }
 
-    /// True if both are the same store, however it is reached.
+    /// Returns true if both locations are one store, whatever credentials they have.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {
@@ -306,7 +308,7 @@ impl fmt::Display for Location {
 }
 
 impl Drivers {
-    /// The advice to a user whose configuration leads to no store of these drivers: one or two sentences.
+    /// Returns advice for a user whose configuration leads to no store: one or two sentences.
     pub fn advice(&self, error: &ConfigError) -> String {
         match error {
             ConfigError::UnknownType(_) => format!("set datastore_type to {}", self.types()),

@@ -2,8 +2,9 @@
 //!
 //! # Inside
 //!
-//! [`Driver`] is the trait, [`LocalDriver`] implements it for every [`kv_local::Engine`], and [`MEMORY`] for a store in
-//! memory. [`Drivers`] is the list that a program is made with. A [`Location`] is a place in the care of a driver of such a list.
+//! [`Driver`] is the trait. [`LocalDriver`] implements it for every [`kv_local::Engine`], and [`MEMORY`] for a store in
+//! memory. [`Drivers`] is the list that a program is built with. A [`Location`] is the place of a store and its driver
+//! from such a list.
 
 mod contract;
 mod drivers;

@@ -1,27 +1,27 @@
-//! A place where a store is: the address of a cluster and the credentials for it, or a path; and the settings from which a driver reads
-//! it.
+//! The place of a store: the address of a cluster with its credentials, or a path. Also the settings from which a
+//! driver derives a place.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::{ConfigError, Result};
 
-/// A place where a store is.
+/// The place of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StorePlace {
     /// The memory of this process.
     Memory,
-    /// A folder of this machine.
+    /// A folder on this machine.
     Folder(PathBuf),
-    /// A cluster that serves many machines.
+    /// A cluster that many machines share.
     Cluster(ClusterAddress),
 }
 
-/// How to reach a cluster: endpoints, or a domain to look them up in; exactly one of the two is not empty.
+/// The address of a cluster: either endpoints or a domain with SRV records, never both and never neither.
 ///
-/// Secrets are in `access` alone, which neither [`url`](Self::url) nor `Debug` shows: an endpoint with a user or a password in it
-/// is never taken.
+/// Only `access` contains secrets, and neither [`url`](Self::url) nor `Debug` shows it. An endpoint that contains a
+/// user or a password is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterAddress {
     /// The members, as `http://host:port`, `https://host:port` or `unix:///path`.
@@ -33,10 +33,11 @@ pub struct ClusterAddress {
 }
 
 impl ClusterAddress {
-    /// The address in a URL: `NAME://host:port[,host:port]`, with TLS `NAME+https://`, over a unix socket `NAME+unix:///path`.
+    /// Parses the address in a URL: `NAME://host:port[,host:port]`, `NAME+https://` for TLS, or `NAME+unix:///path` for
+    /// a unix socket.
     ///
     /// # Errors
-    /// The fault of the URL. No error repeats what may be a secret.
+    /// The fault of the URL. No error contains text that may be a secret.
     pub fn of_url(driver: &str, scheme: &str, rest: &str) -> Result<Self> {
         let endpoints = match scheme.strip_prefix(driver) {
             Some("") => members(rest, "http://")?,
@@ -47,7 +48,7 @@ impl ClusterAddress {
         Ok(Self { endpoints, ..Self::default() })
     }
 
-    /// The address in settings: Calico's, about etcd.
+    /// Derives the address from Calico's settings for etcd.
     ///
     /// # Errors
     /// The fault of the settings.
@@ -63,13 +64,13 @@ impl ClusterAddress {
         Ok(Self { endpoints, discovery_srv, access: settings.access()? })
     }
 
-    /// True if it says of each member that it is without TLS.
+    /// Returns true if the address explicitly uses no TLS for any member.
     pub fn all_without_tls(&self) -> bool {
         let without = |endpoint: &String| endpoint.starts_with("http://") || endpoint.starts_with("unix:");
         self.discovery_srv.is_empty() && self.endpoints.iter().all(without)
     }
 
-    /// With its members in order, each once.
+    /// Returns the address with its endpoints sorted and deduplicated.
     #[must_use]
     pub fn in_order(&self) -> Self {
         let mut ordered = self.clone();
@@ -78,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// The URL, which begins with the driver's name. An SRV domain, and a list that mixes plain text and TLS, have no URL and are
-    /// described instead.
+    /// Returns the URL, which begins with the driver's name. An SRV domain, or a list that mixes plain text and TLS,
+    /// has no URL and is described instead.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);
@@ -98,7 +99,7 @@ impl ClusterAddress {
     }
 }
 
-/// The members that a URL names.
+/// Returns the endpoints of a URL's members.
 fn members(rest: &str, scheme: &str) -> Result<Vec<String>> {
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let hosts = endpoints(rest)?;
@@ -108,8 +109,8 @@ fn members(rest: &str, scheme: &str) -> Result<Vec<String>> {
     Ok(hosts.into_iter().map(|host| format!("{scheme}{host}")).collect())
 }
 
-/// A comma list of endpoints, as it stands in `etcd_endpoints` and `ETCD_ENDPOINTS`, with their schemes in lower case; never
-/// empty.
+/// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and puts their schemes in
+/// lower case. The result is never empty.
 fn endpoints(list: &str) -> Result<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
@@ -126,19 +127,19 @@ fn with_lower_scheme(endpoint: &str) -> String {
     }
 }
 
-/// The credentials for an etcd. `Debug` shows no secret.
+/// The credentials for a cluster. `Debug` shows no secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The authority that signed the servers' certificates; those that the system trusts if unset.
+    /// The CA that signed the servers' certificates; the system's CAs if unset.
     pub authority: Option<Pem>,
-    /// A certificate of our own and its key, for servers that want one.
+    /// The client certificate and its key, for servers that require one.
     pub identity: Option<ClientCertificate>,
-    /// A user and a password, for servers that want them.
+    /// The user and password, for servers that require them.
     pub login: Option<Login>,
 }
 
 impl Access {
-    /// This, and from `other` what is missing here.
+    /// Fills in from `other` whatever is missing here.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -148,32 +149,32 @@ impl Access {
         }
     }
 
-    /// True if something here is about TLS.
+    /// Returns true if any TLS setting is present.
     pub fn names_certificates(&self) -> bool {
         self.authority.is_some() || self.identity.is_some()
     }
 }
 
-/// A certificate of our own.
+/// A client certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// The certificate, and those between it and the authority.
+    /// The certificate, and any intermediate certificates.
     pub certificate: Pem,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: Pem,
 }
 
-/// Something in PEM form.
+/// A certificate or key in PEM form.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// In this file.
+    /// The path of a PEM file.
     File(PathBuf),
-    /// This text itself.
+    /// The PEM text.
     Inline(String),
 }
 
 impl fmt::Debug for Pem {
-    /// Where it is, never what it says.
+    /// Shows the file's path, but never PEM text, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
@@ -182,45 +183,45 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// The user who logs in.
+/// A user and password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     /// The user's name.
     pub user: String,
-    /// The password.
+    /// The user's password.
     pub password: String,
 }
 
 impl fmt::Debug for Login {
-    /// The user, never the password.
+    /// Shows the user, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// The settings about a store, wherever they came from: Calico's, and the path of a store in a folder. Empty means not set.
-/// `Debug` shows none of them, since some are secrets.
+/// The settings that select a store, from any source: Calico's settings, and the path of a store in a folder. Empty
+/// means not set. `Debug` shows the type only, since others are secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// `datastore_type`.
     pub datastore_type: String,
-    /// The folder of a store of this machine.
+    /// The folder of a store on this machine.
     pub path: String,
-    /// A comma list of endpoints.
+    /// Endpoints of etcd, separated by commas.
     pub etcd_endpoints: String,
     /// A domain whose SRV records name the endpoints.
     pub etcd_discovery_srv: String,
-    /// The files of certificates and keys.
+    /// The paths of certificate and key files.
     pub etcd_files: EtcdFiles,
-    /// Certificates and keys in PEM form; only a file has a place for it.
+    /// Certificates and keys as PEM text. Only `calicoctl.cfg` has settings for it.
     pub etcd_inline: EtcdFiles,
-    /// The user who logs in.
+    /// The name of the etcd user.
     pub etcd_username: String,
-    /// The password.
+    /// The password of the etcd user.
     pub etcd_password: String,
-    /// Whether there is a sign of Kubernetes.
+    /// Whether any setting indicates Kubernetes.
     pub orchestrator: Orchestrator,
-    /// The name of the setting that the path is from.
+    /// The name of the setting that gave `path`, for errors.
     pub path_setting: &'static str,
 }
 
@@ -230,14 +231,14 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// Certificates and keys: their files, or their contents.
+/// Certificates and a key, as paths or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
-    /// The key.
+    /// The private key.
     pub key: String,
-    /// The certificate.
+    /// The client certificate.
     pub certificate: String,
-    /// The authority that signed the servers' certificates.
+    /// The CA that signed the servers' certificates.
     pub authority: String,
 }
 
@@ -247,14 +248,14 @@ impl fmt::Debug for EtcdFiles {
     }
 }
 
-/// Whether there is a sign of Kubernetes (a kubeconfig, the address of an API server), so that a store on this machine would be
-/// the wrong answer to missing endpoints.
+/// Whether any setting indicates Kubernetes (a kubeconfig, the address of an API server). If so, missing endpoints are
+/// an error and must not select a store on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
-    /// None.
+    /// No setting indicates Kubernetes.
     #[default]
     Absent,
-    /// There is one.
+    /// A setting indicates Kubernetes.
     Kubernetes,
 }
 
@@ -265,7 +266,7 @@ impl EtcdFiles {
 }
 
 impl Settings {
-    /// True if an endpoint, a certificate or a sign of Kubernetes is set.
+    /// Returns true if an endpoint, a certificate or a sign of Kubernetes is set.
     pub fn has_cluster_setting(&self) -> bool {
         let etcd = [&self.etcd_endpoints, &self.etcd_discovery_srv].into_iter().any(|setting| !setting.is_empty());
         self.orchestrator == Orchestrator::Kubernetes
@@ -274,11 +275,11 @@ impl Settings {
             || !self.etcd_inline.is_empty()
     }
 
-    /// The credentials for a cluster. As with Calico, a user without a password counts as none, and so does a password without
-    /// a user.
+    /// Returns the credentials for a cluster. Like Calico, ignores a user without a password and a password without a
+    /// user.
     ///
     /// # Errors
-    /// A certificate without its key, a key without its certificate, text beside files.
+    /// A certificate without its key, a key without its certificate, or inline text beside files.
     pub fn access(&self) -> Result<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {
@@ -308,10 +309,10 @@ impl Settings {
     }
 }
 
-/// The path in a URL, taken as it stands, without percent-decoding.
+/// Parses the path in a URL. The path is used literally, without percent-decoding.
 ///
 /// # Errors
-/// A path that is not absolute, more than a path, a user or password.
+/// A path that is not absolute, text after the path, or a user or password.
 pub(crate) fn absolute_path(scheme: &str, rest: &str) -> Result<PathBuf> {
     if rest.contains('@') && !rest.starts_with('/') {
         return Err(ConfigError::SecretInAddress);

@@ -1,4 +1,4 @@
-//! The errors of a store's folder: what is wrong, where, and what to do about it.
+//! The errors of opening a store's folder. Each states the fault, the path, and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use kv::{Error, ErrorKind, Operation, Revision};
 
 use super::queue;
 
-/// Which store it is, in errors.
+/// The name of a store in errors.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreLabel {
-    /// Its URL, such as `redb:///var/lib/margay/ipam.redb`.
+    /// The store's URL, for example `redb:///var/lib/margay/ipam.redb`.
     pub(crate) store: String,
-    /// Its folder, absolute.
+    /// The absolute path of the store's folder.
     pub(crate) folder: PathBuf,
 }
 
 impl StoreLabel {
-    /// An error of the operating system at `path`.
+    /// Converts an error of the operating system at `path`.
     pub(crate) fn io(&self, path: &Path, error: io::Error) -> Error {
         use io::ErrorKind as Io;
         let name = path.display();
@@ -40,17 +40,17 @@ impl StoreLabel {
         self.error(kind, detail).with_source(error)
     }
 
-    /// There is no store, and nobody asked to make one.
+    /// The error if there is no store and the options do not create one.
     pub(crate) fn missing(&self) -> Error {
         self.error(ErrorKind::Missing, format!("nothing in {}", self.folder.display()))
     }
 
-    /// The store is damaged.
+    /// The error if the store is damaged.
     pub(crate) fn damaged(&self, what: &str) -> Error {
         self.error(ErrorKind::Corrupt, self.advice(what))
     }
 
-    /// The store has lost its newest revisions.
+    /// The error if the store has lost its newest revisions.
     pub(crate) fn regressed(&self, newest: Revision, seen: u64) -> Error {
         let folder = self.folder.display();
         let detail = format!(
@@ -60,7 +60,7 @@ impl StoreLabel {
         self.error(ErrorKind::RevisionRegressed, detail)
     }
 
-    /// The same error, with advice if it tells of damage or a full disk and has none yet.
+    /// Adds advice to an error about damage or a full disk that has no detail yet.
     pub(crate) fn advise(&self, error: Error) -> Error {
         match error.kind() {
             _ if error.detail().is_some() => error,
@@ -75,12 +75,12 @@ impl StoreLabel {
         format!("{what}; restore {folder} from a backup, or move it away to start with an empty store")
     }
 
-    /// The folder holds the store of another engine.
+    /// The error if the folder contains the store of another engine.
     pub(crate) fn other_engine(&self, engine: &str) -> Error {
         self.error(ErrorKind::Unsupported, store_of(&self.folder, engine))
     }
 
-    /// The folder is on a file system that other machines may have mounted, too.
+    /// The error if the folder is on a file system that other machines may have mounted too.
     pub(crate) fn shared_file_system(&self, name: &str) -> Error {
         let detail = format!(
             "{} is on {name}, where the locks that keep processes apart cannot be trusted: give a path on a disk of this \
@@ -90,7 +90,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// The folder holds something else.
+    /// The error if the folder contains files that are not a store's.
     pub(crate) fn foreign_folder(&self, found: &str) -> Error {
         let detail = format!(
             "{} holds {found} and no store: give a folder that does not exist yet, or an empty one",
@@ -99,7 +99,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// The lock was not free in time.
+    /// The error if the lock was not free in time.
     pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
         let who = match queue::find_holder(queue) {
             Some(process) => format!("process {process} has it"),
@@ -109,18 +109,18 @@ impl StoreLabel {
         self.error(ErrorKind::Locked, detail)
     }
 
-    /// An error on opening.
+    /// Creates an error of opening the store.
     pub(crate) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }
 }
 
-/// The detail of an error about a folder with the store of another engine.
+/// The detail of an error about a folder that contains another engine's store.
 pub fn store_of(folder: &Path, engine: &str) -> String {
     format!("{} holds a {engine} store: set datastore_type to {engine}", folder.display())
 }
 
-/// There only where SELinux is on.
+/// A folder that exists only if SELinux is enabled.
 const SELINUX_FOLDER: &str = "/sys/fs/selinux";
 
 fn no_permission(path: &Path, folder: &Path, selinux: bool) -> String {

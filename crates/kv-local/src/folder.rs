@@ -1,8 +1,9 @@
-//! Folders and files that are there after a power loss, and that only their owner can read; and the file systems on which a store
-//! can be: those of this machine.
+//! Creates folders and files that survive a power loss and that only their owner can read. Also detects file systems
+//! that a store must not be on, because several machines share them.
 //!
-//! The queue in front of a store is made of file locks. File systems that several machines share keep such locks for each
-//! machine, or lose them with a connection, and some do so without a word. Two processes would then have the store at once.
+//! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
+//! machine, or lose them with a connection, in some cases silently. Two processes could then have the store open at the
+//! same time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -13,14 +14,14 @@ use nix::sys::stat::{major, minor};
 use nix::sys::statfs::statfs;
 use rustix::fs::{Access, Dir, Mode, OFlags, access, openat};
 
-/// Of a store's files.
+/// The mode of a store's files.
 const FILE_MODE: u32 = 0o600;
-/// Of a store's folders.
+/// The mode of a store's folders.
 pub(crate) const FOLDER_MODE: u32 = 0o700;
-/// Of the folders above it that had to be made.
+/// The mode of created folders above the store's folder.
 const PARENT_MODE: u32 = 0o755;
 
-/// Makes a store's folder and what is missing above it. A folder that is there stays as it is.
+/// Creates a store's folder and the missing folders above it. An existing folder is not changed.
 pub(crate) fn create(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -31,7 +32,8 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails where [`create`] would, as far as is known without making anything; with the path that is in the way.
+/// Fails if [`create`] would fail for a reason that can be found without creating anything. Returns the path with the
+/// error.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
@@ -52,9 +54,9 @@ fn create_parents(path: &Path) -> io::Result<()> {
 
 fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Also if the umask removed rights.
+        // Set the mode again in case the umask removed bits.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // Somebody else was quicker; but a file is no folder.
+        // Another process created the folder first. (A file at this path is still an error.)
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -65,7 +67,7 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// The folder that a path is in; the current one for a bare name.
+/// Returns the folder that contains a path; the current folder for a bare name.
 fn parent(path: &Path) -> Option<&Path> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
@@ -73,12 +75,12 @@ fn parent(path: &Path) -> Option<&Path> {
     }
 }
 
-/// Makes a folder's list of names durable.
+/// Syncs a folder, so that the names in it are durable.
 pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Makes the names of a folder, and of those above it on its file system, durable, as far as one may.
+/// Syncs the folders above `path` on its file system that this user may read, so that their names are durable.
 pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     let device = fs::metadata(path)?.dev();
     for above in path.ancestors().skip(1) {
@@ -86,7 +88,7 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
             break;
         }
         match sync(above) {
-            // A folder that this user may not even read was made by somebody else.
+            // Another user made this folder, since this user cannot even read it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             result => result?,
         }
@@ -94,14 +96,14 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file for reading and writing, and makes it if it is not there.
+/// Opens a file for reading and writing, and creates it if it is missing.
 pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
     let file = options().create(true).truncate(false).open(path)?;
     restrict(path, FILE_MODE)?;
     Ok(file)
 }
 
-/// Opens a file that is there for reading and writing.
+/// Opens an existing file for reading and writing.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     options().open(path)
 }
@@ -112,7 +114,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Writes a small file so that after a crash it is there in full or not at all.
+/// Writes a small file atomically: after a crash the old or the new content is there in full.
 pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = options().create(true).truncate(true).open(&draft)?;
@@ -126,7 +128,7 @@ pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     }
 }
 
-/// Gives everything in and below `path` the mode of a store's files and folders.
+/// Sets the mode of everything in and below `path` to that of a store's files and folders.
 pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.is_dir() {
         return restrict(path, FILE_MODE);
@@ -134,7 +136,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     restrict(path, FOLDER_MODE)?;
     for entry in fs::read_dir(path)? {
         match restrict_all(&entry?.path()) {
-            // An engine may clear away a file of its own meanwhile.
+            // The engine may remove a file of its own meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -142,7 +144,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the names and contents of everything in and below `path` durable.
+/// Syncs everything in and below `path`, names and contents.
 pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
@@ -152,7 +154,7 @@ pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     sync(path)
 }
 
-/// Sets a mode if it is another one. Only its owner and root can.
+/// Changes the mode of a path if it differs. Only the owner and root can do this.
 pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     if fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         return Ok(());
@@ -160,10 +162,10 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Gives what root has made in a store's folder to the owner of the folder, who could not use the store otherwise.
+/// Gives everything that root created in a store's folder to the folder's owner, who otherwise could not use the store.
 ///
-/// The owner may put anything into the folder meanwhile. So only plain files without another name are given away, and no link
-/// is followed.
+/// The owner may put anything into the folder meanwhile. So this follows no links, and gives away only plain files with
+/// a single name.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(());
@@ -181,7 +183,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // A link, or a file that an engine has cleared away.
+        // Skip links, and files that the engine has removed.
         let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
         let file = File::from(file);
         let found = file.metadata()?;
@@ -195,7 +197,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file or a folder with all that is in it, if it is there.
+/// Removes a file, or a folder with its content. Succeeds if there is neither.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let result = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -208,7 +210,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// File systems that machines share, by the number that the kernel gives each kind (`f_type` in statfs(2)).
+/// File systems that several machines share, by the kernel's number for the type (`f_type` in statfs(2)).
 const SHARED_KINDS: [(u32, &str); 19] = [
     (0x6969, "NFS"),
     (0x0102_1997, "9p"),
@@ -231,10 +233,10 @@ const SHARED_KINDS: [(u32, &str); 19] = [
     (0xbacb_acbc, "a shared folder of VMware"),
 ];
 
-/// Programs in user space make file systems of this kind, local ones and others; only their names tell.
+/// The type of FUSE file systems. Only their names show whether they are local.
 const FUSE_KIND: u32 = 0x6573_5546;
 
-/// Those of them that machines share. Others, such as fuse-overlayfs and virtiofs, are taken for local.
+/// FUSE file systems that several machines share. Others, for example fuse-overlayfs and virtiofs, count as local.
 const SHARED_FUSE: [&str; 16] = [
     "sshfs",
     "glusterfs",
@@ -254,7 +256,8 @@ const SHARED_FUSE: [&str; 16] = [
     "smbnetfs",
 ];
 
-/// The name of the file system that `path` is on, if machines share it; `None` also if the kind is unknown.
+/// Returns the name of the file system that `path` is on if several machines share it; `None` also if its type is
+/// unknown.
 ///
 /// # Errors
 /// `NotFound` if there is nothing at `path`.
@@ -279,7 +282,7 @@ fn shared_fuse(path: &Path) -> Option<String> {
     fuse_type(&mounts, &format!("{}:{}", major(device), minor(device))).filter(|name| is_shared_fuse(name))
 }
 
-/// The type of the file system on a device, from lines such as
+/// Returns the type of the file system on a device, from lines such as
 /// `36 35 0:42 / /mnt rw,noatime master:1 - fuse.sshfs host:/folder rw`.
 fn fuse_type(mounts: &str, device: &str) -> Option<String> {
     mounts.lines().find_map(|line| {

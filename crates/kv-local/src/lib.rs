@@ -2,17 +2,18 @@
 //!
 //! # Inside
 //!
-//! All engines that keep a store on disk share the folder, the queue in front of it, and its identity.
+//! This crate provides the parts that all engines on disk share: the folder, the queue in front of it, and the store's
+//! identity.
 //!
-//! A store is a folder, private to its owner:
+//! A store is a folder that only its owner can read:
 //!
 //! ```text
 //! queue      the lock file: one process at a time, first come first served (never unlinked)
-//! head       the newest revision, to notice an engine that comes back with less
+//! head       the newest revision, to detect an engine that has lost commits
 //! journal    the newest commits, which the engine does not have yet (only in front of some engines)
-//! store.id   engine, layout and id; written last, so it tells a damaged store from a new one
-//! creating   there only while the store is being made
-//! ballast    room on the disk that only a release may use
+//! store.id   engine, layout and id; written last, so it distinguishes a damaged store from a new one
+//! creating   exists only while the store is being created
+//! ballast    disk space that only a release may use
 //! ...        the engine's own file or folder
 //! ```
 

@@ -1,11 +1,11 @@
-//! Work on a store as a whole: the facts about it that need no lock, shrinking it, raising its format, and putting it in the place of
-//! another one.
+//! Operations on a whole store: inspecting it without the lock, shrinking it, upgrading its format, and replacing it
+//! with another store.
 //!
-//! A look needs no lock, so it works also while another process has the lock, or hangs with it.
+//! [`peek`] needs no lock, so it works even while another process has the lock or hangs with it.
 //!
-//! A store takes the place of another, or of none, in one step: the new store is built in a folder beside, `PATH.restoring`, that no
-//! program takes for a store, and gets its name when it is complete. A process that is killed before leaves that folder, and the
-//! next one clears it away.
+//! A replacement appears in one step. The new store is built in a folder beside the old one, `PATH.restoring`, which no
+//! program takes for a store. The folder is renamed when the new store is complete. A process that is killed earlier
+//! leaves `PATH.restoring`, and the next one removes it.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -27,40 +27,40 @@ use super::queue::{self, StoreLock};
 use super::revision_file;
 use super::store_folder::{FolderContents, IDENTITY_FILE, Identity, QUEUE_FILE, REVISION_FILE, StoreFolder, is_known};
 
-/// A look at a store from outside.
+/// The facts about a store that need neither its lock nor opening it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StorePeek {
     /// The engine that `store.id` names; `None` if that file is missing or cannot be read.
     pub engine: Option<String>,
-    /// The layout of the folder, if this program does not know it. The format of the rows is another number, which only opening the
-    /// store tells.
+    /// The layout of the folder, if this program does not support it. The format of the rows is a different number,
+    /// which is only known after opening the store.
     pub unknown_layout: Option<u32>,
-    /// The store's id; `None` also in a layout that is not known.
+    /// The store's id; `None` if `store.id` is missing or damaged, or its layout is unknown and has no id.
     pub id: Option<Uuid>,
-    /// The bytes of all files in the folder.
+    /// The total size of all files in the folder, in bytes.
     pub bytes: u64,
     /// The lock holder.
     pub holder: LockHolder,
-    /// How many wait for it.
+    /// The number of processes that wait for the lock.
     pub waiting: usize,
 }
 
 /// The lock holder of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockHolder {
-    /// Nobody.
+    /// No process has the lock.
     Nobody,
-    /// This process, as `12345 (margay-ipam)`.
+    /// The process that has the lock, for example `12345 (margay-ipam)`.
     Process(String),
-    /// A process that cannot be seen: another user's, which only root sees, or one that has just ended.
+    /// The holder is hidden: another user's process, which only root sees, or one that has just ended.
     Unseen,
 }
 
-/// Looks at the store of `engine` in the folder `path`. Nothing is opened for writing, and nobody is waited for.
+/// Inspects the store of `engine` in the folder `path`. Opens no file for writing and waits for no lock.
 ///
 /// # Errors
-/// `Missing`; `Io`.
+/// `Missing` if there is no store; `Io`.
 pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     let folder = StoreFolder::new(engine, path);
     if !folder.exists(QUEUE_FILE)? && !folder.exists(IDENTITY_FILE)? && !folder.exists(folder.entry)? {
@@ -87,8 +87,8 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     })
 }
 
-/// How many processes wait for the lock of the store of `engine` in the folder `path`. For a lock holder with long
-/// work: it releases the lock while another process waits. Costs some microseconds.
+/// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A lock holder
+/// with long work calls this to release the lock when another process waits. Costs some microseconds.
 ///
 /// # Errors
 /// `Io`.
@@ -97,30 +97,30 @@ pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
     Ok(folder.io(QUEUE_FILE, tickets(&folder.path(QUEUE_FILE)))?.saturating_sub(1))
 }
 
-/// The queue of a store, for a process that looks at it again and again. The file is opened once.
+/// The queue file of a store, kept open for a process that polls it.
 #[derive(Debug)]
 pub struct QueueFile {
     queue: File,
 }
 
 impl QueueFile {
-    /// The queue of the store of `engine` in the folder `path`, as it is there now.
+    /// Opens the queue file that is now in the folder `path`.
     ///
     /// # Errors
-    /// `Missing`; `Io`.
+    /// `Missing` if there is no store; `Io`.
     pub fn open(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let folder = StoreFolder::new(engine, path);
         Ok(Self { queue: folder.io(QUEUE_FILE, File::open(folder.path(QUEUE_FILE)))? })
     }
 
-    /// How many processes have the lock or wait for it. An error of the system counts as none.
+    /// Returns the number of processes that have the lock or wait for it; 0 if the system reports an error.
     pub fn count(&self) -> usize {
         queue::tickets(&self.queue).map_or(0, |tickets| tickets.len())
     }
 }
 
-/// The newest revision of the store of `engine` in the folder `path`, without the lock: for a process that looks again and
-/// again whether there is anything new. `None` if the store does not tell from outside; then only opening it does.
+/// Reads the newest revision of the store of `engine` in the folder `path` without the lock, for a process that polls
+/// for changes. Returns `None` if no file records the revision; then only opening the store shows it.
 ///
 /// # Errors
 /// `Io`.
@@ -133,7 +133,7 @@ pub fn newest(engine: &dyn Engine, path: &Path) -> Result<Option<Revision>> {
     }
 }
 
-/// How many tickets are drawn in a queue.
+/// Counts the tickets in a queue.
 fn tickets(queue: &Path) -> io::Result<usize> {
     match File::open(queue) {
         Ok(file) => Ok(queue::tickets(&file)?.len()),
@@ -142,7 +142,7 @@ fn tickets(queue: &Path) -> io::Result<usize> {
     }
 }
 
-/// The bytes of all files in and below a folder. A file that goes away meanwhile does not count.
+/// Adds up the sizes of all files in and below a folder, in bytes. A file that is removed meanwhile does not count.
 fn size(path: &Path) -> io::Result<u64> {
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
     match fs::symlink_metadata(path) {
@@ -165,13 +165,14 @@ fn size(path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// The least room that a new store needs on its disk, in bytes, besides a journal. The ballast may be missing.
+/// Free disk space that a new store needs besides a journal, in bytes. The ballast may be missing.
 const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 
-/// Waits for the store lock and makes the files of the store of `engine` in the folder `path` as small as the engine can.
+/// Waits for the store lock and makes the files of the store of `engine` in the folder `path` as small as the engine
+/// can.
 ///
 /// # Errors
-/// Those of [`open_blocking`]; nothing is lost then.
+/// See [`open_blocking`]. Nothing is lost on an error.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
@@ -181,7 +182,7 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == CommitLog::Journal {
-        // Records that only the journal has remove rows from the engine, too.
+        // The journal may contain records that remove rows from the engine, so apply it first.
         let revision_file = Arc::new(folder.open_revision_file()?);
         let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
         let table = journaled(&folder, revision_file, table)?;
@@ -190,31 +191,30 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     caught(&folder.label, Operation::Compact, || engine.shrink(&entry, &folder.label.store))
 }
 
-/// Fails where a store of `engine` could not be made in the folder `path`, as far as is known without making anything:
-/// there is no permission, a file is in the way, what is in the folder is somebody else's, or the disk is full.
+/// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. Fails if
+/// permission is missing, a file is in the path, the folder contains another program's files, or the disk is full.
 ///
 /// # Errors
-/// Those with which making it would fail.
+/// The error that creating the store would give.
 pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
     let log_bytes = if engine.log() == CommitLog::Journal { JOURNAL_BYTES } else { 0 };
     StoreFolder::new(engine, path).check_creatable(MIN_FREE_DISK_BYTES + log_bytes)
 }
 
-/// The formats of a store before and after.
+/// The formats of a store before and after an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormatUpgrade {
-    /// The format that its rows had.
+    /// The format of the rows before.
     pub from: u32,
-    /// The newest format, which they have now.
+    /// The format of the rows after: the newest one.
     pub to: u32,
 }
 
-/// Waits for the store lock and raises the store of `engine` in the folder `path` to the newest format. Every older format
-/// that is still read has its step here: from 1 to 2 no row is written anew. A store that was raised is refused by programs that do not
-/// know the format.
+/// Waits for the store lock and upgrades the store of `engine` in the folder `path` to the newest format. The upgrade
+/// from 1 to 2 rewrites no rows. Programs that do not support the new format refuse the upgraded store.
 ///
 /// # Errors
-/// Those of [`open_blocking`], among them `UnknownFormat` for a store that is newer; those of writing.
+/// See [`open_blocking`], for example `UnknownFormat` if the store is newer than this program; any error of a write.
 pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
     let from = store.status().format;
@@ -224,51 +224,51 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
     Ok(FormatUpgrade { from, to: FORMAT_WITH_LEASES })
 }
 
-/// Makes an empty store of `engine` in the folder `path`, in the format that the options name. False if there is a store already,
-/// which stays as it is. This blocks.
+/// Creates an empty store of `engine` in the folder `path`, in the format that the options give. Returns false if there
+/// is a store already, and does not change it. Blocks.
 ///
 /// # Errors
-/// Those of [`open_blocking`].
+/// See [`open_blocking`].
 pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<bool> {
     match StoreFolder::new(engine, path).inspect()? {
         FolderContents::Complete(_) | FolderContents::Unnamed => Ok(false),
         FolderContents::Nothing | FolderContents::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
-            // Another process may have made it meanwhile.
+            // Another process may have created the store meanwhile.
             Ok(store.status().format == options.format)
         }
     }
 }
 
-/// Says what [`upgrade_blocking`] would do, and writes nothing. This blocks.
+/// Returns the result that [`upgrade_blocking`] would have, without writing anything. Blocks.
 ///
 /// # Errors
-/// Those of [`open_blocking`].
+/// See [`open_blocking`].
 pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
     Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
 
-/// The place in which a store is built. Dropping it clears away what is there.
+/// The folder in which a replacement store is built. Dropping this removes the folder.
 #[derive(Debug)]
 pub struct FolderStaging {
     label: StoreLabel,
-    /// The folder that is put in the place of the store's.
+    /// The folder of the new store, which replaces the old store's folder.
     store: PathBuf,
     folder: PathBuf,
-    /// Locked as long as this is in use; the kernel frees it.
+    /// Locked while this exists. The kernel releases the lock of a killed process.
     _lock: File,
 }
 
 impl FolderStaging {
-    /// A place to build the store of `engine` in that shall be in the folder `path`. The remains of a killed process
-    /// are removed.
+    /// Creates the folder in which the replacement of the store of `engine` in the folder `path` is built. Removes what
+    /// a killed process left there.
     ///
     /// # Errors
-    /// `Locked` if somebody is at it; `Io`, `NoSpace`.
+    /// `Locked` if another process is building a replacement; `Io`, `NoSpace`.
     pub fn begin(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let mut label = StoreFolder::new(engine, path).label;
-        // The folder itself is replaced, not a link to it.
+        // If the path is a symbolic link, replace its target and not the link.
         if let Ok(real) = fs::canonicalize(&label.folder) {
             label.folder = real;
         }
@@ -282,7 +282,7 @@ impl FolderStaging {
             Err(TryLockError::WouldBlock) => return Err(busy()),
             Err(TryLockError::Error(error)) => return Err(label.io(&folder, error)),
         }
-        // Somebody who has just ended may have removed it.
+        // A process that has just ended may have removed the folder.
         if !is_at(&lock, &folder) {
             return Err(busy());
         }
@@ -291,16 +291,17 @@ impl FolderStaging {
         Ok(Self { label, store, folder, _lock: lock })
     }
 
-    /// The folder in which the caller builds the store; it is not there yet.
+    /// The folder in which the caller creates the store. It does not exist yet.
     pub fn store(&self) -> &Path {
         &self.store
     }
 
-    /// Takes the lock of what is in the store's place, until the replacement or the end of what is returned; nothing
-    /// if there is no folder, or an empty one.
+    /// Takes the lock of the store that will be replaced, and keeps it until the result is dropped or passed to
+    /// [`finish`](Self::finish). Returns `None` if the store's folder is missing or empty.
     ///
     /// # Errors
-    /// `Locked` if the lock was not free in time; `Unsupported` if the folder holds what is no store; `Io`.
+    /// `Locked` if the lock was not free in time; `Unsupported` if the folder contains something other than a store;
+    /// `Io`.
     pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<FolderReplacement>> {
         let path = &self.label.folder;
         match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
@@ -310,18 +311,18 @@ impl FolderStaging {
             Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
-        // A damaged store may have lost its queue.
+        // A damaged store may have lost its queue file, so create it.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
         Ok(Some(FolderReplacement { folder, _lock: lock }))
     }
 
-    /// Gives the store that was built its place, for good. `old` is what is there; it is moved aside, and where to is
-    /// returned.
+    /// Moves the new store to its final path. `old` is the store at this path, which is moved aside; returns its new
+    /// path.
     ///
     /// # Errors
-    /// `Unsupported` if something has come to be there meanwhile, or if the file system cannot exchange two folders;
-    /// `Io`. Nothing has changed then.
+    /// `Unsupported` if a store has appeared at this path meanwhile, or if the file system cannot exchange two folders;
+    /// `Io`. On an error nothing has changed.
     pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
         let path = &self.label.folder;
         let io = |error: io::Error| self.label.io(path, error);
@@ -339,7 +340,8 @@ impl FolderStaging {
             .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
-        // First the name that the old folder shall have: what is left in the staging folder is removed.
+        // First rename the new store to the old one's future name, then exchange the two. The staging folder is removed
+        // later, so the old store must never be in it.
         fs::rename(&self.store, &aside).map_err(io)?;
         if let Err(errno) = renameat_with(CWD, &aside, CWD, path, RenameFlags::EXCHANGE) {
             let _ = fs::rename(&aside, &self.store);
@@ -351,7 +353,7 @@ impl FolderStaging {
             });
         }
         self.sync_parent().map_err(io)?;
-        // A process that waits in the old queue sees that the folder is another one now, and goes on there.
+        // Processes that wait in the old queue then notice that the folder was replaced, and queue in the new one.
         drop(old);
         Ok(Some(aside))
     }
@@ -363,12 +365,12 @@ impl FolderStaging {
 
 impl Drop for FolderStaging {
     fn drop(&mut self) {
-        // The next one does it if this fails.
+        // If this fails, the next replacement removes the folder.
         let _ = folder::remove(&self.folder);
     }
 }
 
-/// A store that is about to be replaced, and its lock.
+/// The locked store that is about to be replaced.
 #[derive(Debug)]
 pub struct FolderReplacement {
     folder: StoreFolder,
@@ -376,7 +378,7 @@ pub struct FolderReplacement {
 }
 
 impl FolderReplacement {
-    /// The newest revision that the store's file `revision_file` tells of; 0 if it tells of none.
+    /// The newest revision according to the store's file `head`; 0 if unknown.
     ///
     /// # Errors
     /// `Io`.

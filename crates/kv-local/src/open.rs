@@ -1,4 +1,5 @@
-//! Opening and making a store on disk, and its table, which holds the lock of the store and whose engine may panic.
+//! Opens and creates stores in folders. The table of an open store has the store lock and turns panics of the engine
+//! into errors.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -21,33 +22,38 @@ use super::reserved_space::ReservedSpace;
 use super::revision_file::RevisionFile;
 use super::store_folder::{FolderContents, StoreFolder};
 
-/// An engine that keeps a table in a store's folder.
+/// A database library that keeps a table of ordered rows in a store's folder.
 pub trait Engine: Send + Sync {
-    /// Its name. A store in Margay's programs has this name as its `datastore_type`.
+    /// The engine's name. In Margay's programs this is also the `datastore_type` of its stores.
     fn name(&self) -> &'static str;
 
-    /// The name of its one file or folder in the store's folder. An engine with drafts or several files has a folder.
+    /// The name of the engine's only file or folder in the store's folder. An engine with temporary or several files
+    /// uses a folder.
     fn entry(&self) -> &'static str;
 
-    /// The files that hold its data and are never empty, relative to the store's folder; at least one for an engine that keeps data.
+    /// The files that contain the engine's data and are never empty, relative to the store's folder. At least one,
+    /// unless the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
-    /// The mechanism that makes its commits durable: a journal for an engine that syncs more than once for a commit, else the
-    /// engine's own log.
+    /// The mechanism that makes the engine's commits durable. Choose a journal for an engine that syncs more than once
+    /// per commit.
     fn log(&self) -> CommitLog;
 
-    /// Opens the table at `entry`, an absolute path, and makes it if it is not there; `store` names it in errors.
+    /// Opens the table at `entry`, an absolute path, and creates it if it is missing. `store` is the store's name in
+    /// errors.
     ///
-    /// The caller has the lock of the store, catches panics, and refuses commits after a failed one. With a journal, what
-    /// the table shows need not be durable until a commit is: the caller makes one before it shows anything that may be lost.
+    /// The caller has the store lock, catches panics, and refuses commits after a failed one. With a journal, the
+    /// content of the table need not be durable until the next commit: the caller commits before it shows rows that may
+    /// be lost.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
 
-    /// Makes its files at `entry` as small as it can; they are not open, and the caller has the lock.
+    /// Makes the engine's files at `entry` as small as possible. The files are not open, and the caller has the store
+    /// lock.
     ///
-    /// An engine that can must see to it that it can be killed meanwhile. By itself, an engine cannot.
+    /// An implementation must survive being killed at any time. The default does nothing.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -57,73 +63,76 @@ pub trait Engine: Send + Sync {
     }
 }
 
-/// The mechanism that makes the commits of an engine durable.
+/// The mechanism that makes an engine's commits durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitLog {
-    /// A [journal](kv_mvcc::journal) in front of it.
+    /// A [journal](kv_mvcc::journal) in front of the engine.
     Journal,
-    /// A log of its own.
+    /// The engine's own log.
     Own,
 }
 
-/// The fate of the room that an engine's files do not need.
+/// The result of shrinking: what became of the space that an engine's files do not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpareSpace {
-    /// It was returned to the file system.
+    /// The space was returned to the file system.
     GivenBack,
-    /// The engine keeps it, to use it again itself.
+    /// The engine keeps the space for later writes.
     Kept,
 }
 
-/// Whether a store that is not there is made.
+/// Whether opening creates a missing store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
-    /// It is an error, and nothing is written.
+    /// A missing store is an error, and nothing is written.
     Never,
-    /// It is made.
+    /// A missing store is created.
     IfMissing,
 }
 
 impl Create {
-    /// The options with this answer to whether a missing store is made, and this limit on the wait for the store lock.
+    /// Returns options with this setting and this limit on the wait for the store lock.
     pub fn with_wait(self, wait: Duration) -> OpenOptions {
         OpenOptions::default().with_create(self).with_wait(wait)
     }
 }
 
-/// How a store is shared with other processes while this one has it.
+/// How a process shares a store with other processes while it has the store open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// An embedded one is this process's own until it is closed. A daemon that has it hands it over for that.
+    /// An embedded store belongs to this process alone until it is closed. A daemon that has the store hands it over.
     #[default]
     Alone,
-    /// Through the daemon that has it. Without a daemon, as `Alone`.
+    /// Uses the daemon that has the store. Without a daemon, like `Alone`.
     Served,
-    /// Through the daemon that has it. Without a daemon, an embedded one is given to a process that waits, between two calls.
+    /// Uses the daemon that has the store. Without a daemon, an embedded store is yielded to a waiting process between
+    /// two calls.
     InTurns,
-    /// Through the daemon that has it. Without a daemon, an embedded one is given to others when this process says so.
+    /// Uses the daemon that has the store. Without a daemon, an embedded store is kept open until this process releases
+    /// it.
     OnRequest,
 }
 
-/// How to open a store on disk.
+/// The options for opening a store.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// Whether a store that is not there is made.
+    /// Whether a missing store is created.
     pub create: Create,
-    /// How long to wait for the store lock while other processes have the store.
+    /// Maximum time to wait for the store lock while other processes have it.
     pub wait: Duration,
-    /// How much history is kept.
+    /// The bounds on the history that the store keeps.
     pub retention: Retention,
-    /// Where the times of revisions come from.
+    /// The source of the times of revisions.
     pub clock: Clock,
-    /// Where work that blocks is done.
+    /// Where blocking work runs.
     pub blocking: Blocking,
     /// The purpose for which the store is opened.
     pub purpose: Purpose,
-    /// The format that a store gets that is made.
+    /// The format of a store that is created.
     pub format: u32,
-    /// How the store is shared. That is for programs: a driver opens it for this process alone.
+    /// How programs share the store with other processes. Drivers ignore this and open the store for this process
+    /// alone.
     pub sharing: Sharing,
 }
 
@@ -143,56 +152,56 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// With this answer to whether a missing store is made.
+    /// Sets whether a missing store is created.
     #[must_use]
     pub fn with_create(mut self, create: Create) -> Self {
         self.create = create;
         self
     }
 
-    /// With this limit on the wait for the store lock.
+    /// Sets the limit on the wait for the store lock.
     #[must_use]
     pub fn with_wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// With these bounds on the history that is kept.
+    /// Sets the bounds on the history that the store keeps.
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// Shared like this.
+    /// Sets how the store is shared with other processes.
     #[must_use]
     pub fn with_sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
         self
     }
 
-    /// With this answer to where work that blocks is done.
+    /// Sets where blocking work runs.
     #[must_use]
     pub fn with_blocking(mut self, blocking: Blocking) -> Self {
         self.blocking = blocking;
         self
     }
 
-    /// For this purpose.
+    /// Sets the purpose for which the store is opened.
     #[must_use]
     pub fn with_purpose(mut self, purpose: Purpose) -> Self {
         self.purpose = purpose;
         self
     }
 
-    /// With this format for a store that is made.
+    /// Sets the format of a store that is created.
     #[must_use]
     pub fn with_format(mut self, format: u32) -> Self {
         self.format = format;
         self
     }
 
-    /// With this source of time.
+    /// Sets the source of the times of revisions.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -200,26 +209,26 @@ impl OpenOptions {
     }
 }
 
-/// How soon an engine is tried again whose files are about to be given up.
+/// Interval between attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// How long that may take. A process that has them longer did not hold the lock.
+/// Maximum time of these attempts. A process that locks the files longer does not take part in the queue.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The id that `store.id` must have, or will get.
+/// The id that `store.id` must contain, or will get.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpectedId {
-    /// This store and no other.
+    /// This id; any other is an error.
     This(Uuid),
-    /// Nothing: it was lost, and what the table says counts.
+    /// Any id: `store.id` was lost, so the id in the table counts.
     Any,
-    /// Nothing: the store is new.
+    /// A new id: the store is being created.
     New,
 }
 
-/// Opens the store of `engine` in the folder `path`, on a thread that may block; see [`open_blocking`].
+/// Opens the store of `engine` in the folder `path` on a thread that may block (see [`open_blocking`]).
 ///
 /// # Errors
-/// Those of [`open_blocking`].
+/// See [`open_blocking`].
 pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let (name, path, options) = (engine.name(), path.to_owned(), options.clone());
     let blocking = options.blocking;
@@ -229,19 +238,20 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
         .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, name).with_source(error)))
 }
 
-/// Waits for the store lock and opens the store of `engine` in the folder `path`, or makes it. The lock is released when the store
-/// is closed or its last handle dropped.
+/// Waits for the store lock and opens the store of `engine` in the folder `path`, or creates it. The lock is released
+/// when the store is closed or its last handle is dropped.
 ///
 /// # Errors
-/// `Missing` if there is none and the options do not make one; `Locked` if the lock was not free in time; `Corrupt` if the store
-/// is damaged, which is left as it is; `RevisionRegressed` if its newest revisions are gone; `Unsupported` if the folder holds something else; `UnknownFormat` for a later
-/// version's store; `Io` and `NoSpace`. Each says what to do.
+/// `Missing` if there is no store and the options create none; `Locked` if the lock was not free in time; `Corrupt` if
+/// the store is damaged, which leaves it unchanged; `RevisionRegressed` if its newest revisions are gone; `Unsupported`
+/// if the folder contains something else; `UnknownFormat` for the store of a later version; `Io` and `NoSpace`. Each
+/// error says what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // An engine that writes when it is opened: a release makes room for that, too. It needs no lock for it, since only
-            // the length of a file changes that holds nothing.
+            // Some engines write when they are opened. For a release, reserved space is freed for this, too. That needs
+            // no lock: it only changes the length of a file without content.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
@@ -277,7 +287,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let restricted = folder::restrict_all(&entry);
     match expects {
         ExpectedId::New => folder.io(engine.entry(), restricted)?,
-        // Somebody who may use the store without owning it cannot change that.
+        // A user who may use the store without owning it cannot change modes.
         ExpectedId::This(_) | ExpectedId::Any => drop(restricted),
     }
     if expects == ExpectedId::Any && is_empty(&table)? {
@@ -313,7 +323,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     Ok(store)
 }
 
-/// The table behind its journal.
+/// Puts the journal in front of the table.
 pub(crate) fn journaled(
     folder: &StoreFolder,
     revision_file: Arc<RevisionFile>,
@@ -326,8 +336,8 @@ pub(crate) fn journaled(
     caught(&folder.label, Operation::Open, || JournaledTable::open(table, journal, &folder.label.store))
 }
 
-/// Opens the engine, of which we have the lock. If it is locked all the same, the kernel is still ending the
-/// former lock holder, and closes the files of a process one after the other: it will not take long.
+/// Opens the engine while this process has the store lock. If the engine's files are locked anyway, the kernel is still
+/// closing the files of the previous holder one by one, so retry for a short time.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(OPEN_RETRY_TIMEOUT));
     loop {
@@ -349,17 +359,17 @@ fn is_empty(table: &dyn Table) -> Result<bool> {
     Ok(empty)
 }
 
-/// A table of an engine on disk.
+/// The table of an open store, which has the store lock.
 ///
-/// Engines panic on some damaged files; here that becomes `Corrupt`. Each commit leaves its revision in `revision_file`. On drop the engine
-/// closes first, then the lock is released.
+/// Engines panic on some damaged files; this turns panics into `Corrupt`. Each commit records its revision in the file
+/// `head`. On drop, the engine is closed before the lock is released.
 #[derive(Debug)]
 struct LockedTable {
     table: Option<Box<dyn Table>>,
     label: StoreLabel,
     revision_file: Arc<RevisionFile>,
     reserved_space: Arc<ReservedSpace>,
-    // Below `table`, since fields are dropped in this order.
+    // Must be below `table`: fields are dropped in order of declaration.
     _lock: StoreLock,
 }
 
@@ -375,7 +385,7 @@ impl LockedTable {
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
-        // Only a drop takes it away.
+        // Only `drop` takes the table.
         self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.label.store.clone()))
     }
 }
@@ -408,13 +418,17 @@ impl Table for LockedTable {
 impl Drop for LockedTable {
     fn drop(&mut self) {
         let table = self.table.take();
-        // There is nobody to tell, and nothing is lost: what was committed is durable.
+        // Drop cannot return an error, and nothing is lost: every commit is durable.
         let closed = kv_mvcc::caught(|| drop(table));
         self.reserved_space.refill();
         if let Err(error) = folder::give_to_owner(&self.label.folder) {
-            tracing::warn!(%error, store = self.label.store, "what root made here stays root's: its owner may be kept out");
+            tracing::warn!(
+                %error,
+                store = self.label.store,
+                "cannot give root's files to the owner of the store, who may be unable to open it"
+            );
         }
-        // This changes their times, too, so it comes after.
+        // Must come after the change of owners, which changes the times of the files.
         if closed.is_some() {
             self.revision_file.close_cleanly();
         }
@@ -451,7 +465,7 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs `f`; its panic is the engine's word for damage. Damage comes with advice.
+/// Runs `f`. A panic of the engine means damage and becomes `Corrupt`. Errors about damage get advice.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

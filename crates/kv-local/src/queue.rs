@@ -1,17 +1,16 @@
-//! The queue in front of a store: one process at a time, first come first served; and the lock holder, for the error of a process
-//! that waited in vain.
+//! The queue in front of a store: one process at a time, first come, first served. Also finds the lock holder, for the
+//! error of a process that waited in vain.
 //!
-//! The queue is made of nothing but byte locks (open file description locks) on one file that is never unlinked; the
-//! file stays empty. Ticket `n` is a write lock on byte `n`. A process that comes takes the first byte above all locked
-//! bytes, and holds the store lock once a read lock on all bytes before it is granted. The kernel frees a dead
-//! process's byte, so neither a dead holder nor a dead waiter stops the others, and a dead waiter lets nobody pass the
-//! holder.
+//! The queue consists of byte locks (open file description locks) on one file that is never unlinked and stays empty.
+//! Ticket `n` is a write lock on byte `n`. An arriving process takes the first byte above all locked bytes, and has the
+//! store lock once it gets a read lock on all bytes before its own. The kernel frees the byte of a dead process, so a
+//! dead holder or a dead waiter stops no other process. A dead waiter also lets no process overtake the holder.
 //!
-//! Why two callers never have the lock at once, although drawing a ticket is not one step: suppose tickets `a < b` both
-//! have it. `b` found all bytes before it free, so `a` was locked only after that, when `b` was locked already. But
-//! after locking its byte `a` looks for locked bytes above it, finds `b`, and draws again.
+//! Two callers never have the lock at the same time, although drawing a ticket takes several steps. Suppose that two
+//! tickets `a < b` both have it. `b` found all bytes before it free, so `a` was locked after that, when `b` was already
+//! locked. But after locking its byte, `a` searches for locked bytes above it, finds `b`, and draws again.
 //!
-//! These locks belong to the open file, not to the process: two opens in one process queue like any other two.
+//! These locks belong to the open file and not to the process: two opens in one process queue like any other two.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -27,21 +26,21 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// The lock of a store. It is released when this is dropped, or when the process ends.
+/// The lock of a store. Released on drop, or when the process ends.
 ///
-/// A child that was forked without exec shares the open file; it does not keep the lock when this is dropped, but it
-/// does if the parent is killed.
+/// A child that was forked without exec shares the open file. Dropping this releases the lock for the child, too, but
+/// if the parent is killed, the child keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
 }
 
-/// Why there is no lock.
+/// The reason why the lock was not taken.
 #[derive(Debug)]
 pub(crate) enum LockError {
     /// The lock was not free in time.
     Late,
-    /// The operating system's error.
+    /// An error of the operating system.
     Io(io::Error),
 }
 
@@ -52,7 +51,8 @@ impl From<io::Error> for LockError {
 }
 
 impl StoreLock {
-    /// Waits for the store lock in the queue `path`, at most `wait`; `open` opens that file for reading and writing.
+    /// Waits for the store lock in the queue file `path`, at most `wait`. `open` opens the queue file for reading and
+    /// writing.
     pub(crate) fn take(
         path: &Path,
         wait: Duration,
@@ -65,7 +65,8 @@ impl StoreLock {
             if !try_lock(&lock.file, LockMode::Read, ByteRange::before(ticket))? {
                 wait_for(&lock.file, ticket, deadline)?;
             }
-            // Somebody may have moved the folder away while we waited, and then this is another store's queue.
+            // The folder may have been moved away during the wait. The file at `path` then belongs to another store, so
+            // queue again.
             if is_same_file(&lock.file, path)? {
                 return Ok(lock);
             }
@@ -75,7 +76,7 @@ impl StoreLock {
 
 impl Drop for StoreLock {
     fn drop(&mut self) {
-        // Closing would do it too, but not as long as a forked child shares the open file.
+        // Closing the file would release the lock too, but not while a forked child shares the open file.
         let _ = set(&self.file, LockMode::None, ByteRange::ALL);
     }
 }
@@ -88,12 +89,12 @@ fn draw(file: &File) -> io::Result<i64> {
         if claim(file, ticket)? {
             return Ok(ticket);
         }
-        // Somebody else was quicker.
+        // Another process took this ticket first.
         from = ticket;
     }
 }
 
-/// Takes a ticket that seemed free, if it still is and if there is none above it.
+/// Takes a ticket if it is still free and no higher one is taken.
 fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     if !try_lock(file, LockMode::Write, ByteRange::one(ticket))? {
         return Ok(false);
@@ -105,7 +106,7 @@ fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     Ok(highest)
 }
 
-/// The first byte at or above `from` such that neither it nor any byte above it is locked.
+/// Returns the first byte at or above `from` from which on no byte is locked.
 fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
     while let Some(end) = locked_until(file, from)? {
         from = end;
@@ -115,9 +116,9 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 
 /// Waits until all bytes before `ticket` are free.
 ///
-/// The kernel's wait has no time limit, so it is done by a thread of its own, which shares the open file and with it
-/// the locks. If we give up first, dropping the lock frees our ticket at once; the thread, when it gets through, holds
-/// nothing but read locks on bytes that others have left, and closes the file.
+/// The kernel's wait has no time limit, so a thread does it, which shares the open file and thus the locks. If the time
+/// is over first, dropping the lock frees our ticket at once. The thread, when its wait ends, only has read locks on
+/// bytes that others have freed, and closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -145,10 +146,10 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
     }
 }
 
-/// Waits first for the ticket just before ours, then for all before ours.
+/// Waits for the ticket just before ours, then for all tickets before ours.
 ///
-/// All would be enough. But then every waiter would wait for the holder's byte, and the kernel would wake them all at
-/// the end of each hold.
+/// Waiting for all would be enough. But then every waiter would wait for the holder's byte, and the kernel would wake
+/// all of them whenever the lock is released.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -175,7 +176,8 @@ enum LockMode {
     None,
 }
 
-/// A range of bytes; a length of 0 means without end, and is never wanted for "no bytes".
+/// A range of bytes. As for the kernel, length 0 means up to the end of the file, so it must never stand for an empty
+/// range.
 #[derive(Clone, Copy)]
 struct ByteRange {
     start: i64,
@@ -214,7 +216,7 @@ fn flock(lock: LockMode, bytes: ByteRange) -> libc::flock {
     }
 }
 
-/// Where the first range that ends above `from` and that somebody else has locked ends, if there is one.
+/// Finds the first range that another open file has locked and that ends above `from`, and returns its end.
 fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     let mut probe = flock(LockMode::Write, ByteRange::from(from));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
@@ -223,18 +225,18 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
     match probe.l_start.checked_add(probe.l_len) {
         Some(end) if probe.l_len > 0 && end < i64::MAX => Ok(Some(end)),
-        // No ticket looks like this: another program has locked the file to its end.
+        // A ticket is one byte. This lock extends to the end of the file, so another program has it.
         _ => Err(io::Error::other("another program has locked the whole file")),
     }
 }
 
-/// The tickets that are drawn, ascending, `file`'s own left out. The first has the lock, the others wait. A process
-/// that is just drawing its ticket may be counted, or not.
+/// Returns the drawn tickets in ascending order, except the ticket of `file` itself. The first one has the lock, the
+/// others wait. A ticket that is being drawn right now may or may not be included.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {
-        // Read locks are in nobody's way here: what is found is a ticket.
+        // Probing with a read lock ignores the read locks of waiters, so it finds tickets only.
         let mut probe = flock(LockMode::Read, ByteRange { start: from, len: to - from });
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
         if i32::from(probe.l_type) == libc::F_UNLCK {
@@ -245,14 +247,14 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
             return Err(io::Error::other("another program has locked the file"));
         }
         tickets.push(ticket);
-        // No bytes would mean all the rest.
+        // An empty range would have length 0, which means up to the end of the file.
         spans.extend([(from, ticket), (ticket + 1, to)].into_iter().filter(|(from, to)| from < to));
     }
     tickets.sort_unstable();
     Ok(tickets)
 }
 
-/// Locks the bytes if nobody is in the way. No bytes are always free.
+/// Locks the bytes if no other open file has a conflicting lock. An empty range always succeeds.
 fn try_lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<bool> {
     if bytes.len == 0 {
         return Ok(true);
@@ -269,7 +271,7 @@ fn set(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the bytes as soon as nobody is in the way.
+/// Locks the bytes as soon as no other open file has a conflicting lock.
 fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     loop {
         match fcntl(file, FcntlArg::F_OFD_SETLKW(&flock(lock, bytes))) {
@@ -280,13 +282,14 @@ fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     }
 }
 
-/// How long to look: a host may run thousands of processes, and the caller has waited enough.
+/// Time limit of the search. A host may run thousands of processes, and the caller has waited long enough.
 const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The process that has the lock in the queue `path`, as `12345 (margay-ipam)`, if it can be found.
+/// Finds the process that has the lock in the queue file `path`, and describes it as `12345 (margay-ipam)`.
 ///
-/// The kernel's lock list does not name the owner of such a lock, but each open file's page under /proc shows the
-/// locks that it holds. The holder is the one with the lowest write lock. Other users' processes are only seen by root.
+/// The kernel's list of locks does not name the owner of such a lock, but the entry of each open file in /proc lists
+/// the locks of the file. The holder is the process with the lowest write lock. Only root sees the processes of other
+/// users.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -297,7 +300,7 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The process found so far may only be waiting, and nobody must end the wrong process.
+            // The process found so far may be a waiter, and the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -309,18 +312,19 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
             first.push((pid, process.path()));
         }
     }
-    // A process that was just being started shared its parent's open files, and is somebody else by now.
+    // A child that was just being started shared its parent's open files and may have closed them by now, so check
+    // again.
     first.into_iter().find_map(|(pid, process)| {
         let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
         (ticket_of(&process, path, &queue) == Some(lowest)).then(|| format!("{pid} ({})", name.trim()))
     })
 }
 
-/// The lowest ticket that a process has in a queue.
+/// Returns the lowest ticket of a process in a queue.
 fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     let files = fs::read_dir(process.join("fd")).ok()?.flatten();
     let tickets = files.filter_map(|file| {
-        // The name first: asking for more may hang on a file of a dead network file system.
+        // Compare the name first: a stat call may hang on a file of a dead network file system.
         let is_queue = fs::read_link(file.path()).is_ok_and(|link| link.file_name() == path.file_name())
             && fs::metadata(file.path()).is_ok_and(|file| (file.dev(), file.ino()) == (queue.dev(), queue.ino()));
         let info = || fs::read_to_string(process.join("fdinfo").join(file.file_name())).ok();
@@ -329,7 +333,7 @@ fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     tickets.min()
 }
 
-/// The byte on which an open file holds a write lock, from lines such as
+/// Returns the byte on which an open file has a write lock, from lines such as
 /// `lock: 1: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7`.
 fn parse_ticket(info: &str) -> Option<u64> {
     info.lines().find_map(|line| {

@@ -1,5 +1,5 @@
-//! Tests of the queue, with threads and with processes. The processes are this test binary again, with
-//! their roles in environment variables.
+//! Tests of the queue with threads and with processes. Each process is this test binary again, with its role in
+//! environment variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -33,7 +33,7 @@ fn is_late(result: Result<StoreLock, LockError>) -> bool {
     matches!(result, Err(LockError::Late))
 }
 
-/// Waits until so many have drawn a ticket.
+/// Waits until `count` tickets are drawn.
 fn wait_for_tickets(path: &Path, count: i64) {
     let file = folder::open(path).unwrap();
     let started = Instant::now();
@@ -64,7 +64,7 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     take(&path, SHORT).unwrap();
 }
 
-/// A process that does `role` at the queue; it says a line when it has come so far.
+/// A process that plays `role` at the queue. It prints a line when it has reached a step.
 struct QueueProcess(Child, BufReader<ChildStdout>);
 
 impl QueueProcess {
@@ -80,7 +80,7 @@ impl QueueProcess {
         Self(child, output)
     }
 
-    /// Its next message to this test.
+    /// Reads the next line that the process prints.
     fn said(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -104,7 +104,7 @@ impl Drop for QueueProcess {
     }
 }
 
-/// Also what the other tests start as a process of its own.
+/// Also the entry point of the processes that the other tests start.
 #[test]
 fn queue_gives_turn_at_once_when_caller_is_alone() {
     match env::var("QUEUE_ROLE").as_deref() {
@@ -124,7 +124,7 @@ fn queue_gives_turn_at_once_when_caller_is_alone() {
             let order = role_path().with_file_name("order");
             let order = File::options().create(true).append(true).open(order).unwrap();
             compete(&role_path(), &|| {
-                // The name of a file that can be there only once.
+                // This file can only be created by one process at a time.
                 let mark = role_path().with_extension("mark");
                 File::create_new(&mark).expect("nobody else has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
@@ -145,7 +145,7 @@ fn role_path() -> PathBuf {
     env::var_os("QUEUE_PATH").unwrap().into()
 }
 
-/// Takes turns from the moment a file `go` is there until a file `stop` is.
+/// Takes turns from when a file `go` exists until a file `stop` exists.
 fn compete(path: &Path, while_locked: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
@@ -157,10 +157,10 @@ fn compete(path: &Path, while_locked: &dyn Fn()) {
     }
 }
 
-/// While all callers compete, they have the lock equally often. `order` has the caller of each hold.
+/// Checks that all callers get the lock equally often while all of them compete. `order` lists the caller of each turn.
 ///
-/// At the start and at the end of a run some callers are not there, so only the turns between the last caller's first
-/// and the first caller's last are counted.
+/// At the start and at the end of a run some callers are absent, so only the turns between the last caller's first turn
+/// and the first caller's last turn are counted.
 fn assert_fair(order: &[u32], callers: usize) {
     let mut spans = BTreeMap::new();
     for (at, caller) in order.iter().enumerate() {
@@ -240,7 +240,7 @@ fn queue_serves_in_order_of_arrival() {
     assert_eq!(*served.lock().unwrap(), (1..=10).collect::<Vec<_>>());
 }
 
-/// Between looking for a free ticket and taking it, others may have come, and gone.
+/// Other processes may draw and return tickets between finding a free ticket and taking it.
 #[test]
 fn queue_ticket_is_returned_when_below_another() {
     let (_folder, path) = queue();
@@ -259,7 +259,7 @@ fn queue_replaces_killed_holder_at_once() {
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
-        // A lock that outlived its holder would keep this one waiting until it is late.
+        // A lock that outlived its holder would make this wait until its deadline.
         let waiting = scope.spawn(|| take(&path, LONG).map(drop));
         wait_for_tickets(&path, 2);
         holder.kill();
@@ -406,7 +406,7 @@ fn queue_names_no_process_just_started_by_holder() {
     };
     let child = process("7", 0);
     fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-    // The test waits until it is a program of its own.
+    // The test waits until the child has executed its own program.
     let name = child.join("comm");
     nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
     thread::scope(|scope| {

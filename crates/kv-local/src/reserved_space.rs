@@ -1,10 +1,10 @@
-//! The file `reserved_space`: room on the disk that only a release may use.
+//! The file `ballast`: disk space that only a release may use.
 //!
-//! It is made with the store, of blocks that are really allocated. A release that finds the disk full cuts a piece off and
-//! tries again, a piece at a time, and takes back in the end what it did not need, so that other programs get as little of
-//! the room as can be. The next opening for anything else puts back what is missing, if there is room; in the common case
-//! that is one look at the file. A file that is short says that a part was used up. A process that is killed here leaves
-//! it short or whole, and nothing else.
+//! The file is created with the store, with blocks that are really allocated. A release that finds the disk full cuts
+//! off a piece and retries, one piece at a time. At the end it takes back the space that it did not need, so that other
+//! programs get as little of it as possible. The next opening for any other purpose restores the missing part if the
+//! disk has room; usually this costs only one stat call. A short file means that a part was used up. A process that is
+//! killed here leaves the file short or whole and changes nothing else.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -21,25 +21,25 @@ use super::folder;
 use kv::ErrorKind;
 use kv_mvcc::SpaceReserve;
 
-/// How much is kept.
+/// The size of the file, in bytes.
 const RESERVED_BYTES: u64 = 1 << 20;
-/// How much is given up at once: more than a release needs on either engine, opening included.
+/// Bytes that are freed at once. More than a release needs on either engine, including opening the store.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
-/// How much is taken back at once.
+/// Bytes that are taken back at once.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
-/// With less than this a disk is full: a usual commit may have no room.
+/// With fewer free bytes, a disk counts as full: an ordinary commit may not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
-/// The length of a ballast that had to be written, since the file system could not just allocate it. That file system
-/// may report its blocks late, or not at all.
+/// The length of a file that had to be written because the file system could not just allocate it. Such a file system
+/// may report blocks late or never.
 const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
-/// In which unit files tell how many blocks they have, whatever the file system's own is.
+/// The unit of `st_blocks`, regardless of the file system's block size.
 const BLOCK_BYTES: u64 = 512;
 
-/// The ballast of a store.
+/// The space reserved for releases on a store's disk (the file `ballast`).
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
     path: PathBuf,
-    /// True once a piece was given up.
+    /// True once a piece was freed.
     is_cut: AtomicBool,
 }
 
@@ -48,10 +48,10 @@ impl ReservedSpace {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
-    /// Takes back what is left of the pieces that were given up, as far as there is room now.
+    /// Takes back the unused part of the freed pieces until the file is whole or the disk is full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
-            // A part that cannot be restored now is restored when there is room.
+            // The next opening restores a part that cannot be restored now.
             let _ = self.grow();
         }
     }
@@ -67,7 +67,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Brings the file to its full size; if that fails, it is as long as before.
+    /// Restores the file to its full size. On an error, the file keeps its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();
@@ -76,31 +76,31 @@ impl ReservedSpace {
             _ => write(&mut file),
         });
         if filled.is_err() {
-            // The room allocated so far is missing elsewhere.
+            // Free the blocks allocated so far; other programs need them.
             let _ = file.set_len(before);
         }
         filled
     }
 }
 
-/// Has the file system allocate the blocks, without writing them.
+/// Lets the file system allocate the blocks without writing them.
 fn allocate(file: &File) -> io::Result<()> {
     fallocate(file, FallocateFlags::empty(), 0, RESERVED_BYTES.cast_signed())?;
     file.set_len(RESERVED_BYTES)?;
     if is_whole(&file.metadata()?) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Writes what no file system can compress.
+/// Writes random bytes, which no file system can compress.
 fn write(file: &mut File) -> io::Result<()> {
     file.rewind()?;
     io::copy(&mut File::open("/dev/urandom")?.take(WRITTEN_FILE_BYTES), file)?;
-    // Some find out only now that there is no room.
+    // Some file systems report a full disk only on a sync.
     file.sync_all()
 }
 
-/// Checks that the disk of a folder can be written to and has so many bytes free.
+/// Checks that the disk of a folder is writable and has `bytes` free.
 pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, String)> {
-    // Where the system does not tell, there is room until a commit has found none.
+    // If the system cannot report free space, assume that there is room; a commit will find out.
     let Ok(status) = statvfs(folder) else { return Ok(()) };
     if status.flags().contains(FsFlags::ST_RDONLY) {
         return Err((ErrorKind::Io, read_only(folder)));
@@ -125,14 +125,14 @@ impl SpaceReserve for ReservedSpace {
             Ok(metadata) if is_whole(&metadata) => Ok(()),
             Ok(_) => self.fill().map_err(|error| missing(&self.path, &error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A store without one, of an earlier version or of a disk that had no room for it, works all the same.
+                // A store without this file works: an earlier version made it, or the disk had no room.
                 if let Err(error) = self.fill() {
                     tracing::debug!(path = %self.path.display(), %error, "no ballast");
                     let _ = fs::remove_file(&self.path);
                 }
                 Ok(())
             }
-            // A process that may use the store but not this file learns from its writes how much room there is.
+            // This process may use the store but cannot read this file. Its writes will show whether there is room.
             Err(_) => Ok(()),
         }
     }
@@ -147,7 +147,7 @@ impl SpaceReserve for ReservedSpace {
             let length = file.metadata()?.len().min(RESERVED_BYTES);
             let left = length.saturating_sub(RELEASE_STEP_BYTES);
             file.set_len(left)?;
-            // On some file systems nobody can have the blocks before this is durable.
+            // On some file systems the blocks are not free until the new length is durable.
             file.sync_all()?;
             self.is_cut.store(true, Ordering::Relaxed);
             tracing::warn!(path = %self.path.display(), left, "the disk is full: a release uses a part of the ballast");

@@ -1,20 +1,20 @@
-//! The files `revision_file` and `journal`.
+//! The files `head` and `journal`.
 //!
-//! The file `revision_file` has the newest revision that was ever durable, how the store's files looked when they were left, and how
-//! much of them is known to be durable.
+//! The file `head` records the newest revision that was ever durable, a fingerprint of the store's files when they were
+//! closed, and which parts of the journal are known to be durable.
 //!
-//! An engine that finds the end of its log or its newest header damaged takes that for a write that was cut off, goes
-//! back to what was there before, and says nothing. The engine cannot distinguish this from a crash; but what was
-//! acknowledged is gone, and addresses in use would be handed out again. So each commit, once it is durable, leaves its
-//! revision here. Nothing waits for this file to be durable: after a power loss it may lag behind the store, never the
-//! reverse.
+//! An engine that finds the end of its log or its newest header damaged assumes an interrupted write, silently returns
+//! to an earlier state, and cannot distinguish this from a crash. But acknowledged commits are then gone, and addresses
+//! in use would be assigned again. So each durable commit records its revision in `head`. No commit waits for `head` to
+//! be durable: after a power loss `head` may be behind the store, but never ahead of it.
 //!
-//! A process that closes the store also notes the sizes and times of its files here. So the next one knows whether they were
-//! touched since: a copy, a repair, a process that was killed. Only then it checks all keys again.
+//! A process that closes the store also records a fingerprint of the sizes and times of its files. The next process
+//! then detects whether the files were changed since, for example by a copy, a repair, or a process that was killed.
+//! Only in this case does it check all keys.
 //!
-//! The note about the journal says which of its records, and of the engine's checkpoints, are known to be on the disk;
-//! see [`kv_mvcc::journal`]. The file `journal` has all its blocks from the beginning: a commit needs no room on the disk as long as
-//! it fits in.
+//! The journal part records which journal records, and which of the engine's checkpoints, are known to be on the disk
+//! (see [`kv_mvcc::journal`]). The file `journal` has all its blocks from the beginning: a commit that fits in it needs
+//! no more disk space.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,92 +29,93 @@ use kv_mvcc::journal::{DurableParts, JOURNAL_BYTES, Medium};
 
 use super::folder;
 
-/// A number and its CRC-32, both big endian. The file has four: the revision, what [`fingerprint`] gave when it was left, and
-/// the numbers of a record and a checkpoint.
+/// The size of an entry: a number and its CRC-32, both big endian. The file has four entries: the revision, the
+/// [`fingerprint`] at the last close, the number of a journal record and the number of a checkpoint.
 const NOTE_BYTES: usize = 12;
 const LEFT_AT: u64 = 12;
 const RECORD_AT: u64 = 24;
 const CHECKPOINT_AT: u64 = 36;
 
-/// The open file.
+/// The open file `head`.
 #[derive(Debug)]
 pub(crate) struct RevisionFile {
     file: File,
     seen: u64,
     files: Vec<PathBuf>,
-    /// Whether the store was opened and found in order.
+    /// True once the store was opened without finding damage, until a commit fails.
     in_order: AtomicBool,
 }
 
 impl RevisionFile {
-    /// Opens the file, or makes it. `files` are the engine's and the journal.
+    /// Opens the file, or creates it. `files` are the engine's files and the journal.
     pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let seen = read(&file, 0)?;
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// True if nobody has touched the store's files since it was closed last. Ask before the engine opens them.
+    /// Returns true if the store's files have not changed since the last clean close. Must be called before the engine
+    /// opens them.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
-    /// Says that the store was opened and found in order. Until then nothing is noted when it is left.
+    /// Records that the store was opened without finding damage. Before that, closing records no fingerprint.
     pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
 
-    /// Says that a commit has failed, and may have happened all the same.
+    /// Records that a commit has failed but may be durable, so closing records no fingerprint.
     pub(crate) fn set_in_doubt(&self) {
         self.in_order.store(false, Ordering::Release);
     }
 
-    /// Notes how the store's files look. To be called when the engine has closed them.
+    /// Records the fingerprint of the store's files. Must be called after the engine has closed them.
     pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
         }
         if let Ok(now) = fingerprint(&self.files) {
-            // Without it the next opening takes longer.
+            // If this fails, the next opening only takes longer.
             let _ = self.file.write_all_at(&encode(now), LEFT_AT);
         }
     }
 
-    /// The newest revision known when the file was opened; 0 if none was.
+    /// The newest revision that was recorded when the file was opened; 0 if none.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// The durable parts of the journal, as noted here.
+    /// The durable parts of the journal, as recorded in this file.
     pub(crate) fn noted(&self) -> DurableParts {
         let number = |at| read(&self.file, at).unwrap_or_default();
         DurableParts { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
     }
 
-    /// Notes what is durable of the journal.
+    /// Records the durable parts of the journal.
     fn note_journal(&self, noted: DurableParts) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
-        // Without it the next opening takes longer.
+        // If this fails, the next opening only takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
-    /// Notes the revision of a commit that is durable.
+    /// Records the revision of a durable commit.
     pub(crate) fn note(&self, writes: &[Write]) {
         if let Some(revision) = kv_mvcc::revision_of(writes) {
-            // Without it damage may go unseen; the commit stands.
+            // If this fails, later damage may go unnoticed, but the commit is valid.
             let _ = self.file.write_all_at(&encode(revision), 0);
         }
     }
 }
 
-/// One number that is another one as soon as a file has been written, replaced or renamed.
+/// Returns a number that changes whenever one of the files is written, replaced or renamed.
 fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in files {
         match fs::metadata(file) {
             Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
-            // Not every store has every file.
+            // Some stores do not have all files.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -122,17 +123,17 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     Ok(hasher.finish())
 }
 
-/// The newest revision that a file tells of; 0 if it tells of none.
+/// Reads the newest revision that a file `head` records; 0 if none.
 pub(crate) fn newest(path: &Path) -> io::Result<u64> {
     read(&File::open(path)?, 0)
 }
 
-/// The number that stands there; 0 if there is none.
+/// Reads the entry at an offset; 0 if there is none.
 fn read(file: &File, at: u64) -> io::Result<u64> {
     let mut bytes = [0; NOTE_BYTES];
     match file.read_exact_at(&mut bytes, at) {
         Ok(()) => Ok(decode(bytes)),
-        // New, or cut off by a power loss.
+        // The file is new, or a power loss cut it off.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
         Err(error) => Err(error),
     }
@@ -146,14 +147,14 @@ fn encode(number: u64) -> [u8; NOTE_BYTES] {
     bytes
 }
 
-/// The number; 0 if the bytes are damaged.
+/// Returns the number of an entry; 0 if the bytes are damaged.
 fn decode(bytes: [u8; NOTE_BYTES]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = bytes;
     let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
     if encode(number) == bytes { number } else { 0 }
 }
 
-/// The open file, and the one beside it in which is noted what is durable.
+/// The open file `journal`. Its durable parts are recorded in `head`.
 #[derive(Debug)]
 pub(crate) struct JournalFile {
     file: File,
@@ -161,16 +162,17 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     pub(crate) fn open(path: &Path, revision_file: Arc<RevisionFile>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
         if length < JOURNAL_BYTES {
-            // Written, not just allocated: a sync of blocks that were never written has to sync the file system's own, too.
+            // Write the blocks instead of only allocating them: syncing a block that was never written also syncs the
+            // file system's metadata.
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // A short file is filled the next time.
+                // The next opening fills a short file.
                 let _ = file.set_len(length);
                 return Err(error);
             }
@@ -236,9 +238,9 @@ mod tests {
         assert!(!open(&path).is_as_left(), "whoever left it did not find it in order");
         close_cleanly(&path);
         assert!(open(&path).is_as_left());
-        // Changing a file's time is enough, whatever it is changed to; the content is the same.
+        // Setting a file's time counts as a change, even to the same time.
         let time = fs::metadata(&db).unwrap().modified().unwrap();
-        // The kernel's clock for files goes in steps of some milliseconds.
+        // The kernel's clock for file times advances in steps of some milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
         File::options().write(true).open(&db).unwrap().set_modified(time).unwrap();
         assert!(!open(&path).is_as_left());
@@ -248,7 +250,7 @@ mod tests {
         assert!(!open(&path).is_as_left(), "another file");
     }
 
-    /// The rows of a store after six puts.
+    /// The rows of a store after six puts to one key.
     fn rows_at_revision_7() -> Vec<Write> {
         let table = kv_mvcc::MemoryTable::new();
         let store = kv_mvcc::MvccStore::open(Box::new(table.clone()), kv_mvcc::Options::default()).unwrap();

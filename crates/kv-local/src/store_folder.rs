@@ -1,7 +1,7 @@
-//! The folder of one store: its queue, its identity, and the steps of making it.
+//! The folder of one store: its queue, its identity, and the steps of creating it.
 //!
-//! The file `store.id` says what the folder holds, and which store it is. It is written when all else is in place, so its being
-//! there says that a store was once complete. An engine that opens empty beside it has lost its rows.
+//! The file `store.id` names the folder's engine and the store's id. It is written last, so its existence means that
+//! the store was complete once. An engine that is empty beside a `store.id` has lost its rows.
 
 use std::fmt;
 use std::fs;
@@ -27,12 +27,12 @@ pub(crate) const REVISION_FILE: &str = "head";
 const RESERVED_SPACE_FILE: &str = "ballast";
 const JOURNAL_FILE: &str = "journal";
 
-/// A store's folder, for one engine.
+/// A store's folder, as one engine uses it.
 #[derive(Debug)]
 pub(crate) struct StoreFolder {
-    /// Which store it is.
+    /// The store's name in errors.
     pub(crate) label: StoreLabel,
-    /// The room that is kept for releases.
+    /// The disk space that is reserved for releases.
     pub(crate) reserved_space: Arc<ReservedSpace>,
     engine: &'static str,
     pub(crate) entry: &'static str,
@@ -41,7 +41,7 @@ pub(crate) struct StoreFolder {
 
 impl StoreFolder {
     pub(crate) fn new(engine: &dyn Engine, path: &Path) -> Self {
-        // A later change of the working folder must not lead a reopened engine astray.
+        // A later change of the working directory must not affect an engine that is reopened.
         let folder = std::path::absolute(path);
         let folder = folder.as_deref().unwrap_or(path).to_owned();
         let store = format!("{}://{}", engine.name(), folder.display());
@@ -62,12 +62,12 @@ impl StoreFolder {
         self.io(name, fs::exists(self.path(name)))
     }
 
-    /// Waits for the store lock; the folder and the queue are made first if they may be.
+    /// Waits for the store lock. First creates the folder and the queue file if the options allow it.
     pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE_FILE);
         let opener = match options.create {
-            // A store that has lost its queue is still a store.
+            // A folder that has lost its queue file still contains a store.
             Create::Never
                 if !self.exists(QUEUE_FILE)? && (self.exists(IDENTITY_FILE)? || self.exists(self.entry)?) =>
             {
@@ -86,7 +86,8 @@ impl StoreFolder {
         })
     }
 
-    /// Refuses a folder that other machines have, too. A folder that will be made lies where the one above it does.
+    /// Refuses a folder on a file system that other machines share. For a folder to be created, the nearest existing
+    /// folder above it counts.
     fn check_file_system(&self, create: Create) -> Result<()> {
         let above = match create {
             Create::Never => 1,
@@ -99,14 +100,14 @@ impl StoreFolder {
         }
     }
 
-    /// Makes the folder, or sees to it that the one that is there may become a store: a slip of the pen must not turn
-    /// somebody's folder into one.
+    /// Creates the folder, or checks that an existing folder may become a store. A mistyped path must not turn another
+    /// program's folder into a store.
     fn make_folder(&self) -> Result<()> {
         let path = &self.label.folder;
         if !path.is_dir() {
             return folder::create(path).map_err(|error| self.label.io(path, error));
         }
-        // A store that has lost its queue is still a store, of whichever engine.
+        // A folder that has lost its queue file still contains a store, maybe another engine's.
         if self.exists(QUEUE_FILE)? || self.exists(IDENTITY_FILE)? {
             return Ok(());
         }
@@ -114,7 +115,7 @@ impl StoreFolder {
         self.io("", folder::restrict(path, folder::FOLDER_MODE))
     }
 
-    /// Fails where a store of so many bytes that is not there could not be made, as far as is known without making anything.
+    /// Checks, without creating anything, whether a missing store of `bytes` bytes can be created.
     pub(crate) fn check_creatable(&self, bytes: u64) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.label.folder;
@@ -126,7 +127,7 @@ impl StoreFolder {
         check_disk(there, bytes).map_err(|(kind, advice)| self.label.error(kind, advice))
     }
 
-    /// Refuses a folder that has files of another program. A folder that is not there has no files.
+    /// Refuses a folder that contains another program's files. A missing folder is fine.
     fn may_become_a_store(&self) -> Result<()> {
         let entries = match fs::read_dir(&self.label.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -154,7 +155,7 @@ impl StoreFolder {
         Ok(())
     }
 
-    /// The contents of the folder; the caller holds the lock.
+    /// Determines what the folder contains. The caller must have the lock.
     pub(crate) fn inspect(&self) -> Result<FolderContents> {
         let text = match fs::read(self.path(IDENTITY_FILE)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
@@ -196,14 +197,15 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The files of another engine, for instance: to make a store beside them, or to say that there is none, would hide theirs.
+        // The folder may contain, for example, another engine's files. Creating a store beside them, or reporting that
+        // there is no store, would hide that engine's store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
 
-    /// Leaves the folder as if nothing had been there, but for a mark that says so.
+    /// Removes the remains of earlier attempts, and marks the folder as being created.
     pub(crate) fn begin_creation(&self) -> Result<()> {
-        // A process that was killed may have made the folder and not synced the ones above it.
+        // A process that was killed may have created the folder without syncing the ones above it.
         self.io("", folder::sync_above(&self.label.folder))?;
         let marker = self.path(CREATION_MARKER_FILE);
         self.io(CREATION_MARKER_FILE, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
@@ -214,14 +216,14 @@ impl StoreFolder {
         self.io(IDENTITY_DRAFT_FILE, folder::remove(&self.path(IDENTITY_DRAFT_FILE)))
     }
 
-    /// Opens the note of the newest revision.
+    /// Opens the file `head`.
     pub(crate) fn open_revision_file(&self) -> Result<RevisionFile> {
         let files = self.files.iter().chain(&[JOURNAL_FILE]).map(|name| self.path(name)).collect();
         self.io(REVISION_FILE, RevisionFile::open(&self.path(REVISION_FILE), files))
     }
 
-    /// Fails unless the journal of a store that has begun with one is there in its whole length. A new one in its place would
-    /// hide that the newest commits are gone: `revision_file`, which tells of them as well, may be gone with it.
+    /// Fails if a store that was created with a journal has lost it or a part of it. A new journal in its place would
+    /// hide that the newest commits are gone, because `head`, which records them too, may be lost as well.
     pub(crate) fn check_journal(&self) -> Result<()> {
         match fs::metadata(self.path(JOURNAL_FILE)) {
             Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
@@ -235,7 +237,8 @@ impl StoreFolder {
         }
     }
 
-    /// Opens the journal, or makes it: for a new store, or one of an earlier version. `revision_file` tells of it if there was one.
+    /// Opens the journal. Creates it for a new store and for the store of an earlier version. Fails if it is missing
+    /// although `head` mentions it.
     pub(crate) fn open_journal(&self, revision_file: Arc<RevisionFile>) -> Result<JournalFile> {
         if !self.exists(JOURNAL_FILE)? && revision_file.noted() != DurableParts::default() {
             return Err(self.label.damaged("its file journal is missing"));
@@ -243,15 +246,15 @@ impl StoreFolder {
         self.io(JOURNAL_FILE, JournalFile::open(&self.path(JOURNAL_FILE), revision_file))
     }
 
-    /// Writes the identity, the last step of a creation.
+    /// Writes the identity. This is the last step of creating a store.
     pub(crate) fn name(&self, id: Uuid) -> Result<()> {
         self.io(self.entry, folder::sync_all(&self.path(self.entry)))?;
         let identity = Identity::new(self.engine, id);
         self.io(IDENTITY_FILE, folder::write(&self.path(IDENTITY_FILE), &identity.to_string()))
     }
 
-    /// Removes the mark of a creation. While it is there, the name of `store.id` may not be durable: the process that gave it
-    /// may have been killed before it synced the folder.
+    /// Removes the creation marker. While the marker exists, the name `store.id` may not be durable: the process that
+    /// wrote it may have been killed before it synced the folder.
     pub(crate) fn remove_marker(&self) -> Result<()> {
         if !self.exists(CREATION_MARKER_FILE)? {
             return Ok(());
@@ -263,9 +266,9 @@ impl StoreFolder {
 
 /// The contents of a store's folder.
 pub(crate) enum FolderContents {
-    /// Nothing.
+    /// No store.
     Nothing,
-    /// A creation that did not come to its end. Nobody has used that store yet.
+    /// A store whose creation was interrupted. No process has used it yet.
     Unfinished,
     /// An engine's files without `store.id`.
     Unnamed,
@@ -273,15 +276,15 @@ pub(crate) enum FolderContents {
     Complete(Uuid),
 }
 
-/// The file.
+/// The name of the identity file.
 pub(crate) const IDENTITY_FILE: &str = "store.id";
 
-/// The layout that a new folder gets, and the newest that is read.
+/// The layout of a new folder, and the newest layout that this program reads.
 pub(crate) const FOLDER_FORMAT: u32 = 1;
-/// The oldest layout that is read.
+/// The oldest layout that this program reads.
 const OLDEST_FOLDER_FORMAT: u32 = 1;
 
-/// True for a layout that this program reads.
+/// Returns true for a layout that this program reads.
 pub(crate) fn is_known(format: u32) -> bool {
     (OLDEST_FOLDER_FORMAT..=FOLDER_FORMAT).contains(&format)
 }
@@ -289,22 +292,21 @@ pub(crate) fn is_known(format: u32) -> bool {
 /// The content of `store.id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// The engine's name.
     pub(crate) engine: String,
     /// The layout of the folder.
     pub(crate) format: u32,
-    /// The store's own id, which a row of its table repeats. Nil in a layout that is not ours.
+    /// The store's id, which a row of its table repeats. Nil if the layout is unknown and has no id.
     pub(crate) id: Uuid,
 }
 
 impl Identity {
-    /// Of a store of `engine` in the layout that this program writes.
+    /// Creates the identity of a store of `engine` in the newest layout.
     pub(crate) fn new(engine: &str, id: Uuid) -> Self {
         Self { engine: engine.to_owned(), format: FOLDER_FORMAT, id }
     }
 
-    /// Reads the file's text; `None` if it is damaged. A format that is not ours ends the reading: its lines may
-    /// mean something else.
+    /// Parses the file; `None` if it is damaged. In an unknown layout the id is optional, because its lines may have
+    /// another meaning.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;
@@ -325,7 +327,8 @@ impl Identity {
     }
 }
 
-/// The engine that the file `store.id` in a folder names, also if the rest of that file is damaged; `None` if it names no engine.
+/// Returns the engine that the file `store.id` in a folder names, even if the rest of the file is damaged; `None` if it
+/// names no engine.
 pub fn engine_in(folder: &Path) -> Option<String> {
     let text = fs::read_to_string(folder.join(IDENTITY_FILE)).ok()?;
     text.lines().find_map(|line| line.strip_prefix("engine ")).map(|engine| engine.trim().to_owned())

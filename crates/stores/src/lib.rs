@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use driver::{Drivers, Location, Result};
 
-/// The stores of Margay's programs, in the order in which help and errors name them.
+/// The drivers of Margay's stores, in the order in which help and errors list them.
 pub fn drivers() -> Drivers {
     Drivers::new([
         &backend_sled::DRIVER as _,
@@ -14,18 +14,18 @@ pub fn drivers() -> Drivers {
     ])
 }
 
-/// The store at a URL, in the care of one of these drivers.
+/// Parses a store URL with these drivers.
 ///
 /// # Errors
-/// Every error of [`Drivers::parse`].
+/// See [`Drivers::parse`].
 pub fn at(url: &str) -> Result<Location> {
     drivers().parse(url)
 }
 
-/// The store of an engine in a folder.
+/// Returns the store of an engine in a folder.
 ///
 /// # Errors
-/// Every error of [`Drivers::of_engine`].
+/// See [`Drivers::of_engine`].
 pub fn of_engine(engine: &str, folder: impl Into<PathBuf>) -> Result<Location> {
     drivers().of_engine(engine, folder)
 }

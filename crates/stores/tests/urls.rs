@@ -1,4 +1,4 @@
-//! URLs, and the folders in which a store is found.
+//! Tests of store URLs, and of recognizing the store in a folder.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! The calls of the held store: each runs in a task, which keeps the store open. A watch goes on after a hand-over: a revision is all
-//! that it has to remember.
+//! The calls of a shared store. Each call runs in a task of its own, which keeps the store open. A watch resumes after
+//! a hand-over: its only state is a revision.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{OpenGuard, SharedStore};
 
-/// A task that ends when this is dropped.
+/// A task that is aborted when this handle is dropped.
 struct AbortingTask<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortingTask<T> {
@@ -23,10 +23,11 @@ impl<T> Drop for AbortingTask<T> {
 }
 
 impl SharedStore {
-    /// Does `work` on the open store. It runs on when the caller stops polling, and ends when the caller drops this.
+    /// Runs `work` on the open store in a task. The task continues if the caller stops polling, and is aborted if the
+    /// caller drops this future.
     ///
     /// # Errors
-    /// Those of opening the store and of `work`.
+    /// Any error of opening the store or of `work`.
     async fn with_store<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(OpenGuard) -> F,
@@ -36,17 +37,17 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // It panicked, or the runtime ends.
+        // The task panicked, or the runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
         done
     }
 
-    /// Does `work` on the embedded store, given which store it is of those that were at this place, as every call does.
+    /// Runs `work` on the embedded store. `work` also gets the store's generation.
     ///
     /// # Errors
-    /// Those of opening the store and of `work`; `Unsupported` for a store that is not embedded.
+    /// `Unsupported` if the store is not embedded; any error of opening the store or of `work`.
     pub async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(MvccStore, u64) -> F + Send + 'static,
@@ -59,16 +60,16 @@ impl SharedStore {
         .await
     }
 
-    /// False for a store whose format has no bounds on its history; true also if there is no store yet.
+    /// Returns false if the store's format has no bounds on its history; true also if there is no store yet.
     pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
     }
 
-    /// Checks that there is room for writes of all purposes.
+    /// Checks that there is room for writes of every purpose.
     ///
     /// # Errors
-    /// `NoSpace`; those of opening the store.
+    /// `NoSpace` if there is not; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
@@ -76,15 +77,16 @@ impl SharedStore {
     /// Watches the store of a generation.
     ///
     /// # Errors
-    /// Those of a watch; `RevisionRegressed` if another store has taken its place.
+    /// `RevisionRegressed` if another store has taken its place; any error of a watch.
     pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Watches the store until it is closed: the store of a generation, if one is given. Returns which store it is.
+    /// Watches the store until it is closed. Fails if a generation is given and the store has another one. Returns the
+    /// store's generation with the stream.
     ///
     /// # Errors
-    /// Those of [`watch_of`](Self::watch_of).
+    /// See [`watch_of`](Self::watch_of).
     async fn watch_open(&self, of: Option<u64>, request: WatchRequest) -> Result<(u64, WatchStream)> {
         let shared_store = self.clone();
         self.with_store(move |kept| async move {
@@ -97,7 +99,7 @@ impl SharedStore {
     }
 }
 
-/// A call of the store keeps it open, and waits for that as long as for the lock.
+/// Each call keeps the store open. To open the store, it waits as long as for the lock.
 #[async_trait]
 impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
@@ -109,7 +111,8 @@ impl Store for SharedStore {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
-    /// A holder that yields between two calls has no watch: none of its calls would end meanwhile.
+    /// Not supported for a holder that yields between two calls: a watch makes no further calls, so the store would
+    /// stay open.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
@@ -122,26 +125,27 @@ impl Store for SharedStore {
     }
 }
 
-/// Watches the store, or the store of a generation, and the same store after each hand-over.
+/// Watches the store, or the store of a generation, and resumes the watch after each hand-over.
 ///
 /// # Errors
-/// Those of a watch; `RevisionRegressed` if another store has taken its place.
+/// `RevisionRegressed` if another store has taken its place; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
-    // It says where a quiet watch goes on after a hand-over, when the history from its start may be gone.
+    // Progress reports give the revision at which a quiet watch resumes after a hand-over. By then, the history since
+    // its start may be compacted.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
     Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
 }
 
-/// A watch that goes on after a hand-over.
+/// A watch that resumes after a hand-over.
 struct ResumableWatch {
     shared_store: SharedStore,
     generation: u64,
-    /// The rest of the watch.
+    /// The request for the batches that have not been delivered yet.
     request: WatchRequest,
-    /// Whether the client gets reports of progress.
+    /// Whether the client wants progress reports.
     wants_progress: bool,
     /// The watch on the open store; `None` once it has ended.
     stream: Option<WatchStream>,
@@ -158,7 +162,8 @@ impl ResumableWatch {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // A hand-over is rare, and the future large: thousands of watches would have the room for it.
+                    // Boxed because this future is large and hand-overs are rare. Otherwise each of thousands of
+                    // watches would reserve its size.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));
@@ -173,7 +178,7 @@ impl ResumableWatch {
         }
     }
 
-    /// Waits for the end of the hand-over, and watches on.
+    /// Waits for the end of the hand-over and restarts the watch.
     async fn resume(&mut self) -> Result<()> {
         let opened = loop {
             match self.shared_store.watch_open(Some(self.generation), self.request.clone()).await {

@@ -1,7 +1,7 @@
-//! The open store, its uses, and the right to close it.
+//! Keeps the open store, counts its uses, and decides who may close it.
 //!
-//! Nothing here grants a permit to a future that waits: such a future would keep the permit from the moment it is granted until it is
-//! polled, which its owner may never do. A caller that finds the store closed waits for a change and looks again, and its use begins
+//! A waiting future is never granted a permit. It would keep the permit from the grant until its next poll, which may
+//! never come. Instead, a caller that finds the store closed waits for a state change and tries again. Its use begins
 //! in the poll that returns it.
 
 use std::ops::RangeInclusive;
@@ -13,10 +13,10 @@ use tokio::time::sleep_until;
 
 use driver::Opened;
 
-/// The bounds on the time that callers who waited for the store get before it is handed over again.
+/// Minimum and maximum time that waiting callers get after a hand-over, before the next hand-over.
 const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
-/// The open store of a holder.
+/// The open store, its users, and the turn to close or open it.
 pub(super) struct StoreGate {
     state: watch::Sender<GateState>,
     turn: Arc<Mutex<()>>,
@@ -24,37 +24,35 @@ pub(super) struct StoreGate {
 
 struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
-    /// How many uses of the store there are.
     users: usize,
-    /// True while a task closes or opens the store; then no use begins.
+    /// True while a task closes or opens the store. No use can begin meanwhile.
     is_turning: bool,
     /// True once the store is closed for good.
     has_ended: bool,
-    /// When it was opened.
     opened_at: Instant,
-    /// The store stays open until then.
+    /// The store stays open until this instant, for the callers that waited for it.
     share_end: Instant,
 }
 
-/// The state of the store, as a caller finds it.
+/// The state of the store when a caller tries to use it.
 pub(super) enum GateStatus {
     Open(StoreUse),
-    /// The store is not open, and no task opens it.
+    /// The store is closed, and no task is opening it.
     Closed,
-    /// A task closes or opens the store.
+    /// A task is closing or opening the store.
     Turning,
-    /// It is closed for good.
+    /// The store is closed for good.
     Ended,
 }
 
-/// The open store, which is not closed while this exists.
+/// A use of the open store. The store is not closed while this exists.
 pub(super) struct StoreUse {
     gate: Arc<StoreGate>,
-    /// `None` only while this is dropped.
+    /// `None` only during drop.
     store: Option<Arc<Box<dyn Opened>>>,
 }
 
-/// The right of one task to close and open the store.
+/// The exclusive right of one task to close and open the store.
 pub(super) struct HandOverTurn {
     gate: Arc<StoreGate>,
     begun: Instant,
@@ -62,7 +60,7 @@ pub(super) struct HandOverTurn {
 }
 
 impl StoreGate {
-    /// Without an open store.
+    /// Creates a gate without an open store.
     pub(super) fn new() -> Arc<Self> {
         let now = Instant::now();
         let state =
@@ -70,7 +68,7 @@ impl StoreGate {
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
-    /// Begins a use of the store, if it is open.
+    /// Begins a use of the store if it is open.
     pub(super) fn enter(self: &Arc<Self>) -> GateStatus {
         let mut found = GateStatus::Closed;
         self.state.send_if_modified(|state| {
@@ -88,7 +86,7 @@ impl StoreGate {
         found
     }
 
-    /// Begins a use of the store, or says that it is closed, once no task closes or opens it.
+    /// Waits until no task closes or opens the store. Then begins a use, or reports that the store is closed.
     pub(super) async fn wait(self: &Arc<Self>) -> GateStatus {
         let mut changes = None;
         loop {
@@ -96,16 +94,16 @@ impl StoreGate {
                 GateStatus::Turning => {}
                 found => return found,
             }
-            // The first look at a new receiver comes after it was made, so that no change is missed.
+            // Retry once after subscribing: a change before the subscription would be missed.
             match &mut changes {
                 None => changes = Some(self.state.subscribe()),
-                // The sender lives as long as the gate.
+                // The sender lives as long as the gate, so this cannot fail.
                 Some(changes) => _ = watch::Receiver::changed(changes).await,
             }
         }
     }
 
-    /// No use begins any more.
+    /// Closes the gate for good: no further use can begin.
     pub(super) fn end(&self) {
         self.state.send_modify(|state| state.has_ended = true);
     }
@@ -113,35 +111,35 @@ impl StoreGate {
     /// Waits until the store is open.
     pub(super) async fn wait_until_open(&self) {
         let is_open = |state: &GateState| state.store.is_some() && !state.is_turning;
-        // The sender lives as long as the gate.
+        // The sender lives as long as the gate, so this cannot fail.
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
 
-    /// Looks at the store if it is open, without a use of it: `look` must not wait.
+    /// Calls `look` on the open store without beginning a use. `look` must not block.
     pub(super) fn peek<T>(&self, look: impl FnOnce(&dyn Opened) -> T) -> Option<T> {
         self.state.borrow().store.as_deref().map(|store| look(&**store))
     }
 
-    /// For how long the store has been open, if it is.
+    /// Returns for how long the store has been open; `None` if it is closed.
     pub(super) fn open_for(&self) -> Option<Duration> {
         let state = self.state.borrow();
         state.store.as_ref().map(|_| state.opened_at.elapsed())
     }
 
-    /// True if the store is closed, and no task opens it.
+    /// Returns true if the store is closed and no task is opening it.
     pub(super) fn is_given_up(&self) -> bool {
         let state = self.state.borrow();
         state.store.is_none() && !state.is_turning
     }
 
-    /// Waits until the callers who waited for the store have had their share of it.
+    /// Waits until the callers that waited through the last hand-over have had their share of time.
     pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
     }
 
-    /// Waits for the other turns and for all uses to end; no use begins before the turn ends. Only tasks of the holder's own may await
-    /// this: they are polled until they end.
+    /// Waits for other turns and for all uses to end. No use can begin until the turn is dropped. Await this only in a
+    /// task that the holder itself spawned: such a task is polled until it ends.
     pub(super) async fn turn(self: &Arc<Self>) -> HandOverTurn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {
@@ -155,7 +153,6 @@ impl StoreGate {
 }
 
 impl StoreUse {
-    /// The store.
     pub(super) fn store(&self) -> Option<&dyn Opened> {
         self.store.as_deref().map(|store| &**store)
     }
@@ -163,7 +160,7 @@ impl StoreUse {
 
 impl Drop for StoreUse {
     fn drop(&mut self) {
-        // The last use of a turn's store must leave the only handle to it.
+        // Drop the handle before the count reaches zero, so that the turn then has the only handle.
         self.store = None;
         self.gate.state.send_if_modified(|state| {
             state.users -= 1;
@@ -173,12 +170,11 @@ impl Drop for StoreUse {
 }
 
 impl HandOverTurn {
-    /// True if the store is open.
     pub(super) fn is_open(&self) -> bool {
         self.gate.state.borrow().store.is_some()
     }
 
-    /// Takes the store out, to close it.
+    /// Takes the store out of the gate, so that the turn can close it.
     pub(super) fn take(&mut self) -> Option<Box<dyn Opened>> {
         let mut store = None;
         self.gate.state.send_if_modified(|state| {
@@ -188,7 +184,7 @@ impl HandOverTurn {
         store.and_then(Arc::into_inner)
     }
 
-    /// Puts an open store in.
+    /// Puts an open store into the gate.
     pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));
@@ -200,7 +196,7 @@ impl HandOverTurn {
 
 impl Drop for HandOverTurn {
     fn drop(&mut self) {
-        // Processes that come one after the other would else have the store nearly all of the time.
+        // Without this share, processes that arrive one after another would have the store nearly all the time.
         let has_callers = self.gate.state.receiver_count() > 0;
         let share = if has_callers {
             self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())

@@ -1,13 +1,14 @@
-//! A store that a process holds open, and lends to other processes: the daemon whenever they wait for it, a reader of much between
-//! two of its calls, and the main plugin while another program has its turn.
+//! A store that this process keeps open and lends to other processes. The daemon lends it when they wait for it, a long
+//! reader between two of its calls, and the main plugin while another program works.
 //!
-//! Each call has a [`OpenGuard`]: while it lasts the store stays open. A hand-over waits until all are dropped, closes the store, lets the
-//! processes that wait have it, and opens it again. Calls that come meanwhile wait for that. Watches go on after it, since a
-//! revision is all that they have to remember. If another store is at the same place then, they end with an error.
+//! Each call has an [`OpenGuard`], which keeps the store open. A hand-over waits until all guards are dropped, closes
+//! the store, lets the waiting processes have it, and opens it again. Calls that arrive meanwhile wait for the end of
+//! the hand-over. Watches resume after it, since a revision is their only state. They end with an error if another
+//! store is then at this location.
 //!
-//! The owner of a future may stop polling it: a stream whose client does not read, a `select!` in the arm of another future. So
-//! no future that is given away may have a `OpenGuard` across an `await`, or wait for a lock that a hand-over needs: what keeps
-//! the store open runs in a task of its own.
+//! The owner of a future may stop polling it: a stream whose client does not read, or an arm of a `select!` while
+//! another arm runs. So no future that is returned to a caller may have an [`OpenGuard`] across an `await`, or wait for
+//! a lock that a hand-over needs. Code that keeps the store open runs in a task of its own.
 
 mod calls;
 mod gate;
@@ -27,19 +28,19 @@ use self::gate::{GateStatus, HandOverTurn, StoreGate, StoreUse};
 use crate::maintenance::{self, QueueFile, open_here};
 use crate::served;
 
-/// How long a process that has announced itself may take until it waits for the lock.
+/// After a Yield frame, how long the holder waits for that process to queue for the store lock.
 const YIELD_GRACE: Duration = Duration::from_millis(20);
-/// How long the search for the process may take that has the store.
+/// Maximum time that a failed call spends to find out which process has the store.
 const HOLDER_SEARCH_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often it is looked for.
+/// Interval at which a hand-over checks whether the announced process has queued.
 const HOLDER_SEARCH_INTERVAL: Duration = Duration::from_millis(1);
-/// A store that is held. Clones are handles to the same one.
+/// A store that this process keeps open and lends to other processes. Clones are handles to one store.
 #[derive(Clone)]
 pub struct SharedStore {
     shared: Arc<SharedInner>,
-    /// The purpose of the calls that this handle makes.
+    /// The purpose of this handle's transactions.
     purpose: Purpose,
-    /// The store that this handle means, of those that were at this place; `None` for whichever is there.
+    /// The generation of the store that this handle works on; `None` for any store at this location.
     pinned: Option<u64>,
 }
 
@@ -47,40 +48,40 @@ struct SharedInner {
     location: Location,
     name: String,
     gate: Arc<StoreGate>,
-    /// The store that was there last.
+    /// The store that was opened last.
     seen: Mutex<CurrentStore>,
     holding: SharedStoreOptions,
-    /// The oldest revision that clients of etcd's API may read, as far as it is known.
+    /// The oldest revision that clients of etcd's API may read, as of the last time the store was open.
     oldest_for_clients: AtomicI64,
 }
 
-/// A store, and which one it is at this place.
+/// The store that was opened last, and its generation.
 #[derive(Clone)]
 struct CurrentStore {
     identity: StoreIdentity,
     /// The two halves of an embedded store's id.
     halves: (u64, u64),
-    /// It grows when another store takes its place.
+    /// Grows when another store takes the place of this one.
     generation: u64,
-    /// The queue in front of the store.
+    /// The queue of processes that wait for the store lock.
     queued: Option<Arc<QueueFile>>,
 }
 
-/// The store, which stays open as long as this is there.
+/// A use of the open store, which stays open until this is dropped.
 ///
-/// A caller with one must not ask for another one before it drops the first: a hand-over may wait in between. It must be a task
-/// that goes on to the end by itself.
+/// Drop it before you ask for another guard, since a hand-over may wait in between. Only a task that runs to its end on
+/// its own may have one.
 pub struct OpenGuard {
     used: StoreUse,
-    /// Which store it is, of those that were at this place.
+    /// The generation of the store: it grows when another store takes its place.
     pub generation: u64,
 }
 
 impl OpenGuard {
-    /// The store for writes of this purpose, whatever it was opened for.
+    /// Returns the store for writes of this purpose, regardless of the purpose that it was opened for.
     ///
     /// # Errors
-    /// `Closed`.
+    /// `Closed`, which does not happen while this guard exists.
     pub fn store(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
         let open = self.open()?;
         Ok(match open.embedded() {
@@ -91,7 +92,7 @@ impl OpenGuard {
 
     /// The open store.
     pub fn open(&self) -> Result<&dyn Opened> {
-        // It is made with an open store only.
+        // A guard is only created with an open store.
         self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
@@ -109,7 +110,7 @@ impl fmt::Debug for OpenGuard {
 }
 
 impl SharedStore {
-    /// A handle to the store at this location, which the first call opens.
+    /// Creates a handle to the store at this location. The first call opens the store.
     pub fn new(location: Location, holding: SharedStoreOptions) -> Self {
         let (name, purpose) = (location.to_string(), holding.options.purpose);
         let seen =
@@ -128,10 +129,11 @@ impl SharedStore {
         }
     }
 
-    /// A handle to the store that is at this location now. Its calls fail with `RevisionRegressed` if another store takes its place.
+    /// Opens the store at this location and returns a handle to it. Calls fail with `RevisionRegressed` if another
+    /// store takes its place.
     ///
     /// # Errors
-    /// Those of opening it; `Locked` if other processes have the store for all of `wait`.
+    /// `Locked` if other processes have the store for all of `wait`; any error of opening it.
     pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
         let shared_store = Self::new(location, holding);
         let mut turn = shared_store.shared.gate.turn().await;
@@ -140,44 +142,45 @@ impl SharedStore {
         Ok(Self { pinned: Some(shared_store.generation()), ..shared_store })
     }
 
-    /// A handle whose transactions only release, which they still can when the disk is full.
+    /// Returns a handle whose transactions only release. They still succeed when the disk is full.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { purpose: Purpose::Release, ..self.clone() }
     }
 
-    /// Where the store is.
+    /// The store's location.
     pub fn location(&self) -> &Location {
         &self.shared.location
     }
 
-    /// The store that was there last, and its generation. If none is open, and none is being handed over, this looks again.
+    /// Returns the identity of the store that was opened last, and its generation. Opens the store first if it is
+    /// closed and no hand-over is running.
     pub async fn identity(&self) -> (StoreIdentity, u64) {
-        // If the store could not be opened again, as after it was moved away, what was seen last says nothing.
+        // If the store cannot be opened again, for example because it was moved away, the last identity is outdated.
         if self.seen().identity == StoreIdentity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
                 Err(error) if *error.kind() == ErrorKind::Missing => {
                     tracing::debug!(%error, "there is no store to serve yet");
                 }
-                Err(error) => tracing::warn!(%error, "the store is not open; the next call looks again"),
+                Err(error) => tracing::warn!(%error, "cannot open the store; the next call tries again"),
             }
         }
         let CurrentStore { identity, generation, .. } = self.seen();
         (identity, generation)
     }
 
-    /// The store that was there last.
+    /// The identity of the store that was opened last.
     pub(crate) fn identity_seen(&self) -> StoreIdentity {
         self.seen().identity
     }
 
-    /// Which store it is now, of those that were at this place.
+    /// The generation of the store that was opened last. It grows when another store takes its place.
     pub fn generation(&self) -> u64 {
         self.place().1
     }
 
-    /// The two halves of the id of the embedded store that was there last, and its generation.
+    /// The two halves of the id of the embedded store that was opened last, and its generation.
     pub fn place(&self) -> ((u64, u64), u64) {
         let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.halves, seen.generation)
@@ -191,10 +194,10 @@ impl SharedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// Waits until the store is open, and keeps it so.
+    /// Waits until the store is open, and keeps it open.
     ///
     /// # Errors
-    /// Those of opening it; `Locked` if others have it until then.
+    /// `Locked` if other processes have the store until `until`; any error of opening it.
     pub async fn keep_open(&self, until: Instant) -> Result<OpenGuard> {
         let locked = || self.error(ErrorKind::Locked, Operation::Open);
         loop {
@@ -204,7 +207,8 @@ impl SharedStore {
                 Ok(GateStatus::Closed | GateStatus::Turning) => {}
                 Err(_) => return Err(locked()),
             }
-            // A call that waits in vain searches for the process that has the store, and its error names that.
+            // A call that waits in vain finds out which process has the store and names it in its error. That takes
+            // extra time.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -224,14 +228,15 @@ impl SharedStore {
         self.reopen(&mut turn, until.saturating_duration_since(Instant::now())).await
     }
 
-    /// Opens the store and looks which one it is.
+    /// Opens the store and records its identity.
     async fn reopen(&self, turn: &mut HandOverTurn, wait: Duration) -> Result<()> {
         let SharedStoreOptions { options, opens_when_full, history, observer, .. } = &self.shared.holding;
         let _wait = WaitNotice::begin(&**observer);
         let location = &self.shared.location;
         let options = options.clone().with_wait(wait);
         let open = match open_here(location, &options).await {
-            // Other writes are refused until what was kept for releases is there again.
+            // The store can be opened for releases only. It refuses other writes until the space reserved for releases
+            // is restored.
             Err(error) if *error.kind() == ErrorKind::NoSpace && *opens_when_full => {
                 open_here(location, &options.with_purpose(Purpose::Release)).await?
             }
@@ -250,12 +255,12 @@ impl SharedStore {
             && store.retention() != history
             && let Err(error) = store.set_retention(history).await
         {
-            tracing::warn!(%error, "the store keeps the bounds that it had on its history");
+            tracing::warn!(%error, "cannot change the bounds on the history of the store; keeping the old ones");
         }
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {
             if seen.identity != StoreIdentity::Nothing {
-                tracing::warn!(store = self.shared.name, "another store is at this place now");
+                tracing::warn!(store = self.shared.name, "another store is at this location now");
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
             *seen = CurrentStore { identity, halves, generation: seen.generation + 1, queued: None };
@@ -276,7 +281,7 @@ impl SharedStore {
         self.shared.gate.wait_until_open().await;
     }
 
-    /// True if a process waits for the lock, or another folder is where the store was opened.
+    /// Returns true if a process waits for the lock, or if another folder is at the path where the store was opened.
     pub fn is_wanted(&self) -> bool {
         let Some(folder) = self.shared.location.path() else { return false };
         if self.shared.gate.peek(|_| ()).is_none() {
@@ -287,13 +292,13 @@ impl SharedStore {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        // The daemon has the first ticket.
+        // This process itself has the first ticket of the queue.
         is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
-    /// Lets the processes that wait for the lock have the store, and takes it back. A process that has announced itself is
-    /// waited for, at most 20 ms. Callers who waited through the hand-over before have the store for as long as that took, at most
-    /// 250 ms, before this one begins.
+    /// Closes the store for the processes that wait for its lock, and opens it again. After an announcement, waits at
+    /// most 20 ms for the process to queue. Callers that waited through the previous hand-over first get the store for
+    /// as long as that took, at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -311,11 +316,11 @@ impl SharedStore {
                 sleep(HOLDER_SEARCH_INTERVAL).await;
             }
         }
-        // The lock goes to the processes that wait now before it comes back.
+        // The processes that wait now get the lock before this one does.
         self.reopen_after_hand_over(&mut turn).await;
     }
 
-    /// Lets other processes have the store until the next call.
+    /// Closes the store for other processes until the next call.
     pub async fn release_store(&self) {
         self.run_to_end(|shared_store| async move {
             let mut turn = shared_store.shared.gate.turn().await;
@@ -324,7 +329,7 @@ impl SharedStore {
         .await;
     }
 
-    /// Closes the store for other processes. False if it was not open.
+    /// Closes the store for other processes. Returns false if it was not open.
     async fn close_for_others(&self, turn: &mut HandOverTurn) -> bool {
         let Some(open) = turn.take() else { return false };
         self.shared.holding.observer.handed_over();
@@ -336,11 +341,11 @@ impl SharedStore {
 
     async fn reopen_after_hand_over(&self, turn: &mut HandOverTurn) {
         if let Err(error) = self.reopen(turn, self.shared.holding.options.wait).await {
-            tracing::warn!(%error, "the store is not open; the next call looks again");
+            tracing::warn!(%error, "cannot open the store; the next call tries again");
         }
     }
 
-    /// Gives the store to a process that waits, at the end of a call, if it has been open for long enough.
+    /// At the end of a call, releases the store if a process waits and the store has been open for long enough.
     async fn yield_now(&self) {
         let (Some(least), Some(open_for)) = (self.shared.holding.yields_after, self.shared.gate.open_for()) else {
             return;
@@ -350,7 +355,8 @@ impl SharedStore {
         }
     }
 
-    /// The oldest revision that clients of etcd's API may read. While another process has the store, as it was before.
+    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, this is
+    /// the last known value.
     pub fn oldest_for_clients(&self) -> Revision {
         let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
@@ -360,17 +366,17 @@ impl SharedStore {
         Revision::new(kept.load(Ordering::Relaxed))
     }
 
-    /// Closes the store, has its engine give up the room that the files do not need, and opens it again.
+    /// Closes the store, lets its engine release the space that the files do not need, and opens it again.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The engine's error.
     pub async fn defragment(&self) -> Result<()> {
         let defragmented = self.run_to_end(|shared_store| async move { shared_store.defragment_at_once().await }).await;
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Does something that closes the store, also if the caller goes away in the middle: a store that is half closed would keep its
-    /// lock for as long as a watch has it. `None` if it panicked, or the runtime ends.
+    /// Runs `work` in a task that completes even if the caller is dropped. A half-closed store would keep its lock for
+    /// as long as a watch has it. Returns `None` if `work` panicked or the runtime is shutting down.
     async fn run_to_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> F,
@@ -389,24 +395,24 @@ impl SharedStore {
         shrunk.map(drop)
     }
 
-    /// The error for a client that means a store whose place another one has taken.
+    /// The error for a client that works on a store whose place another store has taken.
     pub fn replaced(&self, operation: Operation) -> Error {
         self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
     }
 
-    /// Closes the store, once all that keep it open have ended. The next call opens it again.
+    /// Closes the store once all calls that keep it open have ended. The next call opens it again.
     ///
     /// # Errors
-    /// The error of the engine. Everything that was acknowledged is durable all the same.
+    /// The engine's error. Every acknowledged commit is durable even then.
     pub async fn close(&self) -> Result<()> {
         let closed = self.run_to_end(|shared_store| async move { shared_store.close_at_once().await }).await;
         closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Closes the store for good: later calls fail with `Closed`.
+    /// Closes the store for good. Later calls fail with `Closed`.
     ///
     /// # Errors
-    /// Those of [`close`](Self::close).
+    /// See [`close`](Self::close).
     pub(crate) async fn end(&self) -> Result<()> {
         self.shared.gate.end();
         self.close().await
@@ -422,66 +428,68 @@ impl SharedStore {
     }
 }
 
-/// Whether a process has said that it is about to wait for the lock.
+/// Whether the process that wants the store has announced that it will queue for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
-    /// It has.
+    /// The process announced itself, and may not be in the queue yet.
     Yes,
-    /// It waits already.
+    /// The process already waits in the queue.
     No,
 }
 
-/// Longer than any process lives.
+/// Stands in for a wait that overflows the clock; longer than any process lives.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
-/// How long a reader of much has the store at least; then it gives the store to a process that waits.
+/// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 
-/// How a store is held.
+/// How a process keeps a store open and shares it.
 #[derive(Clone)]
 pub struct SharedStoreOptions {
-    /// How it is opened, each time.
+    /// The options with which the store is opened each time.
     pub options: OpenOptions,
-    /// No call waits for the store beyond this moment.
+    /// The deadline for all waits for the store.
     pub until: Option<Instant>,
-    /// Once the store has been open for so long, the end of a call gives it to a process that waits; `None` leaves that to
-    /// [`SharedStore::hand_over`](SharedStore::hand_over) and [`SharedStore::release_store`](SharedStore::release_store).
+    /// Once the store has been open for this long, the end of a call yields it to a waiting process. With `None`, only
+    /// [`SharedStore::hand_over`](SharedStore::hand_over) and
+    /// [`SharedStore::release_store`](SharedStore::release_store) do.
     pub yields_after: Option<Duration>,
-    /// Where a full disk has no room to open it for all purposes, it is opened for releases, which may use what is kept for them.
+    /// If the disk is too full to open the store for all purposes, opens it for releases, which may use the space
+    /// reserved for them.
     pub opens_when_full: bool,
-    /// The bounds on its history that a store of format 2 gets; `None` leaves it those that it has.
+    /// The bounds on its history that a store of format 2 gets when opened; `None` keeps the store's own.
     pub history: Option<Retention>,
-    /// The observer of the store.
+    /// Receives the events of the store.
     pub observer: Arc<dyn SharedStoreObserver>,
 }
 
 impl SharedStoreOptions {
-    /// A store that is opened with these options, and handed over when it is said.
+    /// Options for a store that is opened with `options` and only handed over on request.
     pub fn new(options: OpenOptions) -> Self {
         Self { options, until: None, yields_after: None, opens_when_full: false, history: None, observer: Arc::new(()) }
     }
 
-    /// The moment until which a call waits for the store.
+    /// Returns the instant until which a call waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
-        // A wait that no clock can measure is as good as none.
+        // A wait that overflows the clock counts as unlimited.
         let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);
         self.until.map_or(end, |until| until.min(end))
     }
 }
 
-/// An observer of a held store.
+/// Receives the events of a shared store.
 pub trait SharedStoreObserver: Send + Sync {
-    /// The store is open.
+    /// The store was opened.
     fn taken(&self) {}
-    /// The store is closed, for other processes.
+    /// The store is about to be closed for other processes.
     fn handed_over(&self) {}
-    /// The store is closed for good.
+    /// The store is about to be closed at the owner's request. The next call may open it again.
     fn released(&self) {}
-    /// A wait begins that is no standstill: for another process, or for an engine that is being opened.
+    /// A wait begins that must not count as a hang: for another process, or for an engine that is opening.
     fn wait_begins(&self) {}
-    /// Such a wait ends.
+    /// The wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}
-    /// The disk took so long to make a commit durable.
+    /// A commit took this long to become durable on the disk.
     fn synced(&self, took: Duration) {
         let _ = took;
     }
@@ -489,7 +497,7 @@ pub trait SharedStoreObserver: Send + Sync {
 
 impl SharedStoreObserver for () {}
 
-/// A wait that is no standstill.
+/// Notifies the observer of the begin and the end of a wait that must not count as a hang.
 struct WaitNotice<'o>(&'o dyn SharedStoreObserver);
 
 impl<'o> WaitNotice<'o> {

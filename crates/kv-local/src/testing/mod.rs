@@ -1,5 +1,5 @@
-//! The duties of an [`Engine`], as a test program: how its [`Table`](kv_mvcc::Table) orders, commits and
-//! shows rows, and what becomes of its store when files are missing, damaged, or not its own.
+//! Tests of the requirements on an [`Engine`], as a test program: how its [`Table`](kv_mvcc::Table) orders, commits and
+//! shows rows, and what happens to its store when files are missing, damaged, or another program's.
 //!
 //! ```no_run
 //! # use std::path::Path;
@@ -18,7 +18,7 @@
 //! }
 //! ```
 //!
-//! A store on the engine is judged by the crate `conformance` besides.
+//! The crate `conformance` tests a whole store on the engine.
 
 #![allow(clippy::unwrap_used, reason = "a trial that cannot go on fails")]
 
@@ -38,10 +38,10 @@ use tempfile::TempDir;
 
 use crate::{CommitLog, Create, Engine, OpenOptions, open_blocking};
 
-/// A duty: it panics if the engine breaks it.
+/// A requirement on engines. The function panics if the engine violates it.
 type Duty = fn(&dyn Engine);
 
-/// Runs all trials, with the arguments of `cargo test`.
+/// Runs all tests with the arguments of `cargo test`.
 pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
     let trial = |&(name, duty): &(&str, Duty)| {
         Trial::test(name, move || {
@@ -56,7 +56,7 @@ pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
 
 type RawRow = (Vec<u8>, Vec<u8>);
 
-/// All of them, by name.
+/// The requirements on tables, by name.
 const TABLE_DUTIES: &[(&str, Duty)] = &[
     ("table_is_empty_when_new", table_is_empty_when_new),
     ("table_orders_rows_by_unsigned_bytes", table_orders_rows_by_unsigned_bytes),
@@ -67,7 +67,7 @@ const TABLE_DUTIES: &[(&str, Duty)] = &[
     ("recovery_reopens_table", recovery_reopens_table),
 ];
 
-/// An engine's table in a folder of its own.
+/// An engine's table in a temporary folder.
 struct EngineFixture<'a> {
     engine: &'a dyn Engine,
     folder: TempDir,
@@ -171,7 +171,7 @@ fn commit_keeps_large_rows_and_batches(engine: &dyn Engine) {
     assert_eq!(scan(&*view, b"k", b"l").len(), 1000);
 }
 
-/// Readers beside a writer see all of a commit or nothing of it, within one view.
+/// Within one view, readers beside a writer must see all of a commit or nothing of it.
 fn view_is_snapshot(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
@@ -218,37 +218,37 @@ fn recovery_reopens_table(engine: &dyn Engine) {
     }
 }
 
-/// Runs a future to its end.
+/// Runs a future to completion.
 pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Opens the store, or makes it.
+/// Opens the store, or creates it.
 pub(crate) fn create(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
     open_blocking(engine, path, &OpenOptions::default().with_create(Create::IfMissing))
 }
 
-/// Opens the store if it is there.
+/// Opens an existing store.
 pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
     open_blocking(engine, path, &OpenOptions::default())
 }
 
-/// How many keys one [`step`] writes.
+/// The number of keys that one [`step`] writes.
 const KEYS_PER_STEP: usize = 5;
 
-/// The value that step `n` gives to all its keys: some short, some longer than a row.
+/// The value that step `n` writes to all its keys. Some values are short, some are longer than a row.
 fn value(n: u64) -> Vec<u8> {
     let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
     n.to_be_bytes().into_iter().cycle().take(length).collect()
 }
 
-/// One transaction that writes `KEYS_PER_STEP` keys.
+/// Commits one transaction that writes `KEYS_PER_STEP` keys.
 pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
     let ops: Vec<Op> = (0..KEYS_PER_STEP).map(|i| Op::put(format!("k/{i}/{}", n % 20), value(n))).collect();
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
-/// The contents of the store after the steps before `n`, or their fault.
+/// Checks that the store contains the result of the steps before `n`. Returns the first difference.
 async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)

@@ -1,4 +1,4 @@
-//! Opening stores: missing, new, in use, not ours, and damaged in ways that a program could mistake for new.
+//! Tests of opening stores: missing, new, in use, another program's, and damaged in ways that look like a new store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use super::open;
 use super::{Duty, check, create, run, step};
 use crate::{Create, Engine, OpenOptions, open_blocking};
 
-/// All duties, by name.
+/// The requirements on opening, by name.
 pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_is_named_and_not_made_when_missing", store_is_named_and_not_made_when_missing),
     ("store_stays_same_when_reopened", store_stays_same_when_reopened),
@@ -30,7 +30,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_files_are_private", store_files_are_private),
 ];
 
-/// The one of an engine behind a journal.
+/// The requirement on an engine behind a journal.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
@@ -49,7 +49,7 @@ fn engine_file(engine: &dyn Engine, path: &Path) -> PathBuf {
     path.join(engine.files()[0])
 }
 
-/// A store with one step in it.
+/// Creates a store with one step in it.
 fn small_store(engine: &dyn Engine, path: &Path) {
     let store = create(engine, path).unwrap();
     run(async {
@@ -58,7 +58,7 @@ fn small_store(engine: &dyn Engine, path: &Path) {
     });
 }
 
-/// A folder with a [`small_store`] in it, and the path of that.
+/// Creates a temporary folder with a [`small_store`] in it, and returns the store's path with it.
 fn folder_with_store(engine: &dyn Engine) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -136,7 +136,7 @@ fn store_of_another_engine_is_named(engine: &dyn Engine) {
     }
 }
 
-/// A store that has lost its `store.id` opens, although the folder has a file of another program.
+/// A store without its `store.id` must open, even if the folder contains another program's file.
 fn store_is_found_beside_foreign_file(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -179,7 +179,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
         assert!(error.to_string().contains("in the way"), "{error}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    // Folders where files should be.
+    // Put folders where files should be.
     let store = folder.path().join("store");
     small_store(engine, &store);
     for name in ["queue", "store.id"] {
@@ -194,7 +194,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
     assert_whole(engine, &store);
 }
 
-/// A store that has lost a part is never taken for a new one, and once the part is back all is well.
+/// A store that has lost a part must never be taken for a new one. It must work again once the part is restored.
 fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     let (folder, path) = folder_with_store(engine);
     for name in engine.files() {
@@ -217,7 +217,8 @@ fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     }
 }
 
-/// An engine with a journal: its newest commits are there and nowhere else, and `head`, which tells of them, may be gone too.
+/// The newest commits of an engine behind a journal are only in the journal. The store must be refused without it, even
+/// if `head`, which records them, is gone too.
 fn store_is_refused_without_its_journal(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let (journal, head) = (path.join("journal"), path.join("head"));
@@ -244,7 +245,7 @@ fn store_is_refused_without_its_journal(engine: &dyn Engine) {
             assert_whole(engine, &path);
         }
     }
-    // Without `head` alone nothing is lost.
+    // Losing only `head` must lose nothing.
     fs::remove_file(&head).unwrap();
     assert_whole(engine, &path);
 }
@@ -273,7 +274,7 @@ fn identity_is_refused_when_foreign(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-/// `store.id` can be written again from the rows, and only from them.
+/// A lost `store.id` must be restored from the rows, and only from them.
 fn identity_is_restored_when_lost(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
@@ -288,7 +289,7 @@ fn identity_is_restored_when_lost(engine: &dyn Engine) {
     assert!(!identity.exists());
 }
 
-/// The remains of a creation that was cut off: its mark, and anything of the engine's.
+/// The remains of an interrupted creation: the marker, and some of the engine's files.
 fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in
@@ -326,7 +327,8 @@ fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     }
 }
 
-/// A creation ends with the removal of its mark; a store that still has it is complete.
+/// Creating a store must end with the removal of the marker. A complete store that still has the marker must open and
+/// lose it.
 fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     fs::write(path.join("creating"), "").unwrap();
@@ -334,7 +336,7 @@ fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     assert!(!path.join("creating").exists());
 }
 
-/// The store's files and folders are its owner's alone, also those that came later.
+/// Only the owner may access the store's files and folders, including those created later.
 fn store_files_are_private(engine: &dyn Engine) {
     fn collect(path: &Path, found: &mut u32) {
         let metadata = fs::metadata(path).unwrap();
