@@ -350,6 +350,22 @@ mod tests {
     }
 
     #[test]
+    fn conflist_stores_are_one_when_endpoint_order_differs() {
+        let folder = tempfile::tempdir().unwrap();
+        for (file, endpoints) in [("a.conf", "http://a:2379,http://b:2379"), ("b.conf", "http://b:2379, http://a:2379")]
+        {
+            let conf = format!(
+                r#"{{"name":"n","type":"calico","etcd_endpoints":"{endpoints}","datastore_type":"etcdv3",
+                "ipam":{{"type":"calico-ipam"}}}}"#
+            );
+            fs::write(folder.path().join(file), conf).unwrap();
+        }
+        let found = scan(stores::drivers(), folder.path());
+        assert!(found.broken.is_none(), "{:?}", found.broken);
+        assert_eq!(found.candidates.len(), 1, "{:?}", found.candidates);
+    }
+
+    #[test]
     fn conflist_networks_of_any_ipam_plugin_count() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();

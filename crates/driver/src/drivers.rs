@@ -275,11 +275,13 @@ impl Location {
         }
     }
 
-    /// Returns true if both locations are one store, whatever credentials they have.
+    /// Returns true if both locations are one store, whatever credentials they have and in whatever order they list the
+    /// endpoints.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {
                 let is_same_driver = self.facts().name == other.facts().name;
+                let (one, two) = (one.in_order(), two.in_order());
                 is_same_driver && one.endpoints == two.endpoints && one.discovery_srv == two.discovery_srv
             }
             _ => self == other,
