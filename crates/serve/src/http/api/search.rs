@@ -162,7 +162,7 @@ impl SearchResult {
 #[derive(Default, Serialize)]
 struct HolderAddresses {
     addresses: Vec<AddressMatch>,
-    /// The blocks of a node.
+    /// Empty unless the holder is a node.
     blocks: Vec<HolderBlock>,
     more: bool,
 }
