@@ -82,7 +82,7 @@ impl dyn Allocator + '_ {
     /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints it with code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
-            tracing::info!("which pools there are depends on the namespace of the pod");
+            tracing::info!("the namespace of the pod decides which pools it may use");
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Allocator for DaemonAllocator {
                     && at.location.path().is_some()
                     && begun.elapsed() >= STATUS_TIMEOUT =>
             {
-                tracing::info!("the daemon has the store all the time, which says that it works");
+                tracing::info!("the daemon keeps the store locked, so the store works");
                 return Ok(Answer::Ready);
             }
             DaemonReply::Lost => (verb.as_repeat(), None),
@@ -191,7 +191,7 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
             return DaemonReply::NotRunning;
         }
         Err(error) => {
-            tracing::warn!(%error, socket = %socket.display(), "the daemon margay serve is of no use; going on without it");
+            tracing::warn!(%error, socket = %socket.display(), "cannot use the margay daemon; opening the store directly");
             return DaemonReply::NotRunning;
         }
     };
@@ -204,7 +204,7 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     match connection.ask(FrameKind::Verb, &asked, within) {
         Ok(answer) => DaemonReply::Answer(answer),
         Err(error) => {
-            tracing::warn!(%error, "the daemon margay serve has not answered; going on without it");
+            tracing::warn!(%error, "the margay daemon has not answered; opening the store directly");
             DaemonReply::Lost
         }
     }
@@ -343,7 +343,7 @@ impl Verb {
                 Err(CniError::from(error).with_code(Code::TryAgain))
             }
             (Self::Status(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
-                tracing::info!(%error, "others have the store all the time, which says that it works");
+                tracing::info!(%error, "other processes keep the store locked, so the store works");
                 Ok(Answer::Ready)
             }
             // The first ADD creates the store.

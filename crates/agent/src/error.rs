@@ -124,7 +124,7 @@ impl CniError {
         &self.message
     }
 
-    /// What to do, or the wrong value; may be empty.
+    /// The remedy, or the wrong value; may be empty.
     pub fn details(&self) -> &str {
         &self.details
     }

@@ -103,7 +103,7 @@ impl FileHints {
         let hint = HintFile { store: self.store.clone(), network, node, blocks };
         let bytes = serde_json::to_vec(&hint).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
-            tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
+            tracing::debug!(%error, "cannot write a hint about used blocks; the next call asks the store");
         }
     }
 

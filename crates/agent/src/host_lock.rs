@@ -31,10 +31,10 @@ impl HostLock {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {
-                tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
+                tracing::warn!(path = %path.display(), "another process holds the lock of this host; continuing without it");
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot lock this host; going on without it");
+                tracing::warn!(path = %path.display(), %error, "cannot lock this host; continuing without it");
             }
         }
         None

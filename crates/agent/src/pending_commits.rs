@@ -191,7 +191,7 @@ impl PendingCommits for PendingCommitFolder {
     fn forget(&self, id: &PendingCommitId) {
         match fs::remove_file(self.folder.join(&id.0)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(%error, id = id.0, "a note stays that is not needed any more");
+                tracing::warn!(%error, id = id.0, "cannot remove a note that is no longer needed");
             }
             _ => {}
         }

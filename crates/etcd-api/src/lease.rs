@@ -204,7 +204,7 @@ pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, LeaseTime>>,
     /// When the clock checks the leases next. A lease that ends earlier must wake it.
     next_scan: Mutex<Instant>,
-    /// The clock has something to do before the time that it waits for.
+    /// Wakes the clock before `next_scan`.
     sooner: Notify,
     /// The store whose leases are loaded; `None` before the first load.
     loaded: watch::Sender<Option<StoreGeneration>>,
@@ -225,7 +225,7 @@ struct LeaseTime {
 enum GrantState {
     /// The grant is in progress. The lease can neither end nor be renewed.
     Pending,
-    /// The time since which this process knows the lease as granted.
+    /// When this process granted or loaded the lease.
     Since(Instant),
 }
 
@@ -364,7 +364,7 @@ impl LeaseClock {
             if *self.loaded.borrow() != Some(place)
                 && let Err(error) = self.load(backing, place).await
             {
-                tracing::warn!(%error, "the leases cannot be read yet; their keys stay");
+                tracing::warn!(%error, "cannot read the leases yet; their keys stay");
                 let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;
             }
@@ -396,7 +396,7 @@ impl LeaseClock {
             Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
             Err(_) if backing.place() != place => {}
             Err(error) => {
-                tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
+                tracing::warn!(%id, %error, "cannot revoke a lease that has ended; trying again");
                 if let Some(time) = self.times().get_mut(&id) {
                     time.revoke_from = Instant::now() + REVOKE_RETRY_INTERVAL;
                 }

@@ -338,7 +338,7 @@ impl WatchSession {
         self.send(refused).await
     }
 
-    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision tells the client why.
+    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision shows the reason.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;

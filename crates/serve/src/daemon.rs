@@ -158,7 +158,7 @@ impl QueueWatcher {
     pub(crate) fn new(folder: &Path) -> Self {
         let reported = watch(folder);
         if let Err(error) = &reported {
-            tracing::debug!(%error, "the kernel does not tell who opens the queue, so the daemon looks");
+            tracing::debug!(%error, "inotify is unavailable; polling the queue of the store");
         }
         Self { reported: reported.ok() }
     }

@@ -4,8 +4,8 @@
 //! - [`daemon`] and `connection`: the private socket for plugins and commands, and the store behind it.
 //! - [`socket`]: the right to serve a store, and the path of the socket.
 //! - [`accept`]: accepts clients at every listener.
-//! - [`http`]: Prometheus metrics and the page, from [`metrics`] and the store. The pulse in [`metrics`] tells waiting
-//!   clients when the store last finished an operation.
+//! - [`http`]: Prometheus metrics and the page, from [`metrics`] and the store. The pulse in [`metrics`] reports to
+//!   waiting clients when the store last finished an operation.
 //! - [`api`]: etcd's API in front of an embedded store, for other programs.
 //! - [`life`]: start, readiness, watchdog and end.
 

@@ -111,7 +111,7 @@ impl ServeLock {
         if self.listens.swap(false, Ordering::Relaxed)
             && let Err(error) = remove(&self.socket())
         {
-            tracing::warn!(%error, "the socket stays, and clients find no daemon there");
+            tracing::warn!(%error, "cannot remove the socket; clients will find no daemon there");
         }
     }
 }
@@ -136,7 +136,7 @@ pub fn remove_stale() {
         let is_refused =
             |connected: io::Result<_>| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
         if is_refused(UnixStream::connect(&socket)) && remove(&socket).is_ok() {
-            tracing::debug!(socket = %socket.display(), "a daemon that was killed had left its socket");
+            tracing::debug!(socket = %socket.display(), "removed the socket of a killed daemon");
         }
     }
 }

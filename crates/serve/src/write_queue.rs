@@ -110,7 +110,7 @@ impl QueueWorker {
                 // The earliest deadline has passed. The other clients may still have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
-                    tracing::debug!(%error, "the store is not open, so the plugins go by themselves");
+                    tracing::debug!(%error, "cannot open the store; the plugins open it directly");
                     self.waiting.drain(..).for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
             }
@@ -189,7 +189,7 @@ impl QueueWorker {
                 }
                 Err(_) if !clients.iter().all(Client::is_waiting) => {}
                 Err(error) => {
-                    tracing::debug!(count = jobs.len(), %error, "not assigned together, so each is assigned alone");
+                    tracing::debug!(count = jobs.len(), %error, "cannot assign together; assigning one by one");
                     break;
                 }
             }

@@ -230,7 +230,7 @@ pub enum StoreIdentity {
     Embedded {
         /// The id of the store.
         id: String,
-        /// The file `queue` in the store's folder. If a client sees another file there, its store is another one.
+        /// The file `queue` in the store's folder. If a client finds a different file there, its store is not the daemon's.
         queue: FileId,
     },
     /// A cluster's store.

@@ -10,7 +10,7 @@
 //! answer, the daemon also sends `Alive` every second, so that the client can distinguish a busy daemon from a frozen
 //! one. [`keys`] has the requests to a [`kv::Store`]. The requests for verbs are types of the plugin.
 //!
-//! A client accepts only a daemon whose user is root or the store's owner, and the daemon accepts only such clients.
+//! Both ends check the user of the other process, which must be root or the store's owner.
 
 mod client;
 mod frame;

@@ -385,7 +385,7 @@ fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNe
     Ok(())
 }
 
-/// Explains why a route already exists. It is no error if the existing route is the same.
+/// Explains why a route already exists. An identical route is no error.
 fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in

@@ -87,7 +87,7 @@ pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(),
 }
 
 /// Calls [`ensure`] if this host already has a rule set of the store, else changes nothing. Use this function in
-/// programs that change pools and cannot tell whether containers run on this host.
+/// programs that change pools and cannot determine whether containers run on this host.
 ///
 /// # Errors
 ///

@@ -217,7 +217,7 @@ const LINK_HEADER_BYTES: usize = 16;
 const ADDRESS_HEADER_BYTES: usize = 8;
 const ROUTE_HEADER_BYTES: usize = 12;
 
-/// A network interface, as far as this crate reads it.
+/// The attributes of a network interface that this crate reads.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     pub(crate) index: u32,

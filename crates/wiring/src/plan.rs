@@ -1,3 +1,4 @@
+//! The plan of one container's network.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,7 +12,7 @@ pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 pub struct Plan {
     /// The name of the end that stays on the host, for example `calic1`.
     pub host_interface: String,
-    /// What happens to an existing interface of that name.
+    /// The treatment of an existing interface of that name.
     pub old_interface: OldInterface,
     /// The name of the end in the container, `CNI_IFNAME`.
     pub interface: String,
@@ -38,7 +39,7 @@ pub struct Plan {
     pub next_hop: NextHop,
 }
 
-/// What happens to an interface of the host that already has the wanted name.
+/// The treatment of a host interface that already has the wanted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldInterface {
     /// The interface is removed, whatever it is: the name belongs to this workload only.

@@ -52,7 +52,7 @@ pub fn ensure_forwarding(addresses: &[IpAddr]) -> Result<(), Error> {
     for (_, key) in families.into_iter().filter(|(wanted, _)| *wanted) {
         if read(key).as_deref() != Some("1") {
             set(key, "1").map_err(Error::Failed)?;
-            tracing::info!(setting = key, "the host passes packets on from now on");
+            tracing::info!(setting = key, "enabled packet forwarding on the host");
         }
     }
     Ok(())

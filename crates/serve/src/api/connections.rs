@@ -138,8 +138,7 @@ fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connect
     let connected = connected.clone();
     tokio::spawn(async move {
         // Sending fails only when the daemon ends.
-        let _ =
-            connected
+        let _ = connected
             .send(ApiConnection { io: AuthorityFilter::new(io), client: ClientShare::default(), _place: place })
             .await;
     });
@@ -264,10 +263,12 @@ impl ReloadingTls {
             current.0 = stamp;
             match self.files.load() {
                 Ok(config) => {
-                    tracing::info!("the certificates of etcd's API were read again");
+                    tracing::info!("loaded the changed certificates of etcd's API");
                     current.1 = Arc::new(config);
                 }
-                Err(why) => tracing::warn!(why, "the certificates of etcd's API have changed and stay as they were"),
+                Err(why) => {
+                    tracing::warn!(why, "cannot load the changed certificates of etcd's API; keeping the old ones")
+                }
             }
         }
         TlsAcceptor::from(Arc::clone(&current.1))

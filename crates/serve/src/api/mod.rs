@@ -85,7 +85,7 @@ pub(crate) async fn offer(
     tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {
         if let Err(error) = api.server().serve_with_incoming(connections).await {
-            tracing::error!(%error, "etcd's API is not offered any more");
+            tracing::error!(%error, "etcd's API has stopped");
         }
     });
     Ok(said)
@@ -148,7 +148,7 @@ impl ListenAddress {
     /// Checks that clients can reach the address and that other users cannot write to the store.
     ///
     /// # Errors
-    /// What to change.
+    /// Advice on how to change the options.
     fn check(&self, options: &ApiOptions) -> Result<(), &'static str> {
         let Self::Tcp { addresses, tls } = self else { return Ok(()) };
         if options.advertise.is_empty() && addresses.iter().any(|address| address.ip().is_unspecified()) {

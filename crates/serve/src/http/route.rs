@@ -112,7 +112,7 @@ async fn metrics_answer(page: &Arc<PageContext>) -> HttpResponse {
     let samples = match timeout(page.limits.answer, samples(page)).await {
         Ok(Ok(samples)) => Some(samples.text()),
         Ok(Err(failure)) => {
-            tracing::warn!(error = failure.text, "the store cannot be read for its numbers");
+            tracing::warn!(error = failure.text, "cannot read the store for its metrics");
             None
         }
         Err(_) => None,
@@ -148,9 +148,9 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
             match timeout(page.limits.answer / 2, forecast).await {
                 Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
                 Ok(Ok(Err(failure))) => {
-                    tracing::warn!(error = failure.text, "the history cannot be read for a forecast");
+                    tracing::warn!(error = failure.text, "cannot read the history for a forecast");
                 }
-                _ => tracing::warn!("the forecast takes long; the next answer may have it"),
+                _ => tracing::warn!("the forecast is slow; the next answer may have it"),
             }
             census.revision
         }
