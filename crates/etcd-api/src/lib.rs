@@ -151,8 +151,8 @@ impl Api {
         self.revision_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a full
-    /// disk keeps it from being opened again, returns the newest revision of an earlier answer instead.
+    /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a
+    /// full disk keeps it from being opened again, returns the newest revision of an earlier answer instead.
     async fn revision_within(&self, patience: Duration) -> Result<Revision, Status> {
         let read = timeout(patience, self.revision()).await;
         if let Ok(Ok(revision)) = read {

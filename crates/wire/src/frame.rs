@@ -230,7 +230,8 @@ pub enum StoreIdentity {
     Embedded {
         /// The id of the store.
         id: String,
-        /// The file `queue` in the store's folder. If a client finds a different file there, its store is not the daemon's.
+        /// The file `queue` in the store's folder. If a client finds a different file there, its store is not the
+        /// daemon's.
         queue: FileId,
     },
     /// A cluster's store.

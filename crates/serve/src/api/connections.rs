@@ -266,9 +266,7 @@ impl ReloadingTls {
                     tracing::info!("loaded the changed certificates of etcd's API");
                     current.1 = Arc::new(config);
                 }
-                Err(why) => {
-                    tracing::warn!(why, "cannot load the changed certificates of etcd's API; keeping the old ones")
-                }
+                Err(why) => tracing::warn!(why, "cannot load new certificates of etcd's API; keeping the old ones"),
             }
         }
         TlsAcceptor::from(Arc::clone(&current.1))

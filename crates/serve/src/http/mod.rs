@@ -1,8 +1,8 @@
 //! The daemon's HTTP side for browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
 //!
-//! The server only reads, and only to answer a request. [`ClientLimits`] bound the number of connections, the time for headers,
-//! the time for a request, and the time in which a client reads nothing. The page is a few files in the program. It
-//! requests nothing from other hosts, and the headers of every answer forbid that.
+//! The server only reads, and only to answer a request. [`ClientLimits`] bound the number of connections, the time for
+//! headers, the time for a request, and the time in which a client reads nothing. The page is a few files in the
+//! program. It requests nothing from other hosts, and the headers of every answer forbid that.
 
 mod answer;
 mod api;
