@@ -51,8 +51,8 @@ pub enum Verb {
     /// none, or there is no store, the release succeeds. Addresses that are too young, of unknown age or without
     /// Margay's attributes are kept and counted.
     Gc(Gc),
-    /// Releases addresses of an attachment that devices on the wire use, and puts them into quarantine in the same
-    /// step. This is a step of an ADD with a probe.
+    /// Releases addresses of an attachment that devices on the wire use, and puts them into quarantine, in one
+    /// commit. This is a step of an ADD with a probe.
     Quarantine(Quarantine),
 }
 

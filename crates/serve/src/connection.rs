@@ -20,7 +20,7 @@ use crate::daemon::Daemon;
 use crate::metrics::{Metrics, RequestResult};
 use crate::write_queue::{CancellableStore, Client, QueuedVerb, replaced_answer, request_deadline};
 
-/// Idle time after which the daemon closes a connection. Clients rely on this limit.
+/// Idle time after which the daemon closes a connection. Clients expect this, and reconnect.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for sending a frame to a client.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
