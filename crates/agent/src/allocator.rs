@@ -1,7 +1,8 @@
 //! The allocator of a plugin, and its two implementations.
 //!
-//! [`DaemonAllocator`] sends a verb to the daemon `margay serve`, if there is one for the store. Otherwise, and whatever is wrong with the
-//! daemon, [`DirectAllocator`] opens the store, does the verb in one commit, and closes the store.
+//! [`DaemonAllocator`] sends a verb to the daemon `margay serve`, if the store has one. If there is no daemon or
+//! anything is wrong with it, [`DirectAllocator`] opens the store, carries out the verb in one commit, and closes the
+//! store.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,24 +24,25 @@ use crate::rights::WriteRights;
 use crate::session::{Session, StoreAccess, in_place, ipam_with_liveness};
 use crate::verb::{Add, Answer, Check, CheckAnswer, Del, Gc, GcSummary, Quarantine, Verb, VerbRequest};
 
-/// Keeps the books of addresses: the work of the verbs once the protocol is settled.
+/// Carries out verbs on a store, after the protocol layer has checked them.
 ///
-/// Calls are synchronous and come one per process. An implementation opens the store at the location and closes it before it
-/// returns: the process may end right after.
+/// Calls are synchronous, and a process makes one. An implementation opens the store at the location and closes it
+/// before it returns, because the process may end right after.
 pub trait Allocator {
-    /// Does a verb. The answer is one to this verb.
+    /// Carries out a verb, and returns an answer of that verb's kind.
     ///
     /// # Errors
-    /// The error is printed as it is, and the runtime will call again. On a Calico network its texts are Calico's, with code 999. A
-    /// CHECK has code 11 if the store could not be reached.
+    /// The plugin prints the error unchanged, and the runtime will call again. On a Calico network the texts are
+    /// Calico's, with code 999. A CHECK has code 11 if the store could not be reached.
     fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer>;
 }
 
 impl dyn Allocator + '_ {
-    /// ADD. `None` if a pool is chosen by the labels of the namespace, which the request does not have.
+    /// Carries out an ADD. Returns `None` if the labels of the pod's namespace choose a pool and the request lacks
+    /// them.
     ///
     /// # Errors
-    /// The errors of [`call`](Allocator::call).
+    /// Any error of [`call`](Allocator::call).
     pub fn add(&self, at: &StoreAccess, add: &Add) -> Result<Option<Vec<AssignedAddress>>> {
         match self.call(at, &Verb::Add(Box::new(add.clone())))? {
             Answer::Assigned(assigned) => Ok(Some(assigned)),
@@ -49,10 +51,10 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// DEL. The addresses that were released.
+    /// Carries out a DEL, and returns the released addresses.
     ///
     /// # Errors
-    /// The errors of [`call`](Allocator::call).
+    /// Any error of [`call`](Allocator::call).
     pub fn del(&self, at: &StoreAccess, del: Del) -> Result<Vec<IpAddr>> {
         match self.call(at, &Verb::Del(del))? {
             Answer::Released(addresses) => {
@@ -63,10 +65,10 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// CHECK.
+    /// Carries out a CHECK.
     ///
     /// # Errors
-    /// The errors of [`call`](Allocator::call).
+    /// Any error of [`call`](Allocator::call).
     pub fn check(&self, at: &StoreAccess, check: Check) -> Result<CheckAnswer> {
         match self.call(at, &Verb::Check(check))? {
             Answer::Checked(checked) => Ok(checked),
@@ -74,21 +76,21 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// STATUS of such an ADD.
+    /// Checks whether this ADD could be carried out (STATUS).
     ///
     /// # Errors
-    /// The reason why no ADD can be served: the store, or the configuration. It is printed with code 50.
+    /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints it with code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
-            tracing::info!("which pools there are depends on the namespace of the pod");
+            tracing::info!("the namespace of the pod decides which pools it may use");
         }
         Ok(())
     }
 
-    /// GC.
+    /// Carries out a GC.
     ///
     /// # Errors
-    /// The errors of [`call`](Allocator::call).
+    /// Any error of [`call`](Allocator::call).
     pub fn gc(&self, at: &StoreAccess, gc: Gc) -> Result<GcSummary> {
         match self.call(at, &Verb::Gc(gc))? {
             Answer::Collected(collected) => Ok(collected),
@@ -96,40 +98,40 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// A step of an ADD with a probe.
+    /// Carries out the quarantine step of an ADD with a probe.
     ///
     /// # Errors
-    /// The errors of [`call`](Allocator::call).
+    /// Any error of [`call`](Allocator::call).
     pub fn quarantine(&self, at: &StoreAccess, what: Quarantine) -> Result<()> {
         self.call(at, &Verb::Quarantine(what)).map(drop)
     }
 }
 
-/// The error for the answer to another verb, which no allocator gives.
+/// Returns the error for an answer to another verb, which no allocator gives.
 fn wrong_answer_error(answer: &Answer) -> CniError {
     CniError::internal(format!("the allocator answered another verb: {answer:?}"))
 }
 
-/// Sends verbs to the daemon of a store, if there is one. Otherwise, and whenever the daemon does not do it, the
-/// plugin does it by itself.
+/// An allocator that sends verbs to the store's daemon. If there is no daemon, or it does not carry out the verb, the
+/// plugin opens the store itself.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonAllocator {
     direct: DirectAllocator,
 }
 
-/// The fate of a request to the daemon.
+/// The outcome of a request to the daemon.
 #[derive(Debug)]
 enum DaemonReply {
-    /// The daemon has answered.
     Answer(Answer),
-    /// No daemon has the request.
+    /// The daemon did not receive the request.
     NotRunning,
-    /// The daemon had the request, and what became of it is not known.
+    /// The daemon received the request, and its outcome is unknown.
     Lost,
 }
 
 impl DaemonAllocator {
-    /// An allocator for a call that has the store open already: what the daemon leaves to the plugin is done in the session.
+    /// Creates an allocator for a call that already has the store open. Verbs that the daemon leaves to the plugin run
+    /// in the session.
     pub fn within(session: Arc<Session>) -> Self {
         Self { direct: DirectAllocator::within(session) }
     }
@@ -141,12 +143,12 @@ impl Allocator for DaemonAllocator {
             return self.direct.call(at, verb);
         }
         let begun = Instant::now();
-        // The connection on which the daemon was asked to make way must stay until the store is open.
+        // The connection with the yield request must stay open until this process has opened the store.
         let (repeated, _announced) = match ask_daemon(at, verb) {
             DaemonReply::Answer(Answer::Refused(error)) => return Err(error),
             DaemonReply::Answer(answer) if verb.is_answered_by(&answer) => return Ok(answer),
             DaemonReply::Answer(answer) => {
-                // The log keeps the name that this answer had.
+                // The log line keeps the former name of this answer.
                 let answer = format!("{answer:?}").replacen("Declined(", "ByYourself(", 1);
                 tracing::debug!(%answer, "the daemon margay serve leaves it to the plugin");
                 (verb.as_repeat(), ask_daemon_to_yield(&at.location))
@@ -156,7 +158,7 @@ impl Allocator for DaemonAllocator {
                     && at.location.path().is_some()
                     && begun.elapsed() >= STATUS_TIMEOUT =>
             {
-                tracing::info!("the daemon has the store all the time, which says that it works");
+                tracing::info!("the daemon keeps the store locked, so the store works");
                 return Ok(Answer::Ready);
             }
             DaemonReply::Lost => (verb.as_repeat(), None),
@@ -167,7 +169,8 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// The verb after the daemon had it: what the daemon may have assigned is the answer.
+    /// Returns the verb to repeat after the daemon may have carried it out. A repeated ADD returns the addresses that
+    /// the daemon may have assigned.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -176,7 +179,7 @@ impl Verb {
     }
 }
 
-/// Sends a verb to the daemon, and waits for the answer as long as the daemon is alive, within the verb's time.
+/// Sends a verb to the daemon, and waits for the answer while the daemon is alive, at most for the verb's budget.
 fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     let within = verb.budget(at);
     let end = Instant::now() + within;
@@ -188,7 +191,7 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
             return DaemonReply::NotRunning;
         }
         Err(error) => {
-            tracing::warn!(%error, socket = %socket.display(), "the daemon margay serve is of no use; going on without it");
+            tracing::warn!(%error, socket = %socket.display(), "cannot use the margay daemon; opening the store directly");
             return DaemonReply::NotRunning;
         }
     };
@@ -201,13 +204,14 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     match connection.ask(FrameKind::Verb, &asked, within) {
         Ok(answer) => DaemonReply::Answer(answer),
         Err(error) => {
-            tracing::warn!(%error, "the daemon margay serve has not answered; going on without it");
+            tracing::warn!(%error, "the margay daemon has not answered; opening the store directly");
             DaemonReply::Lost
         }
     }
 }
 
-/// Asks the daemon to make way, where it has the store. The connection must stay until the store is open.
+/// Asks the daemon of an embedded store to hand it over. The connection must stay open until this process has opened
+/// the store.
 fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
     let mut connection = DaemonConnection::open(&socket, FROZEN_TIMEOUT, |uid| is_trusted(location, uid)).ok()?;
@@ -215,13 +219,13 @@ fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     Some(connection)
 }
 
-/// How long a STATUS may take.
+/// Time limit of a STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The part of that for which it waits for the store lock. A caller that waited in vain searches for the lock holder
-/// for another 300 ms.
+/// The part of [`STATUS_TIMEOUT`] for which a STATUS waits for the store lock. After a wait in vain, the search for the
+/// lock holder takes another 300 ms.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Does verbs in the store that a call names.
+/// An allocator that opens the store itself.
 #[derive(Clone, Debug, Default)]
 pub struct DirectAllocator {
     given: Option<Arc<dyn Store>>,
@@ -229,19 +233,19 @@ pub struct DirectAllocator {
 }
 
 impl DirectAllocator {
-    /// An allocator on a store that the caller has open. It works on this store, whatever a call names, and does not
-    /// close it.
+    /// Creates an allocator on a store that the caller has open. The allocator uses this store for every call, whatever
+    /// location the call names, and does not close it.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }
 
-    /// An allocator that works in a session where the session has the store that a call names.
+    /// Creates an allocator that works in a session if the session has the store of the call open.
     pub fn within(session: Arc<Session>) -> Self {
         Self { given: None, session: Some(session) }
     }
 
-    /// Opens the store, does the verb, and closes the store. A store that cannot be closed cleanly has nevertheless
-    /// committed: that is logged and not an error.
+    /// Opens the store, carries out the verb, and closes the store. If the close fails, the verb has committed already,
+    /// so the failure is logged and is not an error.
     fn carry_out(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer, VerbFailure> {
         let location = &at.location;
         if let Some(session) = &self.session
@@ -281,7 +285,7 @@ impl DirectAllocator {
             }
             done
         });
-        // The process does not wait for a name server that does not answer.
+        // A name server that does not answer must not delay the end of the process.
         runtime.shutdown_background();
         done
     }
@@ -305,12 +309,12 @@ impl Allocator for DirectAllocator {
 }
 
 impl Verb {
-    /// How long it may take.
+    /// The time limit of the verb.
     pub(crate) fn budget(&self, at: &StoreAccess) -> Duration {
         if matches!(self, Self::Status(_)) { STATUS_TIMEOUT } else { at.budget() }
     }
 
-    /// How the store is opened for it.
+    /// Returns the options by which the store is opened for the verb.
     fn options(&self, location: &Location, wait: Duration) -> OpenOptions {
         let (create, wait) = match self {
             Self::Add(add) if add.makes_store() => (Create::IfMissing, wait),
@@ -320,7 +324,7 @@ impl Verb {
         in_place(create.with_wait(wait).with_purpose(self.purpose()))
     }
 
-    /// The answer all the same, where a failure is none for this verb.
+    /// Returns an answer in place of a failure that this verb tolerates.
     fn recover_failure(&self, location: &Location, failure: VerbFailure) -> Result<Answer> {
         match (self, failure) {
             (Self::Add(_) | Self::Status(_), VerbFailure::NamespaceWanted) => Ok(Answer::NamespaceWanted),
@@ -339,10 +343,10 @@ impl Verb {
                 Err(CniError::from(error).with_code(Code::TryAgain))
             }
             (Self::Status(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
-                tracing::info!(%error, "others have the store all the time, which says that it works");
+                tracing::info!(%error, "other processes keep the store locked, so the store works");
                 Ok(Answer::Ready)
             }
-            // The first ADD makes it.
+            // The first ADD creates the store.
             (Self::Status(add), VerbFailure::Store(error)) if is_no_store(&error, location) && add.makes_store() => {
                 check_can_create(location)?;
                 Ok(Answer::Ready)
@@ -352,34 +356,34 @@ impl Verb {
     }
 }
 
-/// Takes the host's lock where a cluster's store asks for it.
+/// Takes the host lock if the verb needs it on a cluster's store.
 async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Option<HostLock> {
     let is_due = at.location.is_shared() && verb.takes_host_lock();
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to the store: a cluster is connected to with the first request. That is a third of the time for which a call of
-/// sixteen at once would hold the host's lock.
+/// Connects to a cluster's store by a first request. Without that, the connection would take a third of the time for
+/// which a call holds the host lock when sixteen calls run at once.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
-    // The call itself meets the same error, and reports it.
+    // The call itself gets the same error and reports it.
     let _ = store.range(request).await;
 }
 
-/// True if an error says that there is no store yet. A cluster always has one: there the missing thing is a credential
-/// file.
+/// Returns whether an error means that there is no store yet. A cluster always has a store: there, the missing thing is
+/// a credential file.
 pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !location.is_shared()
 }
 
-/// Fails where the first ADD could not make the store.
+/// Fails if the first ADD could not create the store.
 fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     let runtime = Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
     Ok(runtime.block_on(check_creatable(location))?)
 }
 
-/// True if an error says that the store may be whole and cannot be queried now.
+/// Returns whether an error means that the store may be intact but cannot be queried now.
 fn is_out_of_reach(kind: &ErrorKind) -> bool {
     kind.is_transient() || matches!(kind, ErrorKind::Io | ErrorKind::CommitIo | ErrorKind::NoSpace)
 }

@@ -1,4 +1,4 @@
-//! The error that a runtime gets, and how errors of calls on a store become one.
+//! The error that a runtime gets, and the conversion of other errors into it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use ipam_core::{BridgeError, QuotaReached};
 use serde::{Deserialize, Serialize};
 
-/// A result of this crate.
+/// A result whose error is a [`CniError`] by default.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
-/// The number that tells a runtime what kind of error it is: the CNI specification's well-known codes.
+/// The kind of an error, as a number: the CNI specification's well-known codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
-    /// 1: the configuration's version, or the verb in that version, is not for this plugin.
+    /// 1: the plugin does not support the version of the configuration, or the verb in that version.
     IncompatibleVersion,
     /// 4: the environment lacks a variable or has a bad one.
     InvalidEnvironment,
@@ -23,7 +23,7 @@ pub enum Code {
     Decode,
     /// 7: the configuration has a setting that cannot be carried out.
     InvalidConfig,
-    /// 8: the network namespace is not one that a container can have.
+    /// 8: a container cannot have this network namespace.
     InvalidNetns,
     /// 11: nothing was done; the same call may succeed a little later.
     TryAgain,
@@ -33,17 +33,17 @@ pub enum Code {
     Unreachable,
     /// 999: everything else.
     Internal,
-    /// Another number: the answer of an IPAM plugin.
+    /// Any other number, from the error of an IPAM plugin.
     Other(u32),
 }
 
 impl Code {
-    /// The code of a number that another plugin answered. 0 is no code of an error.
+    /// Returns the code for a number that another plugin answered. 0 is no error code and becomes [`Code::Internal`].
     pub fn of(number: u32) -> Self {
         if number == 0 { Self::Internal } else { Self::Other(number) }
     }
 
-    /// The number in the JSON.
+    /// The number of the code in JSON.
     pub fn number(self) -> u32 {
         match self {
             Self::IncompatibleVersion => 1,
@@ -61,7 +61,7 @@ impl Code {
     }
 }
 
-/// An error as CNI prints it. It never holds the configuration as a whole, since that may have secrets in it.
+/// An error in CNI's form. It never contains the whole configuration, which may have secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniError {
     code: Code,
@@ -70,23 +70,23 @@ pub struct CniError {
 }
 
 impl CniError {
-    /// An error without details.
+    /// Creates an error without details.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: String::new() }
     }
 
-    /// An error of code 999, which is what every plain error of Calico's plugin becomes.
+    /// Creates an error of code 999, like every plain error of Calico's plugin.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Code::Internal, message)
     }
 
-    /// A setting that cannot be carried out (code 7).
+    /// Creates an error for a setting that cannot be carried out (code 7).
     pub fn config(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// An error of code 999 with the texts of `error` and of each of its sources, joined with `: `. A source whose text
-    /// the message has already is left out.
+    /// Creates an error of code 999 with the texts of `error` and of all its sources, joined with `: `. Omits a source
+    /// whose text is already in the message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -100,21 +100,21 @@ impl CniError {
         Self::internal(message)
     }
 
-    /// The same error with another code.
+    /// Replaces the code.
     #[must_use]
     pub fn with_code(mut self, code: Code) -> Self {
         self.code = code;
         self
     }
 
-    /// The same error with details: what to do, or the value that is wrong. Empty details are not printed.
+    /// Replaces the details: what to do, or the wrong value. Empty details are not printed.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// The kind of error.
+    /// The kind of the error.
     pub fn code(&self) -> Code {
         self.code
     }
@@ -124,7 +124,7 @@ impl CniError {
         &self.message
     }
 
-    /// The remedy, or the value that is wrong; may be empty.
+    /// The remedy, or the wrong value; may be empty.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -140,7 +140,7 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// A store's error. It has code 11 if nothing happened and the same call may succeed a little later.
+    /// Converts a store error. The code is 11 if nothing happened and the same call may succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
         let again = transient && error.outcome() == kv::Outcome::NotApplied;
@@ -148,25 +148,25 @@ impl From<kv::Error> for CniError {
     }
 }
 
-/// The rules that a network follows.
+/// The rules of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkRules {
-    /// Calico's, with its errors.
+    /// Calico's rules and error texts.
     Calico,
-    /// The rules of subnets on a wire.
+    /// The rules of a secondary network, whose pools are subnets on a wire.
     Bridged,
 }
 
-/// The reason for which a call came to nothing.
+/// The reason why a verb failed.
 #[derive(Debug)]
 pub enum VerbFailure {
-    /// The store's error.
+    /// Any store error.
     Store(kv::Error),
-    /// The namespace of the pod must be looked up first.
+    /// The labels of the pod's namespace must be looked up first.
     NamespaceWanted,
     /// No address is free, unless leftovers of earlier boots can be released.
     NoRoom(CniError),
-    /// Everything else.
+    /// Any other error.
     Cni(CniError),
 }
 
@@ -192,8 +192,8 @@ impl From<VerbFailure> for CniError {
     }
 }
 
-/// The error of the allocator as the runtime gets it. An error that the configuration of a secondary network can mend has code 7; on a
-/// network of Calico's the allocator's errors are plain ones, as Calico's are.
+/// Converts an allocator error into the error for the runtime. The code is 7 if a change to the configuration of a
+/// secondary network can avoid the error. On a Calico network allocator errors are plain errors, as in Calico.
 pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
@@ -213,7 +213,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     }
 }
 
-/// Advice on an error of the allocator whose text has none.
+/// Returns advice on an allocator error whose own text has none.
 pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
     Some(match error {
         ipam_core::Error::Exhausted { .. } => {
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(code(kv::ErrorKind::Locked, kv::Operation::Open), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Conflict { attempts: 100 }, kv::Operation::Transact), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Corrupt, kv::Operation::Open), Code::Internal);
-        // It may have happened.
+        // The transaction may have been carried out.
         assert_eq!(code(kv::ErrorKind::Timeout, kv::Operation::Transact), Code::Internal);
     }
 

@@ -1,9 +1,9 @@
-//! Hints as files: the blocks that this node used last in a network; see [`ipam_core::hints`] for their purpose.
+//! Hints in files: the blocks that this node used last in a network. [`ipam_core::hints`] explains their purpose.
 //!
-//! A folder in memory (`/run`), readable by its owner alone, with one small file for each store, network and node. A
-//! file that cannot be read, is damaged, or is about something else counts as absent: it costs a round trip, and the
-//! next ADD writes it anew. Where an ADD found a whole pool claimed, a second file has the blocks that were full, for a
-//! minute. Where a network has several pools, a third one has those that were full, for a minute, too.
+//! The files are in a folder in memory (`/run`) that only its owner can read. There is one small file for each store,
+//! network and node. A file that is unreadable, damaged or about something else counts as absent. This costs one round
+//! trip, and the next ADD rewrites the file. After an ADD has found a whole pool claimed, a second file lists the full
+//! blocks for a minute. If a network has several pools, a third file lists the full pools for a minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::whole_file;
 
-/// The folder of the plugin's hints.
 pub(crate) const HINTS_FOLDER: &str = "/run/margay/hints";
 
 /// The folder in which the plugin and `margay gc` list the blocks in which a node holds addresses.
 const HELD_BLOCKS_FOLDER: &str = "/run/margay";
 
-/// A hint has some names and a few dozen networks.
+/// Size limit of a hint, which has some names and a few dozen networks.
 const MAX_HINT_BYTES: u64 = 64 * 1024;
 
 /// Hints in the files of a folder.
@@ -35,7 +34,7 @@ pub(crate) struct FileHints {
     store: String,
 }
 
-/// The content of a file.
+/// The content of a hint file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct HintFile<T> {
     store: String,
@@ -44,16 +43,15 @@ struct HintFile<T> {
     blocks: T,
 }
 
-/// The blocks that were full, or the pools.
+/// Full blocks or full pools.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FullNetworks {
     /// Unix seconds when the first of them was read.
     since: u64,
-    /// Each block with the revision of its last write.
+    /// Each block with its mod revision. Pools have revision 0.
     written: BTreeMap<IpNet, i64>,
 }
 
-/// The kind of a file that lists full blocks or pools.
 #[derive(Clone, Copy)]
 enum FullKind {
     Blocks,
@@ -69,9 +67,9 @@ impl FullKind {
     }
 }
 
-/// How long a block counts as full if it was not written again, in seconds.
+/// How long full blocks and pools are remembered, in seconds after the first of them was read.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// A file of full blocks has tens of thousands of networks at most.
+/// Size limit of a list of full blocks, which has tens of thousands of networks at most.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {
@@ -79,7 +77,7 @@ fn unix_now() -> u64 {
 }
 
 impl FileHints {
-    /// Hints in this folder, about the store of this name. The folder is made when something is remembered.
+    /// Creates hints in this folder about the store of this name. The folder is created when a hint is first written.
     pub(crate) fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into() }
     }
@@ -92,7 +90,7 @@ impl FileHints {
         format!("{}-{}", kind.prefix(), self.name(attachment))
     }
 
-    /// The blocks in a file, if it is about this store and the attachment's network and node.
+    /// Reads the blocks in a file, if the file is about this store and the attachment's network and node.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
         let hint: HintFile<T> = serde_json::from_slice(&bytes).ok()?;
@@ -105,17 +103,17 @@ impl FileHints {
         let hint = HintFile { store: self.store.clone(), network, node, blocks };
         let bytes = serde_json::to_vec(&hint).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
-            tracing::debug!(%error, "which blocks were used is not remembered; the next call asks for them");
+            tracing::debug!(%error, "cannot write a hint about used blocks; the next call asks the store");
         }
     }
 
-    /// The full blocks or pools of a file, unless the first of them was read too long ago.
+    /// Reads the full blocks or pools in a file, unless the first of them was read too long ago.
     fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<FullNetworks> {
         let full: FullNetworks = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < MAX_FULL_AGE_SECONDS).then_some(full)
     }
 
-    /// Adds full blocks or pools to those of a file.
+    /// Adds full blocks or pools to a file.
     fn add_full(&self, kind: FullKind, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
         let now = unix_now();
         let full = self.full_at(kind, attachment, now);
@@ -169,7 +167,7 @@ impl Hints for FileHints {
     }
 }
 
-/// Hints about full pools alone: an embedded store answers everything else without a round trip.
+/// Hints about full pools only. An embedded store answers all other questions without a round trip.
 #[derive(Debug)]
 pub(crate) struct FullPoolHints(pub(crate) FileHints);
 
@@ -243,7 +241,7 @@ mod tests {
                 .is_some_and(|full| full.since == since)
         );
         assert!(hints.full_at(FullKind::Blocks, &one, since + MAX_FULL_AGE_SECONDS).is_none());
-        // A clock that was put back says nothing about how long ago it was.
+        // After the clock was set back, the age of the file is unknown.
         assert!(hints.full_at(FullKind::Blocks, &one, since - 1).is_none());
         fs::write(folder.path().join(hints.full_name(FullKind::Blocks, &one)), "nonsense").unwrap();
         assert_eq!(hints.recall_full(&one), FullBlocks::new());
@@ -282,7 +280,7 @@ mod tests {
         }
         hints.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(fs::read(&path).unwrap(), whole);
-        // A folder that cannot be made: nothing is remembered, and nothing fails.
+        // If the folder cannot be created, no hint is remembered, and no call fails.
         let nowhere = FileHints::new(path.join("hints"), "etcd://h:1");
         nowhere.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(nowhere.recall(&one), []);

@@ -11,38 +11,39 @@ use futures::future::{Either, select};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// How long the lock is waited for.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A lock on a file (`flock`) that ends when this is dropped, or with the process.
+/// A lock on a file (`flock`) that ends on drop, or with the process.
 ///
-/// It keeps Calico's plugins on this host from disturbing each other and us, which saves repetitions. Nothing depends on
-/// it, since every commit is guarded: so it is waited for in a fair queue, but not for long.
+/// The lock keeps Margay and Calico's plugins on this host from disturbing each other, which saves repeated commits.
+/// Correctness does not depend on it, because every commit is guarded. So a call waits in a fair queue, but not for
+/// long.
 #[derive(Debug)]
 pub struct HostLock {
     _file: File,
 }
 
 impl HostLock {
-    /// Takes the lock. `None` after 2 s or a fifth of `budget`, or if there can be no lock: the call goes on without it, and
-    /// the log says why. If another process holds the lock, `meanwhile` runs until the lock is free.
+    /// Takes the lock. Returns `None` after 2 s or a fifth of `budget`, or if the lock file cannot be used. The call
+    /// then continues without the lock, and the log says why. If another process holds the lock, `meanwhile` runs until
+    /// the lock is free.
     pub async fn take(path: &Path, budget: Duration, meanwhile: impl Future<Output = ()>) -> Option<Self> {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {
-                tracing::warn!(path = %path.display(), "somebody holds the lock of this host; going on without it");
+                tracing::warn!(path = %path.display(), "another process holds the lock of this host; continuing without it");
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot lock this host; going on without it");
+                tracing::warn!(path = %path.display(), %error, "cannot lock this host; continuing without it");
             }
         }
         None
     }
 }
 
-/// `None` if others have it all the time.
+/// Returns `None` if other processes hold the lock for the whole wait.
 async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) -> io::Result<Option<File>> {
-    // Calico's plugin makes it, too, and opens it for writing.
+    // Calico's plugin also creates the file, and opens it for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
     let file = match (open(), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
@@ -57,7 +58,7 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the lock of this host");
-    // The kernel serves those who wait in turn. If the wait is over first, that thread ends with the process.
+    // The kernel serves waiting processes in order. After a timeout, the waiting thread ends with the process.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {
         Either::Left((locked, _)) => locked,

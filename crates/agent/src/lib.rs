@@ -2,9 +2,10 @@
 //!
 //! # Inside
 //!
-//! `verb` has the requests, the answers, and the work on an open store. `allocator` has `DaemonAllocator`, which asks the daemon and falls back
-//! on `DirectAllocator`, which opens the store; `session` keeps it open over several steps of one call. The rest is what a node remembers in
-//! `/run`: hints, pending commits, and whether it may write.
+//! `verb` has the requests, the answers, and the work on an open store. `allocator` has `DaemonAllocator`, which asks
+//! the daemon, and its fallback `DirectAllocator`, which opens the store. `session` keeps the store open over several
+//! steps of one call. The other modules are for a node's files in `/run`: hints, pending commits, and whether the node
+//! may write.
 
 mod allocator;
 mod error;

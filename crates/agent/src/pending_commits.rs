@@ -1,30 +1,31 @@
-//! Pending commits of assignments, as files: see [`ipam_core::pending_commits`] for their purpose.
+//! Pending commits of assignments, in files. [`ipam_core::pending_commits`] explains their purpose.
 //!
-//! A folder in memory (`/run`), readable by its owner alone, with one file for each transaction whose outcome is not
-//! known. A file's name begins with a checksum of its attachment, so that those of one are found without opening the
-//! others. It is whole before the transaction is sent, and its checksum tells that it is whole. Nothing is synced: a
-//! pending commit must outlive the process, and after a crash of the machine its containers are gone too.
+//! The files are in a folder in memory (`/run`) that only its owner can read. There is one file for each transaction
+//! whose outcome is unknown. A file's name begins with a checksum of its attachment, so that an attachment's files are
+//! found without opening the others. The file is complete before the transaction is sent, and its checksum proves that.
+//! Nothing is synced: a pending commit must outlive the process, but a crash of the machine ends its containers, too.
 //!
-//! | What is found | What is done |
+//! | Found | Done |
 //! |---|---|
-//! | a pending commit of another attachment, or on another store | it stays, unread if its name shows that |
-//! | a pending commit on this cluster, of a call with other endpoints | it is found: it has the cluster's id |
-//! | a file that was not finished | it stays, and the log says so: its transaction was never sent |
-//! | an earlier version's, for several attachments | it is settled for the caller's attachment, if it was sent |
-//! | a file that is damaged or in another version's form | it stays, and the log says so |
+//! | a pending commit of another attachment, or on another store | kept, and unread if its name shows that |
+//! | a pending commit on this cluster, of a call with other endpoints | found by the cluster's id |
+//! | an incomplete file | kept, with a line in the log: its transaction was never sent |
+//! | a file of an earlier version, for several attachments | settled for the caller's attachment, if it was sent |
+//! | a file that is damaged or in another version's form | kept, with a line in the log |
 //! | no folder | there are no pending commits |
 //!
 //! # The bytes of a file
 //!
-//! A file has a fixed beginning, the version of its form, a CRC-32 over its content, and the content. This version writes version 3:
-//! store, attachment and transaction as the daemon's socket has them ([`wire::encode`]), under a checksum that covers the version, too.
-//! The types of `kv` may grow: each addition to those of a transaction takes a new version here, which a test with the bytes of this one
-//! tells.
+//! A file has a fixed beginning, the version of its form, a CRC-32 of its content, and the content. This version of
+//! Margay writes form 3: store, attachment and transaction in the encoding of the daemon's socket ([`wire::encode`]),
+//! with a checksum that also covers the form. The types of `kv` may grow. Each addition to the types of a transaction
+//! needs a new form here; a test with the bytes of this form fails otherwise.
 //!
-//! Earlier versions wrote two other forms, which are only read. Version 1 is an encoding of the `LegacyRecord` types. Version 2 is for several
-//! attachments: before its checksum stands the length of the content, which ends with the other attachments, and behind the content
-//! come its steps: bytes that processes add to the file. Of two steps that exclude each other the first one counts. They are there because
-//! an attachment may have been released before such a transaction was first sent, and would get an address that nobody releases.
+//! Earlier versions wrote two other forms, which are only read. Form 1 encodes the `LegacyRecord` types. Form 2 is for
+//! several attachments: the length of the content precedes the checksum, the other attachments are at the end of the
+//! content, and steps follow the content. Steps are bytes that processes append to the file. Of two steps that exclude
+//! each other, the first one counts. Steps exist because an attachment may have been released before the transaction
+//! was first sent. The transaction would then assign an address that no later call releases.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -45,18 +46,18 @@ use crate::whole_file::{self, CRC_32};
 /// The folder of the plugin's pending commits.
 pub const PENDING_COMMITS_FOLDER: &str = "/run/margay/intents";
 
-/// The end of the names of finished files.
+/// Suffix of the names of complete files.
 const FILE_SUFFIX: &str = ".intent";
-/// A file that is made and removed to see whether there can be others.
+/// A file that is created and removed to check whether pending commits can be written.
 const TRIAL_FILE: &str = "trial";
-/// A pending commit has a transaction, of which the size is limited, and some names.
+/// Size limit of a pending commit, which has a transaction of limited size and some names.
 const MAX_RECORD_BYTES: u64 = 2 * 1024 * 1024;
 
-/// The text between a store's address and the id of its cluster, in hexadecimal digits, in the name of a store. A
-/// pending commit has no id if the cluster had not answered its writer, or if an earlier version wrote it.
+/// Separates the address of a store from its cluster's id, in hexadecimal digits, in the name of a store. The id is
+/// missing if the cluster had not answered the writer yet, or if an earlier version wrote the pending commit.
 const CLUSTER_SEPARATOR: &str = " cluster ";
 
-/// The address and the cluster's id in the name of a store.
+/// Splits the name of a store into its address and its cluster's id.
 fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     match store.rsplit_once(CLUSTER_SEPARATOR).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
         Some((address, Ok(id))) => (address, Some(id)),
@@ -72,22 +73,21 @@ pub struct PendingCommitFolder {
     cluster: Option<Arc<dyn ClusterStore>>,
 }
 
-/// A pending commit that was found.
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Where the steps of one for several attachments begin.
+    /// Offset of the steps in a file for several attachments.
     steps: Option<usize>,
 }
 
 impl PendingCommitFolder {
-    /// Pending commits in this folder, on the store at this address. They are never sent to another store. The folder
-    /// is made when the first one is recorded.
+    /// Creates pending commits in this folder for the store at this address. They are never sent to another store. The
+    /// folder is created when the first pending commit is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into(), cluster: None }
     }
 
-    /// The same about a cluster, whatever the address at which it is reached.
+    /// Also finds the pending commits of this cluster under other addresses.
     pub(crate) fn with_cluster(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
         self.cluster = cluster;
         self
@@ -96,17 +96,18 @@ impl PendingCommitFolder {
     /// Checks that a pending commit can be recorded.
     ///
     /// # Errors
-    /// The error that stops the write.
+    /// Any error of the write.
     pub(crate) fn check(&self) -> io::Result<()> {
         whole_file::replace(&self.folder, TRIAL_FILE, &[0; 4096])?;
         match fs::remove_file(self.folder.join(TRIAL_FILE)) {
-            // Another process did the same.
+            // Another process has made the same check.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             done => done,
         }
     }
 
-    /// The name of the store in a pending commit: its address, and the id of the cluster if it has answered.
+    /// Returns the name of the store in a pending commit: its address, and the cluster's id if the cluster has
+    /// answered.
     fn name_of_store(&self) -> String {
         match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
             Some(id) => format!("{}{CLUSTER_SEPARATOR}{id:x}", self.store),
@@ -114,8 +115,8 @@ impl PendingCommitFolder {
         }
     }
 
-    /// True if a pending commit is on this store. A cluster that has not answered yet is queried for its id if the
-    /// pending commit has another address.
+    /// Returns whether a pending commit is on this store. If its address differs and the cluster has not answered yet,
+    /// queries the cluster for its id.
     async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {
@@ -132,17 +133,17 @@ impl PendingCommitFolder {
         Ok(is_here)
     }
 
-    /// The pending commits for an attachment at this very address. Reading them changes nothing.
+    /// Returns the pending commits of an attachment under exactly this address. Changes nothing.
     ///
     /// # Errors
-    /// Those of [`PendingCommits::pending`].
+    /// Any error of [`PendingCommits::pending`].
     pub fn recorded_here(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
         let found = self.search(attachment)?.into_iter();
         let here = found.filter(|found| address_and_cluster(&found.record.store).0 == self.store);
         Ok(here.map(|PendingCommitFile { id, record, .. }| PendingCommit { id, txn: record.txn }).collect())
     }
 
-    /// The pending commits for an attachment, on any store.
+    /// Finds the pending commits of an attachment on any store.
     fn search(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommitFile>> {
         let entries = match self.folder.read_dir() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -163,13 +164,13 @@ impl PendingCommitFolder {
     }
 }
 
-/// The pending commit in a file, if it is whole and for this attachment, and where its steps begin.
+/// Reads the pending commit in a file, if it is intact and for this attachment, and the offset of its steps.
 fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<usize>)> {
     match whole_file::read(path, MAX_RECORD_BYTES)
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
     {
         Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
-        // Its writer has just learned the outcome.
+        // The writer has just learned the outcome and removed the file.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "passing over a note that cannot be read");
@@ -190,7 +191,7 @@ impl PendingCommits for PendingCommitFolder {
     fn forget(&self, id: &PendingCommitId) {
         match fs::remove_file(self.folder.join(&id.0)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(%error, id = id.0, "a note stays that is not needed any more");
+                tracing::warn!(%error, id = id.0, "cannot remove a note that is no longer needed");
             }
             _ => {}
         }
@@ -205,7 +206,7 @@ impl PendingCommits for PendingCommitFolder {
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
                 Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
-                // Its writer has just removed it.
+                // The writer has just removed the file.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -214,24 +215,23 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// The beginning of the names of an attachment's files. Another attachment's may begin alike: the content says whose it
-/// is.
+/// Returns the prefix of the names of an attachment's files. Another attachment's files may have the same prefix; their
+/// content names their attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
 }
 
-/// The writer sends the transaction from now on; or a finder came before that, and nobody ever sends it.
+/// Closed: the writer sends the transaction from now on. Void: a finder came first, and the transaction is never sent.
 const STEP_CLOSED: u8 = b'c';
 const STEP_VOID: u8 = b'v';
-/// The writer knows the outcome, and removes the file for all; or a finder came before that, and each attachment
-/// settles it.
+/// Done: the writer has learned the outcome and removes the file for all attachments. Found: a finder came first, and
+/// each attachment settles the transaction.
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// True if the transaction in a file whose steps begin there was sent, and nobody knows its outcome. Otherwise there is
-/// nothing to settle, and there will be nothing: a writer that still lives does nothing that the steps of this finder
-/// exclude.
+/// Appends a finder's steps. Returns whether the transaction was sent and its outcome is unknown. Otherwise there is
+/// nothing to settle, now or later: a writer that is still alive does nothing that these steps exclude.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;
@@ -240,19 +240,19 @@ fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     Ok(first([STEP_CLOSED, STEP_VOID]) == Some(STEP_CLOSED) && first([STEP_DONE, STEP_FOUND]) == Some(STEP_FOUND))
 }
 
-/// The bytes at the beginning of every pending commit.
+/// The bytes at the beginning of every file.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form of a pending commit.
+/// The form that this version writes.
 const CURRENT_FORM: u8 = 3;
-/// The first form, and the one for several attachments.
+/// The first form, and the form for several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// More bytes than any pending commit of these two has.
+/// Limit for decoding these two forms. No pending commit of theirs is larger.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
 
-/// A transaction on its way, with its store and its attachments. Earlier versions wrote some for several.
+/// A transaction with its store and its attachments. Only earlier versions wrote records with several attachments.
 #[derive(Clone, Debug, PartialEq)]
 struct CommitRecord {
     store: String,
@@ -266,16 +266,16 @@ type AttachmentNames = (String, String, String, String);
 /// The reason why bytes are no pending commit, or why a transaction cannot be recorded as one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum RecordError {
-    /// It is something else, or was cut off.
+    /// The bytes are something else, or are cut off.
     #[error("it is no note, or is cut off")]
     Foreign,
-    /// It is in a form that this version does not know.
+    /// This version cannot read the form.
     #[error("it has form {0}, which this version does not know")]
     OtherVersion(u8),
-    /// Its checksum is wrong, or its content cannot be decoded.
+    /// The checksum is wrong, or the content cannot be decoded.
     #[error("it is damaged")]
     Damaged,
-    /// It is for several attachments, or too long.
+    /// The record is for several attachments, or is too long.
     #[error("the transaction cannot be noted")]
     Inexpressible,
 }
@@ -285,7 +285,7 @@ impl CommitRecord {
         Self { store: store.to_owned(), attachments: vec![names(attachment)], txn: txn.clone() }
     }
 
-    /// True if it is about this attachment.
+    /// Returns whether the record is for this attachment.
     fn is_of(&self, attachment: &Attachment) -> bool {
         self.attachments.contains(&names(attachment))
     }
@@ -300,7 +300,7 @@ impl CommitRecord {
         Ok(bytes)
     }
 
-    /// The pending commit, and where in these bytes its steps begin if it is for several attachments.
+    /// Decodes a record, and returns the offset of its steps if it is for several attachments.
     fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), RecordError> {
         let (version, mut rest) =
             bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(RecordError::Foreign)?;
@@ -345,7 +345,7 @@ impl CommitRecord {
     }
 }
 
-/// The checksum of a content and of the version before it: one version's content may read as another one's.
+/// Returns the checksum of a version and the content after it. The content of one version may decode as another's.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

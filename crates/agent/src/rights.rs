@@ -1,9 +1,9 @@
-//! Whether this node can write what an ADD on etcd writes, for STATUS.
+//! Checks for STATUS whether this node can write the keys that an ADD on etcd writes.
 //!
-//! The test is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on it as on a write.
-//! Runtimes send STATUS every few seconds. So the result is kept for a minute in a file in memory (`/run`), for each login,
-//! network and node. An ADD removes the file earlier if it contradicts the kept result: a store error removes either result, a
-//! success removes a refusal.
+//! The check is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on it like on
+//! a write. Runtimes send STATUS every few seconds. So the result is kept for a minute in a file in memory (`/run`),
+//! for each login, network and node. An ADD removes the file earlier if it contradicts the kept result: a store error
+//! removes either result, a success removes a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,17 +21,17 @@ use crate::whole_file;
 
 /// How long a result is used, in seconds.
 const MAX_AGE_SECONDS: u64 = 60;
-/// The limit on a file's size. A refusal names a key and some endpoints.
+/// Size limit of a file. A refusal names a key and some endpoints.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
-/// The rights of a node in a network.
+/// The rights of a node to write in a network.
 #[derive(Debug)]
 pub struct WriteRights {
     folder: PathBuf,
     whose: RightsSubject,
 }
 
-/// The login and the node that a result is about.
+/// The login, network and node of a result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsSubject {
     /// A name of the endpoints and the login.
@@ -44,9 +44,9 @@ struct RightsSubject {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsRecord {
     whose: RightsSubject,
-    /// When it was tried, in Unix seconds.
+    /// When the rights were checked, in Unix seconds.
     at: u64,
-    /// The reason why an ADD would be refused.
+    /// Why an ADD would be refused; `None` if it would not.
     refusal: Option<String>,
 }
 
@@ -55,7 +55,7 @@ fn unix_now() -> u64 {
 }
 
 impl WriteRights {
-    /// The rights of a node of a cluster in a network; `None` for any other store.
+    /// Returns the rights of a cluster's node in a network, or `None` for any other store.
     pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
@@ -69,7 +69,7 @@ impl WriteRights {
         format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
     }
 
-    /// The result of at most a minute ago.
+    /// Returns the result if it is less than a minute old.
     fn recall(&self, now: u64) -> Option<RightsRecord> {
         let bytes = whole_file::read(&self.folder.join(self.name()), MAX_RECORD_BYTES).ok()?;
         let tried: RightsRecord = serde_json::from_slice(&bytes).ok()?;
@@ -80,17 +80,17 @@ impl WriteRights {
         let tried = RightsRecord { whose: self.whose.clone(), at, refusal };
         let bytes = serde_json::to_vec(&tried).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, &self.name(), &bytes)) {
-            tracing::debug!(%error, "the result of this STATUS is not kept; the next one asks again");
+            tracing::debug!(%error, "cannot keep the result of this STATUS; the next one asks the cluster again");
         }
     }
 
-    /// Lets the next STATUS ask the cluster again.
+    /// Discards the result, so that the next STATUS asks the cluster again.
     pub(crate) fn forget(&self) {
-        // A file that stays is used for a minute at most.
+        // A file that cannot be removed is used for a minute at most.
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
-    /// After an ADD has succeeded: discards the kept result if it is a refusal, so that STATUS does not contradict the ADD.
+    /// Discards a refusal after an ADD has succeeded, so that STATUS does not contradict the ADD.
     pub(crate) fn forget_refusal(&self) {
         if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
             self.forget();
@@ -100,7 +100,7 @@ impl WriteRights {
     /// Checks that this node can write `keys`, unless that was checked less than a minute ago.
     ///
     /// # Errors
-    /// The reason why it cannot; any store error.
+    /// The reason why the node cannot write; any store error.
     pub async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), VerbFailure> {
         let now = unix_now();
         match self.recall(now) {
@@ -160,7 +160,7 @@ mod tests {
             one.remember(1000, refusal.clone());
             assert_eq!(one.recall(1059).map(|tried| tried.refusal), Some(refusal));
             assert_eq!(one.recall(1060), None);
-            // A clock that was put back says nothing about how long ago it was.
+            // After the clock was set back, the age of the file is unknown.
             assert_eq!(one.recall(999), None);
             assert_eq!(rights(&folder, "other").recall(1000), None);
         }

@@ -1,5 +1,5 @@
-//! The store of a call, a session that keeps it open for all steps of the call, and the allocator on an open store, as plugins and
-//! the daemon have it.
+//! The store of a call, a session that keeps the store open for all steps of the call, and the allocator that plugins
+//! and the daemon use on an open store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,36 +17,36 @@ use crate::error::{CniError, VerbFailure};
 use crate::hints::{FileHints, FullPoolHints, HINTS_FOLDER};
 use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 
-/// The least time for a later step of a call.
+/// Minimum time for a later step of a call.
 pub const MIN_STEP_BUDGET: Duration = Duration::from_secs(1);
-/// How long a call on an embedded store may take, from waiting for the store to the answer: as long as one of Calico's
-/// plugin on its cluster.
+/// Time limit of a call on an embedded store, from the wait for the store to the answer. Calico's plugin has the same
+/// limit on its cluster.
 const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The location of the store, and the lock that goes with it.
+/// The location of a store, the lock of its host, and the time limit of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAccess {
-    /// The store.
+    /// The location of the store.
     pub location: Location,
-    /// `ipam_lock_file`, else Calico's own: the file that all of Calico's plugins on this host lock while they work on a
-    /// cluster's store. Embedded stores have a lock of their own.
+    /// The file that all of Calico's plugins on this host lock while they work on a cluster's store: `ipam_lock_file`,
+    /// or else Calico's own. Embedded stores have a lock of their own.
     pub lock_file: PathBuf,
-    /// How long a call on a cluster's store may take: `datastore_timeout`, or 10 s.
+    /// Time limit of a call on a cluster's store: `datastore_timeout`, or 10 s.
     pub patience: Duration,
-    /// The part of the call's time that earlier steps have used, where the store is embedded.
+    /// Time that earlier steps of the call have used, for an embedded store.
     pub spent: Duration,
 }
 
 impl StoreAccess {
-    /// The store, with what is left of the time for a call: one clock covers all steps of the call. There is
-    /// always enough to hear that nothing can be done.
+    /// Returns the access with the remaining time of the call. One clock covers all steps of the call. The result
+    /// always leaves enough time to report a failure.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
         Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
     }
 
-    /// How long a call may take.
+    /// The time limit of a call.
     pub fn budget(&self) -> Duration {
         if self.location.is_shared() {
             self.patience
@@ -56,7 +56,7 @@ impl StoreAccess {
     }
 }
 
-/// An open store, the runtime that drives it, and the time that the call has.
+/// An open store, the runtime that drives it, and the deadline of the call.
 #[derive(Debug)]
 pub struct Session {
     location: Location,
@@ -66,10 +66,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens the store: through its daemon, if an embedded store has one.
+    /// Opens the store, through its daemon if an embedded store has one.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub fn open(at: &StoreAccess, purpose: Purpose) -> Result<Self, VerbFailure> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
@@ -80,28 +80,28 @@ impl Session {
         Ok(Self { location, deadline, open, runtime })
     }
 
-    /// The store.
+    /// The open store.
     pub fn store(&self) -> Arc<dyn Store> {
         self.open.store()
     }
 
-    /// The store, if this process has it open at this location.
+    /// Returns the store if this process itself has it open at this location.
     pub(crate) fn opened_at(&self, location: &Location) -> Option<&OpenStore> {
         let is_here = self.open.served().is_none() || self.open.is_exclusive();
         (self.location == *location && is_here).then_some(&self.open)
     }
 
-    /// True if other processes must wait for the store.
+    /// Returns whether other processes must wait for the store.
     pub fn is_exclusive(&self) -> bool {
         self.open.is_exclusive()
     }
 
-    /// The allocator on the store.
+    /// Returns the allocator on the store.
     pub fn ipam(&self) -> Ipam {
         ipam_for_store(self.store(), &self.location, self.open.cluster())
     }
 
-    /// The moment at which the call must be over.
+    /// The deadline of the call.
     pub fn deadline(&self) -> Deadline {
         self.deadline
     }
@@ -111,34 +111,36 @@ impl Session {
         self.runtime.block_on(future)
     }
 
-    /// Lets other processes have the store until its next use.
+    /// Releases the store to other processes until its next use.
     pub fn pause(&self) {
         self.runtime.block_on(self.open.release_store());
     }
 
-    /// Closes the store.
+    /// Closes the store. A failure is logged.
     pub fn close(self) {
         if let Err(error) = self.runtime.block_on(self.open.close()) {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
-        // The process does not wait for a name server that does not answer.
+        // A name server that does not answer must not delay the end of the process.
         self.runtime.shutdown_background();
     }
 }
 
-/// For a process that does one thing at a time and ends.
+/// Sets the options for a process that does one thing at a time and then ends.
 pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
     options.with_blocking(Blocking::InPlace)
 }
 
-/// The allocator on a store. On etcd a commit of a killed process may still be carried out, so the allocator records
-/// each commit as pending before it sends it. On a store that a process has to itself nothing is carried out after its
-/// death. On etcd it also remembers where it found room, which saves a round trip. Everywhere it remembers which of several
-/// pools were full.
+/// Returns the allocator on a store.
+///
+/// On etcd a commit of a killed process may still be carried out. So the allocator records each commit as pending
+/// before it sends the commit. On an embedded store nothing is carried out after the death of the process. On etcd the
+/// allocator also remembers where it found free addresses, which saves a round trip. On any store it remembers which of
+/// several pools were full.
 pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     if location.is_shared() {
         let intents = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, location.to_string()).with_cluster(cluster);
-        // Hints are read before the cluster has reported its id.
+        // Hints are read before the cluster has reported its id, so their store's name lacks the id.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
         Ipam::new(store, Nodes::Registered).with_pending_commits(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {
@@ -147,7 +149,7 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
     }
 }
 
-/// The allocator as [`ipam_for_store`] makes it, for a process that scans the machine when it finds no room.
+/// Returns the allocator of [`ipam_for_store`] for a process that scans the machine when no address is free.
 pub(crate) fn ipam_with_liveness(
     store: Arc<dyn Store>,
     location: &Location,
@@ -156,7 +158,7 @@ pub(crate) fn ipam_with_liveness(
     ipam_for_store(store, location, cluster).with_liveness(Arc::new(HostLiveness))
 }
 
-/// This machine, scanned when its evidence is requested.
+/// Evidence of this machine, which is scanned on request.
 #[derive(Clone, Copy, Debug)]
 struct HostLiveness;
 
@@ -164,7 +166,7 @@ struct HostLiveness;
 impl LivenessSource for HostLiveness {
     async fn evidence(&self) -> Option<Evidence> {
         let (done, looked) = oneshot::channel();
-        // Nobody may wait for namespaces on the thread that runs the store.
+        // The thread that drives the store must not wait for namespaces.
         let scanning = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::scan()));
         if let Err(error) = scanning {
             tracing::warn!(%error, "no thread can be started, so nothing that earlier boots have left is freed");

@@ -1,5 +1,5 @@
-//! The verbs: their requests and answers, as plugins make them and the daemon's socket carries them, and the work of each on an
-//! open store.
+//! The verbs of plugins: their requests and answers, which the daemon's socket also carries, and the work of each verb
+//! on an open store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,49 +19,50 @@ use time::OffsetDateTime;
 use crate::error::{CniError, NetworkRules, VerbFailure, advice, explain};
 use crate::rights::WriteRights;
 
-/// A verb for the daemon, and the time for which its answer is of use.
+/// A verb for the daemon, and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// After that time no work is begun for it.
+    /// Time limit of the verb. After it, the daemon starts no work for the verb.
     pub within: Duration,
-    /// The file that Calico's plugins on this host lock while they work on a cluster.
+    /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
-    /// The verb.
+    /// The verb to carry out.
     pub verb: Verb,
 }
 
-/// A verb, with its request. The protocol layer has checked it as far as that goes without a store.
+/// A verb with its request. The protocol layer has made all checks that need no store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verb {
-    /// Assigns all that is requested, or nothing.
+    /// Assigns everything that is requested, or nothing.
     ///
-    /// An attachment that repeats its request gets the same answer; only on a Calico network a repeated wanted address
-    /// is an error, as it is for Calico. The returned addresses are committed: they stay assigned until a DEL, even if
-    /// the result never reaches the runtime.
+    /// An attachment that repeats its request gets the same answer. Only on a Calico network a repeated request for a
+    /// given address is an error, as it is for Calico. The returned addresses are committed: they stay assigned until a
+    /// DEL, even if the result never reaches the runtime.
     Add(Box<Add>),
-    /// Releases the addresses that the attachment holds. If there are none, or not even a store, that is success.
+    /// Releases the addresses that the attachment holds. If there are none, or there is no store, the release succeeds.
     Del(Del),
-    /// Compares the addresses that the attachment expects to have with the recorded ones; changes nothing. Other
-    /// addresses, or none at all, are not an error here, and neither is a store that other processes keep locked.
+    /// Compares the addresses that the attachment expects with the recorded ones. Changes nothing. Other addresses, or
+    /// none, are no error here, and neither is a store that other processes keep locked.
     Check(Check),
-    /// Checks whether such an ADD can be served; changes nothing. Neither a store that other processes keep locked nor
-    /// the lack of a free address is an error.
+    /// Checks whether this ADD could be carried out. Changes nothing. Neither a store that other processes keep locked
+    /// nor the lack of a free address is an error.
     Status(Box<Add>),
     /// Releases the addresses that the node holds in the network for attachments that are not in the list. If there are
-    /// none, or not even a store, that is success. An address that is too young, of unknown age or not ours stays, and
-    /// is counted.
+    /// none, or there is no store, the release succeeds. Addresses that are too young, of unknown age or without
+    /// Margay's attributes are kept and counted.
     Gc(Gc),
-    /// Releases addresses of an attachment that devices on the wire have, and puts them into quarantine, at once: a step of
-    /// an ADD with a probe.
+    /// Releases addresses of an attachment that devices on the wire use, and puts them into quarantine, in one
+    /// commit. This is a step of an ADD with a probe.
     Quarantine(Quarantine),
 }
 
 /// The request of an ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Add {
-    /// The assignment.
+    /// The addresses to assign, and their attachment.
     pub request: AssignRequest,
-    /// The virtual machine whose address the pod gets, on a Calico network. Only the plugin itself serves its pods.
+    /// The virtual machine whose address the pod gets, on a Calico network. Only the plugin itself serves pods of
+    /// virtual machines.
     #[serde(skip)]
     pub vm: Option<VmPod>,
 }
@@ -71,17 +72,18 @@ pub struct Add {
 pub struct Del {
     /// The attachment whose addresses are released.
     pub attachment: Attachment,
-    /// The handle under which old versions of Calico recorded the same container: `<namespace>.<pod>`, or the bare
-    /// container id.
+    /// The handle under which old versions of Calico recorded the container: `<namespace>.<pod>`, or the bare container
+    /// id.
     pub old_handle: String,
-    /// The addresses that the runtime reports for it, if it does: their blocks are read first. All that it has is
-    /// released.
+    /// The addresses that the runtime reports for the attachment, if any. Their blocks are read first. All addresses of
+    /// the attachment are released.
     pub addresses: Vec<IpAddr>,
-    /// The stored endpoint to delete in the same commit.
+    /// The stored endpoint to delete, in the same commit unless the pod has a virtual machine.
     pub endpoint: Option<EndpointToDelete>,
-    /// The pod's namespace, where the runtime names it.
+    /// The pod's namespace, if the runtime names it.
     pub namespace: Option<String>,
-    /// The virtual machine whose address the pod had, on a Calico network. Only the plugin itself serves its pods.
+    /// The virtual machine whose address the pod had, on a Calico network. Only the plugin itself serves pods of
+    /// virtual machines.
     #[serde(skip)]
     pub vm: Option<VmPod>,
 }
@@ -91,9 +93,9 @@ pub struct Del {
 pub struct Check {
     /// The attachment whose addresses are compared.
     pub attachment: Attachment,
-    /// The handle under which old versions of Calico recorded the same container.
+    /// The handle under which old versions of Calico recorded the container.
     pub old_handle: String,
-    /// The addresses that it expects to have.
+    /// The addresses that the attachment expects to have.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -104,43 +106,43 @@ pub struct Gc {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that there are, as container ids and interfaces; an empty list counts, too.
+    /// The attachments that exist, as container ids and interfaces. An empty list means that there are none.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the call, in nanoseconds since 1970.
     pub now: i128,
 }
 
-/// Addresses of an attachment that devices have, each with the reason for its quarantine.
+/// Addresses of an attachment that devices use, each with the reason for its quarantine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
-    /// The attachment that has just got them.
+    /// The attachment to which the addresses were just assigned.
     pub attachment: Attachment,
-    /// The addresses.
+    /// Each address with the reason for its quarantine.
     pub found: Vec<(IpAddr, String)>,
 }
 
 /// The answer to a verb.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// ADD is done.
+    /// The addresses that an ADD has assigned.
     Assigned(Vec<AssignedAddress>),
-    /// DEL is done, or a device's addresses are in quarantine.
+    /// The addresses that a DEL has released, or a quarantine has taken away.
     Released(Vec<IpAddr>),
-    /// CHECK is done.
+    /// The result of a CHECK.
     Checked(CheckAnswer),
-    /// An ADD can be served.
+    /// The ADD of a STATUS could be carried out.
     Ready,
-    /// GC is done.
+    /// The result of a GC.
     Collected(GcSummary),
-    /// A pool is chosen by the labels of the namespace. The plugin looks them up and sends the request again.
+    /// The labels of the pod's namespace choose a pool. The plugin looks them up and sends the request again.
     NamespaceWanted,
-    /// The daemon cannot do it, for this reason. The plugin does it by itself.
+    /// The daemon cannot carry out the verb, for this reason. The plugin opens the store itself.
     Declined(String),
-    /// The verb fails.
+    /// The verb has failed.
     Refused(CniError),
 }
 
-/// The outcome of a comparison.
+/// The result of a CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckAnswer {
     /// The comparison with the recorded addresses.
@@ -149,18 +151,18 @@ pub enum CheckAnswer {
     Unknown(String),
 }
 
-/// The outcome of a GC.
+/// The result of a GC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcSummary {
-    /// The addresses that were released.
+    /// The released addresses.
     pub released: Vec<IpAddr>,
-    /// How many were assigned anew or released meanwhile.
+    /// Number of addresses that were released or assigned again meanwhile.
     pub changed: usize,
-    /// How many are younger than a minute: the list may be older.
+    /// Number of addresses younger than a minute. The list of attachments may be older.
     pub young: usize,
-    /// How many have no readable age, or are dated ahead.
+    /// Number of addresses whose age is unreadable, or whose time is in the future.
     pub undated: usize,
-    /// How many of the node's addresses carry no attributes of ours.
+    /// Number of the node's addresses without Margay's attributes.
     pub unmarked: usize,
 }
 
@@ -171,7 +173,7 @@ impl From<AssignRequest> for Add {
 }
 
 impl Add {
-    /// True if the store and the pools are made where they are missing.
+    /// Returns whether the ADD creates the store and the pools if they are missing.
     pub fn makes_store(&self) -> bool {
         !self.request.define.is_empty()
     }
@@ -182,7 +184,7 @@ impl Add {
 }
 
 impl Verb {
-    /// The name of the verb, as CNI spells it.
+    /// The name of the verb, in CNI's spelling.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Add(_) => "ADD",
@@ -194,17 +196,17 @@ impl Verb {
         }
     }
 
-    /// The purpose of its writes: DEL and GC may use what a full disk has left for releases.
+    /// The purpose of the verb's writes. DEL and GC may use the space on the disk that is reserved for releases.
     pub fn purpose(&self) -> Purpose {
         if matches!(self, Self::Del(_) | Self::Gc(_)) { Purpose::Release } else { Purpose::Any }
     }
 
-    /// True if it writes for one attachment: during such a verb Calico's plugin holds the host's lock.
+    /// Returns whether the verb writes for one attachment. Calico's plugin holds the host lock during these verbs.
     pub fn takes_host_lock(&self) -> bool {
         matches!(self, Self::Add(_) | Self::Del(_) | Self::Quarantine(_))
     }
 
-    /// True if only the plugin itself can do it.
+    /// Returns whether only the plugin itself can carry out the verb.
     pub(crate) fn needs_the_plugin(&self) -> bool {
         match self {
             Self::Add(add) => add.vm.is_some(),
@@ -213,7 +215,7 @@ impl Verb {
         }
     }
 
-    /// True if it is an answer to this verb that ends the call.
+    /// Returns whether an answer belongs to this verb and ends the call.
     pub(crate) fn is_answered_by(&self, answer: &Answer) -> bool {
         matches!(
             (self, answer),
@@ -226,11 +228,11 @@ impl Verb {
         )
     }
 
-    /// Does the verb on the open store at a location: the one place for the plugin by itself, the session of the main plugin, and
-    /// the daemon.
+    /// Carries out the verb on the open store at a location. A plugin without the daemon, the session of the main
+    /// plugin, and the daemon all use this function.
     ///
     /// # Errors
-    /// The store's, and what the runtime gets to read.
+    /// Any store error, or the error for the runtime.
     pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, VerbFailure> {
         match self {
             Self::Add(add) => add.assign(ipam, deadline).await.map(Answer::Assigned),
@@ -251,10 +253,10 @@ impl Add {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
-                // The pod is served like any other.
+                // The pod gets addresses like any other pod.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
-                // The result shows them as single addresses.
+                // The result shows kept addresses as single addresses.
                 VmAnswer::Kept(kept) => {
                     return Ok(kept.into_iter().map(|one| AssignedAddress { block: one.ip.into(), ..one }).collect());
                 }
@@ -263,8 +265,8 @@ impl Add {
         ipam.assign(&self.request, deadline).await.map_err(|error| explain(error, self.rules()))
     }
 
-    /// A full pool is no failure: a node that is out of service has its pods evicted, and a pod without a free address has
-    /// only to wait.
+    /// Checks whether the ADD could be carried out. A full pool is no failure: runtimes evict the pods of a node that
+    /// is out of service, while a pod without a free address only has to wait.
     async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), VerbFailure> {
         match ipam.would_assign(&self.request, deadline).await {
             Ok(trial) => {
@@ -308,7 +310,7 @@ impl Check {
     async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<CheckAnswer, VerbFailure> {
         let Self { attachment, old_handle, addresses } = self;
         match ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await {
-            // A foreign writer's document, which proves nothing.
+            // Another program has written this document. It proves nothing.
             Err(ipam_core::Error::Malformed(error)) => Ok(CheckAnswer::Unknown(error.to_string())),
             Err(error) => Err(explain(error, NetworkRules::Calico)),
             Ok(comparison) => Ok(CheckAnswer::Compared(comparison)),
@@ -317,7 +319,7 @@ impl Check {
 }
 
 impl Gc {
-    /// Has a commit for each block.
+    /// Releases the addresses of attachments that are gone, in one commit for each block.
     async fn collect(&self, ipam: &Ipam, deadline: Deadline) -> Result<GcSummary, VerbFailure> {
         let failed = |error| explain(error, NetworkRules::Calico);
         let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(self.now) else { return Ok(GcSummary::default()) };
@@ -339,9 +341,10 @@ impl Gc {
     }
 }
 
-/// The daemon's answer. After an error of the store the plugin tries by itself: it knows which errors count as success, and on
-/// an embedded store a DEL has room on a full disk. The daemon does not scan the machine: an ADD that finds no room is the
-/// plugin's, too, which may release the leftovers of earlier boots.
+/// Converts a result into the daemon's answer. After a store error the plugin opens the store itself: the plugin
+/// decides which errors count as success, and on an embedded store its DEL has space on a full disk. The plugin also
+/// repeats an ADD that found no free address: only the plugin scans the machine, and it may release the leftovers of
+/// earlier boots.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

@@ -1,4 +1,4 @@
-//! Small files in a private folder. Nothing is synced: they need not outlive the machine.
+//! Small files in a private folder. Nothing is synced, because the files need not survive a crash of the machine.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,21 +8,21 @@ use std::path::Path;
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use uuid::Uuid;
 
-/// The checksum of the content of such files, and of their names. Faster ones query the processor in each process anew,
-/// which takes longer in a virtual machine than the few kilobytes here.
+/// The checksum of the files' contents and names. Faster implementations query the processor in every process, which
+/// takes longer in a virtual machine than the checksum of a few kilobytes.
 pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
-/// Writes a file (mode 0600) that is not there yet, in a folder that is made if it is missing (mode 0700). A reader
-/// meanwhile finds a part of it.
+/// Creates a new file (mode 0600), and its folder if it is missing (mode 0700). A concurrent reader may see a part of
+/// the file.
 ///
 /// # Errors
-/// The error that stops the write; nothing is left of the file then.
+/// Any error of the write. A partial file is removed.
 pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = folder.join(name);
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let opened = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // Others have folders of their own beside it.
+            // Other programs have folders beside this one.
             if let Some(above) = folder.parent() {
                 DirBuilder::new().recursive(true).mode(0o755).create(above)?;
             }
@@ -39,10 +39,10 @@ pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     written
 }
 
-/// Writes or replaces a file, otherwise as [`create`]. A reader finds it whole, as it is or as it was.
+/// Creates or replaces a file like [`create`], but atomically. A reader sees the old or the new content.
 ///
 /// # Errors
-/// The error that stops the write; nothing has changed then.
+/// Any error of the write. The file is then unchanged.
 pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let unfinished = format!("{name}.{}.tmp", Uuid::new_v4().simple());
     create(folder, &unfinished, bytes)?;
@@ -53,7 +53,7 @@ pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()>
     renamed
 }
 
-/// Reads a file of at most so many bytes.
+/// Reads a file of at most `most` bytes.
 ///
 /// # Errors
 /// The file cannot be read, or is larger.
@@ -63,7 +63,7 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if read as u64 > most { Err(io::Error::other("the file is too large")) } else { Ok(bytes) }
 }
 
-/// A checksum of texts, for the name of a file: equal texts have the same checksum, and few others.
+/// Returns a checksum of texts for a file name. Equal texts have equal checksums; different texts rarely do.
 pub(crate) fn name_of(parts: &[&str]) -> String {
     let mut sum = CRC_32.digest();
     for part in parts {

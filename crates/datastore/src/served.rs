@@ -131,7 +131,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
             None
         }
         Err(_) => {
-            tracing::warn!(store = name, "the daemon margay serve does not answer; going on without it");
+            tracing::warn!(store = name, "the margay daemon does not answer; opening the store directly");
             None
         }
     }

@@ -1,4 +1,4 @@
-//! The API's needs of a store besides its keys.
+//! The parts of a store that the API needs besides its keys.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,99 +6,99 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use kv::{GrantOutcome, Key, Lease, LeaseId, Revision};
 
-/// The names of the only member.
+/// The name and URLs of the only member of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberIdentity {
     /// The member's name.
     pub name: String,
-    /// The URLs by which clients reach it.
+    /// The URLs by which clients reach the member.
     pub urls: Vec<String>,
 }
 
-/// A store, of those that have followed one another behind the API. Two that were made from the same files have the same ids, and are
-/// two all the same.
+/// Identifies one of the stores that have followed each other behind the API. Stores made from the same files have the
+/// same ids, but different generations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreGeneration {
-    /// The id of the cluster: another one after a restore, so that clients see that the store is another one.
+    /// The id of the cluster. A restored store has another id, so that clients notice the change.
     pub cluster: u64,
     /// The id of the only member.
     pub member: u64,
-    /// It grows when another store takes the place.
+    /// A number that grows whenever another store replaces the current one.
     pub generation: u64,
 }
 
-/// The room that a store takes, in bytes.
+/// The disk space of a store, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreSizes {
     /// The size of the files.
     pub total: u64,
-    /// The part of it that is in use.
+    /// The part of the files that is in use.
     pub used: u64,
 }
 
-/// A store as the API needs it.
+/// A store behind the API.
 #[async_trait]
 pub trait Backing: Debug + Send + Sync + 'static {
-    /// The keys and values.
+    /// The store of keys and values.
     fn store(&self) -> Arc<dyn kv::Store>;
 
-    /// The same store, for transactions that put nothing: it may refuse these later than others when the disk is full.
+    /// The same store for transactions without puts. On a full disk, it may still accept these when it refuses others.
     fn store_to_release(&self) -> Arc<dyn kv::Store>;
 
-    /// The names.
+    /// The name and URLs of the member.
     fn identity(&self) -> MemberIdentity;
 
-    /// Which store it is. Every answer needs it, so it must cost nothing.
+    /// Returns which store is open. Every answer calls this, so it must be cheap.
     fn place(&self) -> StoreGeneration;
 
-    /// The room that the store takes.
+    /// Returns the disk space of the store.
     ///
     /// # Errors
-    /// The store cannot be reached, or measured.
+    /// The store cannot be reached or measured.
     async fn sizes(&self) -> kv::Result<StoreSizes>;
 
-    /// Checks that there is room for puts.
+    /// Checks that there is space for puts.
     ///
     /// # Errors
-    /// `NoSpace` if there is none; the store cannot be reached.
+    /// `NoSpace` if there is none; any error of reaching the store.
     async fn check_room(&self) -> kv::Result<()>;
 
-    /// Raises the mark below which clients of the API read nothing. A store that has no mark of its own for them compacts.
+    /// Raises the oldest revision that clients of the API may read. A store without a separate mark for them compacts.
     ///
     /// # Errors
-    /// Those of a compaction.
+    /// Any error of a compaction.
     async fn compact(&self, to: Revision) -> kv::Result<()>;
 
     /// The oldest revision that clients of the API may read; unset if all can.
     fn oldest(&self) -> Revision;
 
-    /// Grants a lease, durably.
+    /// Grants a lease durably.
     ///
     /// # Errors
-    /// `Unsupported`, with what to do, if the store keeps no leases; the store's.
+    /// `Unsupported`, with advice, if the store keeps no leases; any store error.
     async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
-    /// Ends a lease of this store and deletes its keys in one transaction. Returns the revision after it.
+    /// Revokes a lease of this store and deletes its keys in one transaction. Returns the revision of that transaction.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `RevisionRegressed` if another store is there now; the store's.
+    /// `LeaseNotFound`; `RevisionRegressed` if another store has replaced this one; any store error.
     async fn revoke(&self, id: LeaseId, of: StoreGeneration) -> kv::Result<Revision>;
 
-    /// All leases that are granted.
+    /// Lists all granted leases.
     ///
     /// # Errors
-    /// The store's.
+    /// Any store error.
     async fn leases(&self) -> kv::Result<Vec<Lease>>;
 
-    /// The keys that are attached to a lease, ascending.
+    /// Lists the keys of a lease in ascending order.
     ///
     /// # Errors
-    /// The store's.
+    /// Any store error.
     async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>>;
 
-    /// Has the files give up the room that they do not need. Other requests wait meanwhile.
+    /// Shrinks the store's files by their unused space. Other requests wait meanwhile.
     ///
     /// # Errors
-    /// The store's.
+    /// Any store error.
     async fn defragment(&self) -> kv::Result<()>;
 }

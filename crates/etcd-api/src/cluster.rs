@@ -1,7 +1,7 @@
-//! The services Cluster, Maintenance and Auth: one member, which stays the only one, where its store stands, and no users.
+//! The services Cluster, Maintenance and Auth: a cluster that always has one member, and no users.
 //!
-//! `etcd-client` has no name for two of the messages of Auth, so its trait cannot be implemented: this service looks at the method's
-//! name.
+//! `etcd-client` does not export two of the messages of Auth, so its trait cannot be implemented. The service here
+//! dispatches on the name of the method.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -88,7 +88,7 @@ impl PbMaintenanceService for Api {
         }))
     }
 
-    /// NOSPACE is on as long as the disk has no room for puts, and nobody can change that by a request.
+    /// NOSPACE is active while the disk has no space for puts. Requests cannot raise or clear it.
     async fn alarm(&self, request: Request<PbAlarmRequest>) -> Result<Response<PbAlarmResponse>, Status> {
         const ACTIVATE: i32 = 1;
         const NOSPACE: i32 = 1;
@@ -96,7 +96,7 @@ impl PbMaintenanceService for Api {
             return Err(unsupported("raising an alarm"));
         }
         let now = self.recent_revision().await?;
-        // While another process has the store, no alarm is known.
+        // While another process has the store, no alarm is reported.
         let is_full = match timeout(STORE_WAIT_TIMEOUT, self.backing.check_room()).await {
             Ok(Err(error)) if *error.kind() == ErrorKind::NoSpace => true,
             Ok(Err(error)) => return Err(status(&error)),
@@ -136,11 +136,9 @@ impl PbMaintenanceService for Api {
     }
 }
 
-/// The request of `AuthStatus`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct AuthStatusRequest {}
 
-/// The answer of `AuthStatus`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct AuthStatusResponse {
     #[prost(message, optional, tag = "1")]
@@ -151,7 +149,7 @@ struct AuthStatusResponse {
     auth_revision: u64,
 }
 
-/// The service: there are no users, and none can be made.
+/// The service Auth. There are no users, and clients cannot create any.
 #[derive(Clone, Debug)]
 pub(crate) struct AuthService(pub(crate) Api);
 
@@ -169,7 +167,7 @@ impl Service<http::Request<Body>> for AuthService {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        // Nobody can enable it either, and nobody can make the users that this would take.
+        // Clients cannot enable authentication either, because they cannot create the users that it requires.
         match request.uri().path() {
             "/etcdserverpb.Auth/AuthStatus" => {
                 let status = AuthStatus(self.0.clone());
@@ -187,7 +185,6 @@ impl Service<http::Request<Body>> for AuthService {
     }
 }
 
-/// The method `AuthStatus`.
 struct AuthStatus(Api);
 
 impl UnaryService<AuthStatusRequest> for AuthStatus {

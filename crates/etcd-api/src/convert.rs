@@ -1,7 +1,8 @@
-//! Requests, answers and errors in the two spellings: etcd's messages, and this project's types.
+//! Converts requests, answers and errors between etcd's messages and this project's types.
 //!
-//! A read's answer also gets the steps that etcd has and a store has not: revision filters, orders, and a limit after both. The one
-//! table of etcd's errors has code and text. Clients in Go compare the texts (`rpctypes`), so they are an interface.
+//! For the answers of reads, this module also does what etcd offers and a store does not: filters by revision, orders,
+//! and a limit after both. All of etcd's errors are in one table with code and text. Go clients compare the texts
+//! (`rpctypes`), so the texts are an interface.
 
 use std::cmp::Ordering;
 
@@ -15,10 +16,11 @@ use kv::{
 };
 use tonic::{Code, Status};
 
-/// The range of a key and an end: no end for the key alone, one zero byte for no upper bound.
+/// Returns the range of a key and an end. An empty end selects the key alone; an end of one zero byte has no upper
+/// bound.
 ///
 /// # Errors
-/// A key without bytes.
+/// `EmptyKey` for a key without bytes.
 pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     match (&key[..], &end[..]) {
         ([], _) => Err(Refusal::EmptyKey),
@@ -29,7 +31,7 @@ pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     }
 }
 
-/// An entry, without its value if only keys are wanted.
+/// Converts an entry.
 pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     PbKeyValue {
         key: kv.key.as_bytes().to_vec(),
@@ -41,7 +43,8 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     }
 }
 
-/// A transaction, and how the answers of its reads are shaped: one for each operation of each branch, in order.
+/// A transaction and the shapes of its answers: one for each operation of each branch, in order. Only reads have a
+/// shape.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
@@ -51,7 +54,7 @@ pub(crate) struct TranslatedTxn {
 /// Translates a transaction.
 ///
 /// # Errors
-/// etcd's for a request of the wrong shape; transactions within transactions are not offered.
+/// etcd's refusal of a malformed request; `unsupported` for a transaction within the transaction.
 pub(crate) fn txn(request: PbTxnRequest) -> Result<TranslatedTxn, Status> {
     let compares = request.compare.into_iter().map(compare).collect::<Result<Vec<_>, _>>()?;
     let (success, of_success) = branch(request.success)?;
@@ -75,7 +78,7 @@ fn branch(ops: Vec<PbTxnRequestOp>) -> Result<(Vec<Op>, Vec<Option<ReadShape>>),
     Ok(translated.into_iter().unzip())
 }
 
-/// A put within a transaction, where nothing can be read first.
+/// Converts a put within a transaction, where the stored value cannot be read first.
 fn put_op(put: PbPutRequest) -> Result<Op, Status> {
     if put.ignore_value || put.ignore_lease {
         return Err(unsupported("ignore_value and ignore_lease within a transaction"));
@@ -83,10 +86,10 @@ fn put_op(put: PbPutRequest) -> Result<Op, Status> {
     put_of(put)
 }
 
-/// A put.
+/// Converts a put.
 ///
 /// # Errors
-/// A key without bytes.
+/// `EmptyKey` for a key without bytes.
 pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
     if put.key.is_empty() {
         return Err(Refusal::EmptyKey.into());
@@ -95,10 +98,10 @@ pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
     Ok(Op::Put { key: Key::new(put.key), value: Value::new(put.value), prev, lease: LeaseId::new(put.lease) })
 }
 
-/// A deletion.
+/// Converts a deletion.
 ///
 /// # Errors
-/// A key without bytes.
+/// `EmptyKey` for a key without bytes.
 pub(crate) fn delete_op(delete: PbDeleteRequest) -> Result<Op, Status> {
     let prev = if delete.prev_kv { Prev::Return } else { Prev::Omit };
     Ok(Op::Delete { range: range(delete.key, delete.range_end)?, prev })
@@ -126,7 +129,7 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
         (2, Some(PbTargetUnion::ModRevision(revision))) => Target::ModRevision(Revision::new(revision)),
         (VALUE, Some(PbTargetUnion::Value(value))) => Target::Value(Value::new(value)),
         (4, Some(PbTargetUnion::Lease(lease))) => Target::Lease(lease),
-        // A message without the number has zero.
+        // A message without the number means zero.
         (0, None) => Target::Version(0),
         (1, None) => Target::CreateRevision(Revision::UNSET),
         (2, None) => Target::ModRevision(Revision::UNSET),
@@ -136,7 +139,7 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
     Ok(Compare::new(range(compare.key, compare.range_end)?, *op, target))
 }
 
-/// The order of an answer: `SortOrder` and `SortTarget` of etcd's protocol.
+/// `SortOrder` of etcd's protocol, without `NONE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SortDirection {
     Ascending,
@@ -152,7 +155,7 @@ enum SortField {
     Value,
 }
 
-/// How the answer of a read looks.
+/// The filters, order, limit and content of a read's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadShape {
     limit: i64,
@@ -164,7 +167,7 @@ pub(crate) struct ReadShape {
 }
 
 impl ReadShape {
-    /// The shape that a request wants.
+    /// Reads the shape from a request.
     pub(crate) fn of(request: &PbRangeRequest) -> Self {
         let by = match request.sort_target {
             1 => SortField::Version,
@@ -174,10 +177,10 @@ impl ReadShape {
             _ => SortField::Key,
         };
         let sort = match (request.sort_order, by) {
-            // As a store gives them.
+            // A store returns keys in this order.
             (0 | 1, SortField::Key) => None,
             (2, by) => Some((by, SortDirection::Descending)),
-            // Without an order, another target than the key sorts ascending.
+            // A target other than the key without an order means ascending.
             (_, by) => Some((by, SortDirection::Ascending)),
         };
         Self {
@@ -190,17 +193,17 @@ impl ReadShape {
         }
     }
 
-    /// True if the store's own answer is what is wanted.
+    /// Returns whether the answer needs neither filters nor an order of its own.
     fn is_plain(&self) -> bool {
         self.sort.is_none() && self.mod_revisions == (0, 0) && self.create_revisions == (0, 0)
     }
 
-    /// The limit that the store gets: none if the answer is worked on afterwards.
+    /// The limit for the store: none if the answer is filtered or sorted afterwards.
     pub(crate) fn limit_of_store(&self) -> i64 {
         if self.is_plain() { self.limit } else { 0 }
     }
 
-    /// The content that the store brings of each key.
+    /// The content that the store must return for each key.
     pub(crate) fn content_of_store(&self) -> Content {
         let sorts_by_value = matches!(self.sort, Some((SortField::Value, _)));
         match (self.count_only, self.keys_only) {
@@ -210,7 +213,7 @@ impl ReadShape {
         }
     }
 
-    /// The answer as it is sent. `count` is that of the range, whatever was filtered.
+    /// Builds the answer. As in etcd, `count` is the number of keys in the range before any filter.
     pub(crate) fn answer(&self, found: RangeResponse, header: Option<PbResponseHeader>) -> PbRangeResponse {
         let RangeResponse { mut kvs, count, mut more, .. } = found;
         if !self.is_plain() {
@@ -237,7 +240,7 @@ impl ReadShape {
     }
 
     fn wants(&self, kv: &Kv) -> bool {
-        // 0 is no bound.
+        // 0 means no bound.
         let within =
             |revision: i64, (from, to): (i64, i64)| (from == 0 || revision >= from) && (to == 0 || revision <= to);
         within(kv.mod_revision.get(), self.mod_revisions) && within(kv.create_revision.get(), self.create_revisions)
@@ -258,7 +261,7 @@ fn ordered(by: SortField, order: SortDirection, one: &Kv, other: &Kv) -> Orderin
     }
 }
 
-/// A refusal with etcd's code and text.
+/// A refusal that has a code and text of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     EmptyKey,
@@ -283,7 +286,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Code and text, as etcd 3.4 has them.
+    /// The code and text of etcd 3.4.
     pub(crate) const fn parts(self) -> (Code, &'static str) {
         match self {
             Self::EmptyKey => (Code::InvalidArgument, "etcdserver: key is not provided"),
@@ -320,14 +323,14 @@ impl From<Refusal> for Status {
     }
 }
 
-/// A method that is not offered, and what to do instead.
+/// Returns the error of a method that is not offered, with what to do instead.
 pub(crate) fn unsupported(what: &str) -> Status {
     let (code, text) = Refusal::NotSupportedHere.parts();
     Status::new(code, format!("{text}: {what}"))
 }
 
-/// The answer to a request over which the store failed. A write whose outcome is unknown gets a code that clients read as
-/// unknown; a definite failure gets none of those that they send again.
+/// Converts a store error into a status. A write with an unknown outcome gets a code that clients treat as unknown. A
+/// definite failure never gets a code that makes clients retry.
 pub(crate) fn status(error: &Error) -> Status {
     let refusal = match error.kind() {
         ErrorKind::InvalidArgument(InvalidArgument::EmptyKey) => Refusal::EmptyKey,

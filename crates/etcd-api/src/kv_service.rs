@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use crate::Api;
 use crate::convert::{self, ReadShape, Refusal, TranslatedTxn, status, unsupported};
 
-/// How often a put that keeps the stored value begins again because another writer was faster.
+/// Maximum number of attempts of a put that keeps the stored value, in case other writers change the key first.
 const ATTEMPTS: usize = 16;
 
 #[async_trait]
@@ -31,7 +31,7 @@ impl PbKvService for Api {
             .with_limit(shape.limit_of_store())
             .with_content(shape.content_of_store());
         let found = self.backing.store().range(read).await.map_err(|error| status(&error))?;
-        // The store is open, so its mark is known.
+        // The read has opened the store, so its oldest revision is known.
         self.check_past(past)?;
         let header = self.header(found.revision);
         Ok(Response::new(shape.answer(found, header)))
@@ -95,7 +95,7 @@ impl PbKvService for Api {
     async fn compact(&self, request: Request<PbCompactionRequest>) -> Result<Response<PbCompactionResponse>, Status> {
         let revision = Revision::new(request.into_inner().revision);
         if !revision.is_set() {
-            // etcd has compacted what lies before its first revision.
+            // etcd treats everything before its first revision as compacted.
             return Err(Refusal::Compacted.into());
         }
         self.backing.compact(revision).await.map_err(|error| status(&error))?;
@@ -105,7 +105,7 @@ impl PbKvService for Api {
 }
 
 impl Api {
-    /// Refuses what lies below the mark of clients, whether the store still has it or not.
+    /// Refuses revisions below the oldest one for clients, even if the store still has them.
     fn check_past(&self, revision: i64) -> Result<(), Status> {
         let is_past = revision > 0 && revision < self.backing.oldest().get();
         if is_past { Err(Refusal::Compacted.into()) } else { Ok(()) }
@@ -117,7 +117,8 @@ impl Api {
         store.txn(txn).await.map_err(|error| status(&error))
     }
 
-    /// A put that keeps the stored value or lease: it needs the key, and repeats if another writer changes it meanwhile.
+    /// Carries out a put that keeps the stored value or lease. Reads the key first, and repeats if another writer
+    /// changes it meanwhile.
     async fn put_what_is_there(&self, put: PbPutRequest) -> Result<kv::TxnResponse, Status> {
         for _ in 0..ATTEMPTS {
             let mut again = put.clone();

@@ -1,9 +1,10 @@
-//! The service Lease, and the time of leases: when each of them ends.
+//! The service Lease, and the clock that decides when each lease ends.
 //!
-//! The time is kept in memory, as with etcd: after a start every lease has its full time again, and a renewal writes nothing.
+//! The remaining times are only in memory, as in etcd. After a start every lease has its full time again, and a renewal
+//! writes nothing.
 //!
-//! The clock goes on while another process has the store. A lease that ends meanwhile is revoked afterwards, and no renewal
-//! brings it back. When another store takes the place of this one, the clock begins anew with the leases of that store.
+//! The clock continues while another process has the store. A lease that ends meanwhile is revoked afterwards, and
+//! cannot be renewed. When another store replaces this one, the clock restarts with the leases of that store.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -27,11 +28,11 @@ use crate::backing::{Backing, StoreGeneration};
 use crate::convert::{Refusal, status};
 use crate::{Api, STORE_WAIT_TIMEOUT};
 
-/// The shortest time to live, in seconds: as with an etcd of the usual settings, a shorter one is raised to it.
+/// Minimum time to live, in seconds. A shorter one is raised to it, like in an etcd with default settings.
 const MIN_TTL_SECONDS: i64 = 2;
 /// How long `LeaseTimeToLive` and `LeaseLeases` wait for the store while another process has it.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time to live of a lease that is not there, as etcd says it.
+/// etcd's time to live of a lease that does not exist.
 const EXPIRED_TTL: i64 = -1;
 
 #[async_trait]
@@ -47,12 +48,12 @@ impl PbLeaseService for Api {
         if ttl > Lease::MAX_TTL {
             return Err(Refusal::LeaseTooLong.into());
         }
-        // A client that gives up while another process has the store leaves nothing behind.
+        // If the client disconnects while another process has the store, nothing has been granted yet.
         self.revision().await?;
         self.leases_are_known().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
         let api = self.clone();
-        // Once it is begun it comes to its end, so that the clock and the store agree.
+        // A started grant must finish even if the client disconnects, so that the clock and the store agree.
         let granting = tokio::spawn(async move { api.grant(lease).await });
         granting.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
         let header = self.header(self.recent_revision().await?);
@@ -117,15 +118,16 @@ impl Api {
         if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
     }
 
-    /// Waits up to `patience` for the store, then until the clock has read its leases, and returns a recent revision. A process
-    /// that has the store may replace it. Without the store the clock's leases are those from before, whose time goes on.
+    /// Waits up to `patience` for the store, then until the clock has loaded its leases, and returns a recent revision.
+    /// A process that has the store may replace it. While the store is away, the clock keeps the previous leases, and
+    /// their time continues.
     async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
         let recent = self.revision_within(patience).await?;
         self.leases_are_known().await?;
         Ok(recent)
     }
 
-    /// A number that no lease has.
+    /// Returns a random id that no lease has.
     fn free_lease_id(&self) -> LeaseId {
         loop {
             let id = LeaseId::new(fastrand::i64(1..));
@@ -135,7 +137,7 @@ impl Api {
         }
     }
 
-    /// Grants a lease. The clock knows of it before it is there, so that it ends in any case.
+    /// Grants a lease. The clock reserves the lease before the store has it, so that the lease ends in any case.
     async fn grant(&self, lease: Lease) -> Result<(), Status> {
         if !self.clock.reserve(lease) {
             return Err(Refusal::LeaseExists.into());
@@ -145,7 +147,7 @@ impl Api {
                 self.clock.begin(lease);
                 Ok(())
             }
-            // The store has a lease that the clock does not know.
+            // The store has a lease that the clock lacks.
             Ok(GrantOutcome::Taken) => {
                 self.clock.reload(lease.id);
                 Err(Refusal::LeaseExists.into())
@@ -163,7 +165,7 @@ impl Api {
         }
     }
 
-    /// Revokes a lease. One that may be gone is not renewed any more.
+    /// Revokes a lease. If the outcome is unknown, the lease can no longer be renewed.
     async fn revoke(&self, id: LeaseId) -> Result<Revision, Status> {
         let revoked = self.backing.revoke(id, self.backing.place()).await;
         match &revoked {
@@ -174,7 +176,7 @@ impl Api {
         revoked.map_err(|error| status(&error))
     }
 
-    /// Gives a lease its full time again. The answer for one that is not there has no time.
+    /// Restores the full time of a lease. The answer for a missing lease has a time of 0.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
         let header = self.header(self.revision_of_leases(STORE_WAIT_TIMEOUT).await?);
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
@@ -182,53 +184,52 @@ impl Api {
     }
 }
 
-/// Whole seconds, as etcd counts them down.
+/// Returns whole seconds, rounded down like in etcd.
 fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// How often the clock looks whether another store has taken the place of this one.
+/// How often the clock checks whether another store has replaced this one.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the clock leaves a lease alone that the store failed to revoke.
+/// How long the clock waits before it retries a failed revocation.
 const REVOKE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a request waits until the leases are known.
+/// How long a request waits until the leases are loaded.
 const LEASES_KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A time that does not come.
+/// A wait that never ends in practice (100 years).
 const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// The times of all leases.
+/// The remaining times of all leases.
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, LeaseTime>>,
-    /// When the clock looks next. A lease that ends before must wake it.
+    /// When the clock checks the leases next. A lease that ends earlier must wake it.
     next_scan: Mutex<Instant>,
-    /// The clock has something to do before the time that it waits for.
+    /// Wakes the clock before `next_scan`.
     sooner: Notify,
-    /// The store whose leases are here; `None` until they were read.
+    /// The store whose leases are loaded; `None` before the first load.
     loaded: watch::Sender<Option<StoreGeneration>>,
 }
 
-/// The time of a lease.
+/// The remaining time of a lease.
 #[derive(Clone, Copy, Debug)]
 struct LeaseTime {
     ttl: Duration,
     end: Instant,
-    /// The grant of the lease. No renewal changes it.
+    /// The state of the grant. Renewals do not change it.
     granted: GrantState,
-    /// The lease is not revoked before, since that has just failed.
+    /// The earliest time of the next attempt to revoke the lease, after a failed attempt.
     revoke_from: Instant,
 }
 
-/// The state of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// It is on its way: the lease neither ends nor is it renewed.
+    /// The grant is in progress. The lease can neither end nor be renewed.
     Pending,
-    /// The lease has been there since then, as far as this process knows.
+    /// When this process granted or loaded the lease.
     Since(Instant),
 }
 
-/// The time of a lease, and the rest of it.
+/// The full and the remaining time of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeLeft {
     ttl: Duration,
@@ -260,7 +261,7 @@ impl LeaseTime {
         self.is_there() && self.due() <= now
     }
 
-    /// The time at which the lease must be revoked.
+    /// When the lease must be revoked.
     fn due(&self) -> Instant {
         self.end.max(self.revoke_from)
     }
@@ -279,7 +280,7 @@ impl LeaseClock {
         self.next_scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the number of a lease that is about to be granted. False if a lease has it already.
+    /// Reserves the id of a lease that is about to be granted. Returns `false` if the id is taken.
     fn reserve(&self, lease: Lease) -> bool {
         let mut times = self.times();
         if times.contains_key(&lease.id) {
@@ -289,7 +290,7 @@ impl LeaseClock {
         true
     }
 
-    /// Begins the time of a lease that is there, or may be.
+    /// Starts the time of a lease that exists or may exist.
     pub(crate) fn begin(&self, lease: Lease) {
         let time = LeaseTime::begin(lease.ttl, GrantState::Since(Instant::now()));
         self.times().insert(lease.id, time);
@@ -298,12 +299,12 @@ impl LeaseClock {
         }
     }
 
-    /// Forgets a lease, which is not there or not any more.
+    /// Removes a lease that does not exist, or no longer exists.
     fn forget(&self, id: LeaseId) {
         self.times().remove(&id);
     }
 
-    /// Ends a lease now: whether the store still has it is not known.
+    /// Ends a lease now. The store may still have the lease.
     pub(crate) fn end(&self, id: LeaseId) {
         if let Some(time) = self.times().get_mut(&id) {
             time.end = Instant::now();
@@ -311,14 +312,14 @@ impl LeaseClock {
         self.sooner.notify_one();
     }
 
-    /// Forgets a lease, and reads all from the store again.
+    /// Removes a lease, and loads all leases from the store again.
     fn reload(&self, id: LeaseId) {
         self.forget(id);
         self.loaded.send_replace(None);
         self.sooner.notify_one();
     }
 
-    /// Gives a lease its full time again; `None` if it has ended or was never there.
+    /// Restores the full time of a lease. Returns `None` if the lease has ended or never existed.
     fn renew(&self, id: LeaseId) -> Option<TimeLeft> {
         let (mut times, now) = (self.times(), Instant::now());
         let time = times.get_mut(&id).filter(|time| time.is_there() && now < time.end)?;
@@ -326,14 +327,14 @@ impl LeaseClock {
         Some(TimeLeft { ttl: time.ttl, left: time.ttl })
     }
 
-    /// The rest of a lease's time; `None` if it was never there, or is revoked.
+    /// Returns the times of a lease, or `None` if the lease was never granted or is revoked.
     pub(crate) fn left(&self, id: LeaseId) -> Option<TimeLeft> {
         let (times, now) = (self.times(), Instant::now());
         let time = times.get(&id).filter(|time| time.is_there())?;
         Some(TimeLeft { ttl: time.ttl, left: time.end.saturating_duration_since(now) })
     }
 
-    /// All leases, in the order of their numbers.
+    /// Lists the ids of all leases in ascending order.
     pub(crate) fn ids(&self) -> Vec<LeaseId> {
         let times = self.times();
         let mut ids: Vec<_> = times.iter().filter(|(_, time)| time.is_there()).map(|(id, _)| *id).collect();
@@ -341,43 +342,43 @@ impl LeaseClock {
         ids
     }
 
-    /// True if a lease has this number, or is about to.
+    /// Returns whether a lease has this id, or is being granted with it.
     pub(crate) fn has(&self, id: LeaseId) -> bool {
         self.times().contains_key(&id)
     }
 
-    /// Waits until the leases of the store that is there were read. False if that takes too long.
+    /// Waits until the leases of the current store are loaded. Returns `false` after [`LEASES_KNOWN_TIMEOUT`].
     async fn is_loaded(&self, backing: &dyn Backing) -> bool {
         let is_there = |loaded: &Option<StoreGeneration>| *loaded == Some(backing.place());
         if !is_there(&self.loaded.borrow()) {
             self.sooner.notify_one();
         }
-        // The clock lives as long as its handles, so only time can be over.
+        // The clock lives as long as its handles, so the only failure is the timeout.
         matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
-    /// Has every lease end in its time, for ever.
+    /// Revokes every lease when its time ends. Never returns.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
             let place = backing.place();
             if *self.loaded.borrow() != Some(place)
                 && let Err(error) = self.load(backing, place).await
             {
-                tracing::warn!(%error, "the leases cannot be read yet; their keys stay");
+                tracing::warn!(%error, "cannot read the leases yet; their keys stay");
                 let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;
             }
             let ended = self.ended();
             if ended.is_empty() {
-                // In both cases the clock looks again.
+                // The clock checks again in both cases.
                 let _ = timeout(self.next(), self.sooner.notified()).await;
             }
             for id in ended {
                 if backing.place() != place {
-                    // Another store is there now.
+                    // Another store has replaced this one.
                     break;
                 }
-                // A client may have revoked it, and granted another one of this number.
+                // A client may have revoked the lease and granted another one with the same id.
                 if self.times().get(&id).is_some_and(|time| time.has_ended(Instant::now())) {
                     self.revoke(backing, place, id).await;
                 }
@@ -385,7 +386,7 @@ impl LeaseClock {
         }
     }
 
-    /// Revokes a lease that has ended.
+    /// Revokes a lease whose time has ended.
     async fn revoke(&self, backing: &dyn Backing, place: StoreGeneration, id: LeaseId) {
         match backing.revoke(id, place).await {
             Ok(_) => {
@@ -395,7 +396,7 @@ impl LeaseClock {
             Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
             Err(_) if backing.place() != place => {}
             Err(error) => {
-                tracing::warn!(%id, %error, "a lease has ended and its keys are still there; trying again");
+                tracing::warn!(%id, %error, "cannot revoke a lease that has ended; trying again");
                 if let Some(time) = self.times().get_mut(&id) {
                     time.revoke_from = Instant::now() + REVOKE_RETRY_INTERVAL;
                 }
@@ -403,12 +404,12 @@ impl LeaseClock {
         }
     }
 
-    /// Begins the time of all leases anew.
+    /// Loads all leases of the store and restarts their time.
     async fn load(&self, backing: &dyn Backing, place: StoreGeneration) -> kv::Result<()> {
         let begun = Instant::now();
         let leases = backing.leases().await?;
         let mut times = self.times();
-        // The list may be older than a grant that is under way, or has just been confirmed.
+        // The list may be older than a grant that is in progress or has just been confirmed.
         times.retain(|_, time| match time.granted {
             GrantState::Pending => true,
             GrantState::Since(since) => since >= begun,
@@ -421,7 +422,7 @@ impl LeaseClock {
         Ok(())
     }
 
-    /// The leases whose time is over, in the order in which they are due. No renewal brings one of them back.
+    /// Returns the leases whose time has ended, in the order in which they are due. They cannot be renewed any more.
     fn ended(&self) -> Vec<LeaseId> {
         let (times, now) = (self.times(), Instant::now());
         let due = times.iter().filter(|(_, time)| time.has_ended(now));
@@ -430,10 +431,10 @@ impl LeaseClock {
         due.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// How long no lease ends, at most as long as the clock may go without a look at the store.
+    /// Returns the time until the next lease ends, at most [`CLOCK_INTERVAL`].
     fn next(&self) -> Duration {
         let now = Instant::now();
-        // A lease that is granted from here on sees the new time, or is seen here.
+        // A lease that is granted from here on either compares with the new time, or is included here.
         let mut next_scan = self.next_scan();
         let due = self.times().values().filter(|time| time.is_there()).map(LeaseTime::due).min();
         *next_scan = due.unwrap_or(now + CLOCK_INTERVAL).min(now + CLOCK_INTERVAL);

@@ -2,10 +2,11 @@
 //!
 //! # Inside
 //!
-//! etcd's v3 API in front of a store: translation alone. The store decides what happens; this crate decides how etcd's
-//! clients see it, to the texts of errors.
+//! etcd's v3 API in front of a store. The crate only translates: the store decides what happens, and this crate
+//! presents the results as etcd's clients expect them, down to the texts of errors.
 //!
-//! [`Api`] has the services; [`Backing`] is what they need besides [`kv::Store`]. No engine and no IPAM is known here.
+//! [`Api`] has the services. [`Backing`] has everything that they need besides [`kv::Store`]. The crate is independent
+//! of engines and of IPAM.
 //!
 mod backing;
 mod cluster;
@@ -37,45 +38,45 @@ use lease::LeaseClock;
 use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
-/// The version that `Maintenance.Status` reports: the oldest whose reports of progress clients believe. They
-/// are never ahead of an event here.
+/// The version that `Maintenance.Status` reports. Clients trust progress reports only from this version on. Here,
+/// reports are never ahead of an event.
 pub const VERSION: &str = "3.5.13";
 
-/// A connection may have so many streams that its client has given up and the server has not seen yet: a program that drops calls
-/// is no attack.
+/// Maximum number of streams per connection that the client has reset and the server has not noticed yet. A program
+/// that drops calls is not an attack.
 const MAX_PENDING_RESETS: usize = 10_000;
 
-/// A connection may have so many open streams. Clients that open one for each watch wait at the end of the default, 200.
+/// Maximum number of open streams per connection. With the default of 200, clients that open a stream for each watch
+/// would have to wait.
 const MAX_STREAMS_PER_CONNECTION: u32 = 10_000;
 
-/// All clients together may have so many watches open. Each takes some 3 KiB of memory.
+/// Maximum number of open watches of all clients. Each takes about 3 KiB of memory.
 const MAX_WATCHES: usize = 20_000;
 
-/// How often a watch reports its progress without a request, as with etcd.
+/// Default interval of a watch's progress reports, as in etcd.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
-/// The least such interval, as with etcd.
+/// Minimum interval of a watch's progress reports, as in etcd.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A request about the server itself waits so long for the store, which another process may have for a moment. Then the newest
-/// revision of earlier answers is in the header.
+/// How long a request about the server itself waits for the store, which another process may have for a moment. After
+/// that, the header has the newest revision of earlier answers.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// etcd's services over a store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Api {
     backing: Arc<dyn Backing>,
-    /// The newest revision of an answer, and the id of the cluster that it belongs to.
+    /// The newest revision of an answer, and the id of its cluster.
     newest: Arc<Mutex<Option<(u64, Revision)>>>,
-    /// The room for further watches.
+    /// Permits for further watches.
     watches: Arc<Semaphore>,
-    /// The time of leases.
     clock: Arc<LeaseClock>,
     limits: Limits,
     report_interval: Duration,
 }
 
 impl Api {
-    /// The services over this store.
+    /// Creates the services over this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
         let watches = Arc::new(Semaphore::new(MAX_WATCHES));
         let report_interval = REPORT_INTERVAL;
@@ -89,21 +90,20 @@ impl Api {
         }
     }
 
-    /// The same services, with this interval (10 minutes otherwise, at least 100 ms) between the reports of progress that a watch
-    /// sends without a request.
+    /// Sets the interval of a watch's progress reports (default 10 minutes, at least 100 ms).
     #[must_use]
     pub fn with_report_interval(self, interval: Duration) -> Self {
         Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
-    /// Has leases end in their time, for ever. Requests about leases wait for the begin of this.
+    /// Revokes leases when their time ends. Never returns. Requests about leases wait until this runs.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }
 
-    /// All services, for a server of gRPC.
+    /// Returns all services, for a gRPC server.
     pub fn routes(&self) -> Routes {
-        // An answer may be as large as what is stored, as with etcd.
+        // As in etcd, an answer may be as large as the stored data.
         Routes::new(
             PbKvServer::new(self.clone())
                 .max_decoding_message_size(MAX_REQUEST_BYTES)
@@ -117,8 +117,9 @@ impl Api {
         .add_service(health())
     }
 
-    /// A server of gRPC with all services, for any connections. TCP connections need `set_nodelay`, which only the caller can
-    /// set. A connection has a [`ClientShare`] as its `ConnectInfo`; without it each request has a share of its own.
+    /// Returns a gRPC server with all services, for any kind of connection. TCP connections need `set_nodelay`, which
+    /// only the caller can set. A connection should have a [`ClientShare`] as its `ConnectInfo`; without it each
+    /// request has a share of its own.
     pub fn server(&self) -> Router<impl Layer<Routes, Service = LimitedService<Routes>> + Clone + use<>> {
         let limits = self.limits.clone();
         Server::builder()
@@ -128,7 +129,7 @@ impl Api {
             .add_routes(self.routes())
     }
 
-    /// The header of an answer at this revision.
+    /// Returns the header of an answer at this revision.
     fn header(&self, revision: Revision) -> Option<PbResponseHeader> {
         let StoreGeneration { cluster, member, .. } = self.backing.place();
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,7 +139,7 @@ impl Api {
         Some(PbResponseHeader { cluster_id: cluster, member_id: member, revision: revision.get(), raft_term: 1 })
     }
 
-    /// The store's revision, by a read that costs no key.
+    /// Reads the store's revision without reading a key.
     async fn revision(&self) -> Result<Revision, Status> {
         let nothing = kv::RangeRequest::new(kv::Range::key("\0")).with_content(kv::Content::CountOnly);
         let found = self.backing.store().range(nothing).await.map_err(|error| convert::status(&error))?;
@@ -150,8 +151,8 @@ impl Api {
         self.revision_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a full
-    /// disk keeps it from being opened again, returns the newest revision of an earlier answer instead.
+    /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a
+    /// full disk keeps it from being opened again, returns the newest revision of an earlier answer instead.
     async fn revision_within(&self, patience: Duration) -> Result<Revision, Status> {
         let read = timeout(patience, self.revision()).await;
         if let Ok(Ok(revision)) = read {
@@ -167,7 +168,7 @@ impl Api {
     }
 }
 
-/// The service `grpc.health.v1.Health`: the server serves as long as it answers.
+/// Returns the service `grpc.health.v1.Health`, which reports that the server serves.
 fn health() -> HealthServer<HealthService> {
     HealthServer::new(HealthService::from_health_reporter(HealthReporter::new()))
 }

@@ -1,6 +1,5 @@
-//! The limits of requests that are not answered yet: their number, their bytes in the server's memory, and the time in which a
-//! message must be complete. The server refuses a client beyond its share with etcd's text for too many requests, and other
-//! clients do not notice it.
+//! Limits on unanswered requests: their number, their bytes in memory, and the time for a complete message. The server
+//! refuses a client beyond its share with etcd's text for too many requests. Other clients are not affected.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,21 +18,21 @@ use tower_service::Service;
 
 use crate::convert::Refusal;
 
-/// A request may have so many bytes, as with etcd: 1.5 MiB and some room for what surrounds keys and values.
+/// Maximum size of a request in bytes, as in etcd: 1.5 MiB, and some room for the encoding around keys and values.
 pub(crate) const MAX_REQUEST_BYTES: usize = 1_572_864 + 512 * 1024;
 
-/// All clients together may have so many requests open. A stream of watches is one.
+/// Maximum number of open requests of all clients. A stream of watches counts as one.
 const MAX_OPEN_REQUESTS: usize = 20_000;
-/// The messages of a client that are not answered may have so many bytes: some twenty of the longest.
+/// Maximum size of a client's unanswered messages in bytes: about sixteen of the longest.
 const MAX_CLIENT_BYTES: usize = 32 * 1024 * 1024;
-/// Those of all clients.
+/// Maximum size of all clients' unanswered messages in bytes.
 const MAX_TOTAL_BYTES: usize = 256 * 1024 * 1024;
-/// The longest time from one part of a message to the next, and from a request that has one message to that message.
+/// Maximum time between two parts of a message, and from the start of a request with one message to that message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// A message of gRPC begins with a flag and its length.
+/// Length of the prefix of a gRPC message: a flag and the message's length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// The share of a connection, which its requests find in their extensions.
+/// A connection's share of the limits. Its requests have it in their extensions.
 #[derive(Clone, Debug)]
 pub struct ClientShare {
     bytes: Arc<Semaphore>,
@@ -45,7 +44,7 @@ impl Default for ClientShare {
     }
 }
 
-/// The shares of all requests together.
+/// The limits of all requests together.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     open: Arc<Semaphore>,
@@ -111,18 +110,18 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            // The message of the request is worked off.
+            // The message of the request has been processed.
             drop(answered);
             answer
         })
     }
 }
 
-/// How many messages a request has.
+/// Number of messages of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageCount {
     One,
-    /// They come while the request is answered.
+    /// Further messages arrive while the request is answered.
     Many,
 }
 
@@ -132,29 +131,29 @@ impl MessageCount {
     }
 }
 
-/// The permits for the bytes of messages, at the client's share and at that of all.
+/// Permits for the bytes of messages: from the client's share and from the limit of all clients.
 type BytePermits = Arc<Mutex<Vec<[OwnedSemaphorePermit; 2]>>>;
 
-/// The body of a request that is on its way.
+/// The body of a request that is still being received.
 struct IncomingBody {
     inner: Body,
     messages: MessageCount,
     client: ClientShare,
     all: Arc<Semaphore>,
     held: BytePermits,
-    /// The part of the next message's prefix that is there already.
+    /// The received part of the next message's prefix.
     header: Vec<u8>,
-    /// How many bytes of the current message are missing.
+    /// Number of bytes missing from the current message.
     rest: usize,
-    /// A message has begun, at some time.
+    /// Whether any message has begun.
     begun: bool,
-    /// The end of the wait for the next part.
+    /// The timeout of the wait for the next part.
     end: Option<Pin<Box<Sleep>>>,
     _open: OwnedSemaphorePermit,
 }
 
 impl IncomingBody {
-    /// True while the client owes the server a part of a message.
+    /// Returns whether the client still has to send a part of a message.
     fn is_owed(&self) -> bool {
         self.rest > 0 || !self.header.is_empty() || (self.messages == MessageCount::One && !self.begun)
     }
@@ -163,10 +162,10 @@ impl IncomingBody {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of a part of the body.
+    /// Counts the bytes of a part of the body.
     ///
     /// # Errors
-    /// The refusal of a message that is beyond the client's share.
+    /// The refusal of a message that exceeds the client's share or the limit of all clients.
     fn take_note(&mut self, part: &Bytes) -> Result<(), Status> {
         let mut part = &part[..];
         while part.has_remaining() {
@@ -175,7 +174,7 @@ impl IncomingBody {
                 part.advance(taken);
                 self.rest -= taken;
                 if self.rest == 0 && self.messages == MessageCount::Many {
-                    // It is worked off, or waits in its place.
+                    // The message has been processed, or waits in a bounded queue.
                     self.held().clear();
                 }
                 continue;
@@ -196,7 +195,7 @@ impl IncomingBody {
     fn begin(&mut self, length: u32) -> Result<(), Status> {
         self.begun = true;
         self.rest = length as usize;
-        // The decoder refuses a longer one, with a text that says so.
+        // The decoder refuses a longer message with a specific text.
         if self.rest > MAX_REQUEST_BYTES {
             return Ok(());
         }
@@ -261,7 +260,7 @@ mod tests {
     }
 
     impl Sending {
-        /// Begins a request to a service that reads it to its end and then takes so long.
+        /// Starts a request to a service that reads the whole body and then takes the time `takes`.
         fn begin(limits: &Limits, client: &ClientShare, path: &str, takes: Duration) -> Self {
             let (parts, sent) = unbounded();
             let body = Body::new(StreamBody::new(sent.map(|part| Ok::<_, Infallible>(Frame::data(part)))));
@@ -283,7 +282,7 @@ mod tests {
             Self { parts, answer }
         }
 
-        /// Sends a message of this length up to here.
+        /// Sends the prefix of a message of this length, and `up_to` bytes of the message.
         fn send(&self, length: usize, up_to: usize) {
             let prefix = u32::try_from(length).unwrap().to_be_bytes();
             for part in [&[0][..], &prefix, &vec![7; up_to]] {

@@ -1,11 +1,12 @@
-//! The service Watch: one task for each gRPC stream owns all watches of that stream, and is the only one that sends.
+//! The service Watch. One task for each gRPC stream owns all watches of that stream, and only this task sends on the
+//! stream.
 //!
-//! Therefore no report of progress is ahead of an event: the task reports a revision once every watch of the stream has
-//! delivered all events up to it (k3s-io/kine#731 shows the damage of an early report). Nor is it behind one: the revision is at
-//! least that of the newest event on the stream.
+//! Therefore a progress report is never ahead of an event: the task reports a revision once every watch of the stream
+//! has delivered all events up to it (k3s-io/kine#731 shows the damage of an early report). A report is never behind an
+//! event either: its revision is at least that of the newest event on the stream.
 //!
-//! The service has small buffers: a client may open a stream for each watch, and the usual two buffers of 8 KiB each would be half of
-//! what such a watch takes.
+//! The service has small buffers. A client may open a stream for each watch, and the usual two buffers of 8 KiB each
+//! would take half of the memory of such a watch.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -33,20 +34,22 @@ use crate::Api;
 use crate::convert::{self, Refusal, key_value, status};
 use crate::limits::MAX_REQUEST_BYTES;
 
-/// The answers of a stream of watches.
+/// The answers on a stream of watches.
 pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
 
-/// So many messages wait for a client that does not read; then its watches wait, too, and lose nothing.
+/// Maximum number of messages that wait for a client that does not read. After that its watches wait, too, without
+/// losing events.
 const MAX_QUEUED_MESSAGES: usize = 16;
-/// How long a requested report may wait for watches that have come less far than others. Later events then wait for the report.
+/// How long a requested report may wait for slower watches. Later events then wait for the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of events that wait for a report. With more the report is dropped, and the client requests another.
+/// Maximum number of events that wait for a report. With more, the report is dropped, and the client requests another
+/// one.
 const MAX_HELD_BACK_EVENTS: usize = 256;
-/// The id of messages that are about a whole stream.
+/// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
 
 impl Api {
-    /// Begins to serve a stream of watches.
+    /// Starts the task of a stream of watches, and returns its answers.
     pub(crate) fn watches(&self, requests: Streaming<PbWatchRequest>) -> WatchAnswers {
         let (answers, sent) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let session = WatchSession {
@@ -71,7 +74,7 @@ struct WatchSession {
     changes: SelectAll<BoxStream<'static, (i64, kv::Result<Batch>)>>,
     cursors: BTreeMap<i64, ClientWatch>,
     next_id: i64,
-    /// The report that a client has requested.
+    /// The report that the client has requested.
     requested: Option<PendingProgress>,
     /// The revision of the newest event that was sent.
     newest: Revision,
@@ -82,7 +85,7 @@ struct WatchSession {
 /// A requested report of progress.
 #[derive(Clone, Copy)]
 struct PendingProgress {
-    /// The least revision that it may name.
+    /// The minimum revision of the report.
     revision: Revision,
     since: Instant,
     /// The revision of a report that was requested after events began to wait for this one.
@@ -95,7 +98,7 @@ impl PendingProgress {
     }
 }
 
-/// A watch that a client wants.
+/// A client's request for a watch.
 struct WatchToCreate {
     id: i64,
     key: Vec<u8>,
@@ -107,7 +110,7 @@ struct WatchToCreate {
     filters: Vec<i32>,
 }
 
-/// The client is gone, or has its error: the stream ends.
+/// The stream ends: the client has disconnected, or has received an error.
 struct StreamEnded;
 
 impl WatchSession {
@@ -120,7 +123,7 @@ impl WatchSession {
                 request = request(&mut next, &mut requests) => match request {
                     Some(request) => {
                         if is_progress(&request) {
-                            // One report answers all requests that are there.
+                            // One report answers all progress requests that have arrived.
                             next = skip_progress(&mut requests);
                         }
                         self.handle_request(request).await
@@ -165,7 +168,7 @@ impl WatchSession {
             Some(PbWatchRequestUnion::ProgressRequest(_)) => {
                 let now = self.now().await?;
                 match &mut self.requested {
-                    // The events after this revision wait for the report: another report follows it.
+                    // The events after this revision wait for the pending report, so a second report follows it.
                     Some(requested) if requested.since.elapsed() >= PROGRESS_TIMEOUT => requested.later = Some(now),
                     Some(requested) => requested.revision = now.max(requested.revision),
                     None => self.requested = Some(PendingProgress::at(now)),
@@ -245,15 +248,16 @@ impl WatchSession {
         self.report_requested().await
     }
 
-    /// The revision of a report that has waited so long that later events wait for it. Otherwise watches that report every 200 ms, each
-    /// at another time, would never all be at the newest event of a busy one.
+    /// Returns the revision of a report that is overdue, so that later events must wait for it. Otherwise quiet
+    /// watches, which each report every 200 ms at different times, would never all reach the newest event of a busy
+    /// watch.
     fn overdue(&self) -> Option<Revision> {
         let requested = self.requested.filter(|requested| requested.since.elapsed() >= PROGRESS_TIMEOUT)?;
         Some(requested.revision.max(self.newest))
     }
 
     async fn forward_item(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), StreamEnded> {
-        // An item may come just before the end of a watch that its client has canceled.
+        // An item may arrive just before the end of a watch that its client has canceled.
         let Some(cursor) = self.cursors.get_mut(&id) else { return Ok(()) };
         match item {
             Ok(batch) if batch.is_progress() => {
@@ -275,7 +279,8 @@ impl WatchSession {
                         let now = self.now().await?;
                         self.compacted(id, now, compact_revision, false).await
                     }
-                    // Another store took its place, where nothing that the client knows holds: it must read anew.
+                    // Another store has replaced this one, so everything that the client has read is outdated. It must
+                    // list again.
                     ErrorKind::RevisionRegressed => {
                         (self.requested, self.newest) = (None, Revision::UNSET);
                         let now = self.now().await?;
@@ -287,8 +292,8 @@ impl WatchSession {
         }
     }
 
-    /// Reports the requested revision, or that of the newest event if it is greater, once every watch has delivered all events up to it.
-    /// As with etcd there is no report while a watch has not begun.
+    /// Reports the requested revision, or that of the newest event if it is greater, once every watch has delivered all
+    /// events up to it. As in etcd there is no report while a watch has not begun.
     async fn report_requested(&mut self) -> Result<(), StreamEnded> {
         if let Some(requested) = self.requested {
             let revision = requested.revision.max(self.newest);
@@ -307,7 +312,7 @@ impl WatchSession {
         Ok(())
     }
 
-    /// Reports the progress of each watch whose client wants that.
+    /// Reports the progress of each watch whose client wants reports.
     async fn report_each(&mut self) -> Result<(), StreamEnded> {
         let reports: Vec<(i64, Revision)> = self
             .cursors
@@ -321,7 +326,7 @@ impl WatchSession {
         Ok(())
     }
 
-    /// A watch that is not made: it is confirmed and canceled at once.
+    /// Refuses to create a watch: confirms and cancels it in one message.
     async fn refuse(&mut self, now: Revision, reason: &str) -> Result<(), StreamEnded> {
         let refused = PbWatchResponse {
             watch_id: NO_WATCH_ID,
@@ -333,7 +338,7 @@ impl WatchSession {
         self.send(refused).await
     }
 
-    /// A watch whose next revision is below the mark ends. As with etcd, the revision is all that says why.
+    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision shows the reason.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;
@@ -343,7 +348,7 @@ impl WatchSession {
         self.send(canceled).await
     }
 
-    /// The store's revision; without an answer of the store the stream ends with the error.
+    /// Returns the store's revision. If the store does not answer, ends the stream with the error.
     async fn now(&mut self) -> Result<Revision, StreamEnded> {
         match self.api.revision().await {
             Ok(now) => Ok(now),
@@ -365,7 +370,7 @@ impl WatchSession {
     }
 }
 
-/// The next request of a client: the one that was read ahead, or a new one. `None` at the end of the stream.
+/// Returns the next request of a client: the one that was read ahead, or a new one. `None` at the end of the stream.
 async fn request(
     next: &mut Option<PbWatchRequest>,
     requests: &mut Streaming<PbWatchRequest>,
@@ -380,46 +385,46 @@ fn is_progress(request: &PbWatchRequest) -> bool {
     matches!(request.request_union, Some(PbWatchRequestUnion::ProgressRequest(_)))
 }
 
-/// Skips the requests for progress that have come, up to another request, which this returns. Most of them would wait until the
-/// connection ends: the server bounds the messages that it has not read.
+/// Skips the progress requests that have arrived, and returns the first other request. Unskipped requests could wait
+/// until the connection ends, because the server limits the number of unread messages.
 fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequest> {
     loop {
         match requests.message().now_or_never() {
             Some(Ok(Some(request))) if is_progress(&request) => {}
             Some(Ok(Some(request))) => return Some(request),
-            // The end of the stream is seen again by the next look at it.
+            // The next read finds the end of the stream again.
             _ => return None,
         }
     }
 }
 
-/// The range of a watch. A key without bytes means the first key there can be; `None` for a range without keys.
+/// Returns the range of a watch, or `None` if it can have no keys. An empty key stands for the smallest possible key.
 fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
     let key = if key.is_empty() { vec![0] } else { key };
     convert::range(key, end).ok().filter(|range| !range.is_empty())
 }
 
-/// A message of a watch with fragments carries so many bytes of keys and values at the most, or one event.
+/// Maximum size of keys and values in a message of a watch with fragments, in bytes. A single larger event is sent
+/// whole.
 const MAX_FRAGMENT_BYTES: usize = 1_572_864;
 /// `FilterType` and `Event.EventType` of etcd's protocol.
 const FILTER_NO_PUT: i32 = 0;
 const FILTER_NO_DELETE: i32 = 1;
 const EVENT_TYPE_DELETE: i32 = 1;
 
-/// A watch as its client created it.
+/// A watch that a client has created.
 #[derive(Debug)]
 struct ClientWatch {
     filters: Vec<i32>,
     fragments: bool,
-    /// True if the client gets the watch's progress from time to time.
+    /// Whether the client gets periodic progress reports.
     pub(crate) reports: bool,
     /// All events up to this revision were sent.
     pub(crate) reached: Revision,
-    /// The revision at which a watch of the future begins; unset for any other.
+    /// The revision at which a future watch begins; unset for any other watch.
     pub(crate) begin: Revision,
-    /// Ends the watch.
     pub(crate) end: AbortHandle,
-    /// The room that it takes among all watches.
+    /// The permit of the watch.
     _place: OwnedSemaphorePermit,
 }
 
@@ -443,8 +448,9 @@ impl ClientWatch {
         }
     }
 
-    /// The messages for the events of one revision; none if the client filters all of them. `header` is of that revision. Entries
-    /// from before `oldest`, the oldest revision that can be read, are left out, as with etcd.
+    /// Returns the messages for the events of one revision; none if the client filters all of them. `header` has that
+    /// revision. As in etcd, previous entries are omitted unless the revision is above `oldest`, the oldest revision
+    /// that can be read.
     pub(crate) fn messages(
         &mut self,
         id: i64,
@@ -498,14 +504,14 @@ fn translated(event: Event) -> PbEvent {
     }
 }
 
-/// How many bytes a buffer has at first.
+/// Initial size of a buffer.
 const INITIAL_BUFFER_BYTES: usize = 256;
-/// At how many bytes messages that are there together are sent.
+/// Size at which buffered messages are sent together.
 const FLUSH_BYTES: usize = 32 * 1024;
 
 type Prost = ProstCodec<PbWatchResponse, PbWatchRequest>;
 
-/// Protobuf with small buffers.
+/// A Protobuf codec with small buffers.
 #[derive(Debug, Default)]
 struct SmallBufferCodec;
 
@@ -524,7 +530,6 @@ impl Codec for SmallBufferCodec {
     }
 }
 
-/// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchService(pub(crate) Api);
 
@@ -553,7 +558,6 @@ impl Service<Request<Body>> for WatchService {
     }
 }
 
-/// The method `WatchMethod`.
 struct WatchMethod(Api);
 
 impl StreamingService<PbWatchRequest> for WatchMethod {

@@ -1,6 +1,7 @@
-//! The same calls of etcd's client library against a real etcd and against this API: answers, codes and texts are the same.
+//! Sends equal calls of etcd's client library to a real etcd and to this API, and compares answers, codes and texts.
 //!
-//! Revisions are counted from the one at which a case begins. Features of later versions than the etcd at hand are not here.
+//! Revisions are relative to the revision at the start of a case. Features of newer versions than the tested etcd are
+//! excluded.
 
 #[path = "alike/progress.rs"]
 mod progress;
@@ -22,7 +23,7 @@ use testkit::server::Etcd;
 /// One side of the comparison.
 struct Side {
     client: Client,
-    /// The revision at which the case begins.
+    /// The revision at the start of the case.
     base: i64,
     said: Vec<String>,
 }
@@ -30,7 +31,7 @@ struct Side {
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Side {
-    /// Notes an answer, or the code and the text of a refusal.
+    /// Records an answer, or the code and the text of a refusal.
     fn note<T: Debug>(&mut self, about: &str, answer: Result<T, Error>) {
         let said = match answer {
             Ok(answer) => format!("{answer:?}"),
@@ -100,7 +101,7 @@ impl Side {
         self.note(about, answer);
     }
 
-    /// Watches until so many events, or the end of the watch.
+    /// Watches until `most` events or the end of the watch.
     async fn watch(&mut self, key: &str, options: WatchOptions, most: usize) -> Outcome {
         let mut stream = self.client.watch(key, Some(options)).await?;
         let mut seen = 0;
@@ -108,7 +109,7 @@ impl Side {
             let Some(message) = stream.next().await else { break };
             match message {
                 Ok(message) => {
-                    // How many events a message carries is up to the server.
+                    // The server decides how many events are in a message.
                     for event in message.events() {
                         let kind = if event.event_type() == EventType::Put { "put" } else { "delete" };
                         let (kv, prev) = (event.kv().map(|kv| self.kv(kv)), event.prev_kv().map(|kv| self.kv(kv)));
@@ -253,7 +254,7 @@ fn leases(side: &mut Side) -> BoxFuture<'_, Outcome> {
         for id in [7, -3, 99] {
             let reported = side.client.lease_time_to_live(id, Some(LeaseTimeToLiveOptions::new().with_keys())).await;
             let reported = reported.map(|lease| {
-                // etcd has them in a map, in another order each time.
+                // etcd keeps these keys in a map, whose order varies.
                 let mut keys = lease.keys().to_vec();
                 keys.sort_unstable();
                 (lease.ttl() > 0, lease.granted_ttl(), keys)
@@ -293,7 +294,7 @@ fn watches(side: &mut Side) -> BoxFuture<'_, Outcome> {
         side.watch("b", WatchOptions::new().with_start_revision(base + 1), 2).await?;
         side.compact("compact", base + 4).await;
         side.watch("", all(), 6).await?;
-        // Entries from before the mark cannot be read.
+        // Entries from before the compact revision cannot be read.
         side.compact("compact", base + 5).await;
         side.watch("", WatchOptions::new().with_all_keys().with_start_revision(base + 5).with_prev_key(), 2).await?;
         Ok(())
@@ -317,7 +318,7 @@ fn compactions(side: &mut Side) -> BoxFuture<'_, Outcome> {
     .boxed()
 }
 
-/// There are no users: clients with a password get that answer, and go on without one.
+/// Without users, clients with a password get an error, and continue without the password.
 fn users(side: &mut Side) -> BoxFuture<'_, Outcome> {
     async move {
         let removed = side.client.user_delete("nobody").await.map(|_| ());

@@ -1,4 +1,4 @@
-//! Leases over a store that fails, or is replaced by another one.
+//! Leases over a store that fails, or is replaced by another store.
 
 mod support;
 
@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep};
 
 type Done<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// How long anything may take.
+/// Time limit for every step.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A store that does not revoke one lease, grants slowly, and can take another place.
+/// A store that does not revoke one lease, grants slowly, and can be replaced by another store.
 #[derive(Debug)]
 struct Spoiled {
     inner: Memory,
@@ -126,7 +126,7 @@ async fn lease_that_cannot_be_revoked_delays_no_other() -> Done {
     server.stop().await
 }
 
-/// The clock reads the leases of the other store while a grant is under way, before and after it is committed.
+/// The clock reads the leases of the other store while a grant is in progress, before and after the commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     let generation = Arc::<AtomicU64>::default();
@@ -141,7 +141,7 @@ async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     for pause in [200, 400] {
         sleep(Duration::from_millis(pause)).await;
         generation.fetch_add(1, Ordering::SeqCst);
-        // This waits until the leases of the other store are known.
+        // This request waits until the leases of the other store are loaded.
         client.leases().await?;
     }
     granting.await??;

@@ -1,4 +1,4 @@
-//! The acceptance of clients: on the private socket, for the page, and for etcd's API.
+//! Accepts clients on the private socket, for the page and for etcd's API.
 
 use std::io;
 use std::sync::Arc;
@@ -9,32 +9,31 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
-/// How long to wait before the next client is accepted after the system refused one, for want of file descriptors say.
+/// How long to wait after a failed accept, for example when file descriptors have run out.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The way in for clients.
+/// A listening socket for clients.
 #[derive(Debug)]
 pub enum Listener {
-    /// A port.
+    /// A TCP port.
     Tcp(TcpListener),
     /// A unix socket.
     Unix(UnixListener),
 }
 
-/// A client that has connected.
+/// An accepted connection.
 #[derive(Debug)]
 pub(crate) enum ClientStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// A connection of either kind.
+/// The traits by which TCP, TLS and unix connections are boxed.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
 impl ClientStream {
-    /// The connection, of either kind.
     pub(crate) fn into_stream(self) -> Box<dyn ByteStream> {
         match self {
             Self::Tcp(stream) => Box::new(stream),
@@ -43,19 +42,19 @@ impl ClientStream {
     }
 }
 
-/// The fate of a client that is one too many.
+/// The treatment of a client that exceeds the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExcessPolicy {
-    /// It waits in the backlog of the listener until there is room.
+    /// Leaves the client in the listener's backlog until another client disconnects.
     Waits,
-    /// It is accepted without a place.
+    /// Accepts the client without a permit, so that the caller can turn it away.
     IsAccepted,
 }
 
-/// A listener, and the room for its clients.
+/// A listener and the permits for its clients.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    /// The purpose of the clients, for the log.
+    /// The kind of clients, for log lines.
     what: &'static str,
     listener: Listener,
     room: Arc<Semaphore>,
@@ -67,7 +66,8 @@ impl Acceptor {
         Self { what, listener, room, excess }
     }
 
-    /// The next client, with its place; `None` for one too many. A call that is dropped loses no client.
+    /// Accepts the next client. The permit is `None` if the client exceeds the limit. Dropping the future loses no
+    /// client.
     pub(crate) async fn next(&self) -> (ClientStream, Option<OwnedSemaphorePermit>) {
         loop {
             let place = match self.excess {
@@ -78,7 +78,7 @@ impl Acceptor {
             match self.accept().await {
                 Ok(client) => return (client, place.or_else(|| Arc::clone(&self.room).try_acquire_owned().ok())),
                 Err(error) => {
-                    tracing::warn!(%error, what = self.what, "a client could not be accepted");
+                    tracing::warn!(%error, what = self.what, "cannot accept a client");
                     sleep(RETRY_INTERVAL).await;
                 }
             }
@@ -89,9 +89,9 @@ impl Acceptor {
         match &self.listener {
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // Without it every answer waits for the client's acknowledgement of the one before.
+                // Nagle's algorithm would hold each answer back until the client has acknowledged the previous one.
                 if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, what = self.what, "a client is gone");
+                    tracing::debug!(%error, what = self.what, "a client has disconnected");
                 }
                 Ok(ClientStream::Tcp(stream))
             }

@@ -1,4 +1,4 @@
-//! One connection on the private socket: the verbs of plugins, and a store's requests.
+//! One connection on the private socket: verbs from plugins, and requests to the store.
 
 use std::io;
 use std::pin::pin;
@@ -20,17 +20,17 @@ use crate::daemon::Daemon;
 use crate::metrics::{Metrics, RequestResult};
 use crate::write_queue::{CancellableStore, Client, QueuedVerb, replaced_answer, request_deadline};
 
-/// A connection on which nothing comes for so long is closed. Clients know that.
+/// Idle time after which the daemon closes a connection. Clients expect this, and reconnect.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A client has so long to take an answer in.
+/// Time limit for sending a frame to a client.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// The interval of the reports on the store's progress to a client that waits for the answer to a verb.
+/// Interval of the Alive frames to a client that waits for the answer to a verb.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
 ///
 /// # Errors
-/// Those of the connection; `InvalidData` for bytes that no client of ours sends.
+/// Any I/O error of the connection; `InvalidData` for bytes that Margay's clients never send.
 pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Result<()> {
     let (identity, generation) = daemon.shared_store.identity().await;
     let (mut reader, mut writer) = stream.into_split();
@@ -67,17 +67,17 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
     }
 }
 
-/// Carries out some work, and tells the client every [`ALIVE_INTERVAL`] how the store gets on meanwhile.
+/// Runs `work`, and meanwhile sends the client an Alive frame every [`ALIVE_INTERVAL`].
 ///
 /// # Errors
-/// Those of the connection.
+/// Any I/O error of the connection.
 async fn report_until_done<T>(
     daemon: &Daemon,
     writer: &OwnedWriteHalf,
     work: impl Future<Output = T>,
 ) -> io::Result<T> {
     let received_at = Instant::now();
-    // On a cluster there is no engine that can hang: each request has a deadline of its own.
+    // A cluster has no engine that can hang: each request has a deadline of its own.
     let has_engine = daemon.shared_store.location().path().is_some();
     let mut work = pin!(work);
     let mut ticks = interval_at(tokio::time::Instant::now() + ALIVE_INTERVAL, ALIVE_INTERVAL);
@@ -88,8 +88,8 @@ async fn report_until_done<T>(
             _ = ticks.tick() => {
                 let stalled_for = if has_engine { daemon.metrics.pulse.stalled_for(received_at) } else { Duration::ZERO };
                 let frame = Frame::new(FrameKind::Alive, &StallReport { stalled_for })?.to_bytes();
-                // The work must be polled while a client reads nothing, so this waits for no room. A frame that is this
-                // short is sent whole or not at all.
+                // The work must be polled even while the client reads nothing, so this write does not wait for buffer
+                // space. A frame this short is sent whole or not at all.
                 match writer.try_write(&frame) {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                     Ok(sent) if sent < frame.len() => return Err(io::ErrorKind::WriteZero.into()),
@@ -116,13 +116,13 @@ async fn answer_verb(
             if daemon.write_queue.submit(job).is_err() {
                 return Ok(Answer::Declined("too many callers wait for the daemon".to_owned()));
             }
-            // The lane drops a job whose client is gone or out of time.
+            // The write queue drops a verb whose client has disconnected or run out of time.
             answered.await.map_err(|_| io::ErrorKind::TimedOut.into())
         }
     }
 }
 
-/// Notes an answer, and how long it took.
+/// Records an answer and how long it took.
 fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
     let ending = match answer {
         Answer::Refused(_) | Answer::Declined(_) | Answer::NamespaceWanted => RequestResult::Failed,
@@ -136,7 +136,7 @@ fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: D
     }
 }
 
-/// Carries out a verb that changes nothing, beside the lane.
+/// Carries out a verb that only reads, outside the write queue.
 async fn answer_read_verb(daemon: &Daemon, generation: u64, verb: &Verb, client: &Client) -> Answer {
     let kept = match daemon.shared_store.keep_open(client.until).await {
         Ok(kept) if kept.generation == generation => kept,
@@ -156,21 +156,19 @@ async fn answer_read_verb(daemon: &Daemon, generation: u64, verb: &Verb, client:
     verb.carry_out(&ipam, daemon.shared_store.location(), client.deadline()).await.into()
 }
 
-/// Sends a frame.
-///
 /// # Errors
-/// `TimedOut` if the client does not take it in.
+/// `TimedOut` if the client does not read the frame in time; any other I/O error of the connection.
 pub(crate) async fn send(writer: &mut OwnedWriteHalf, frame: &Frame) -> io::Result<()> {
     let sent = timeout(SEND_TIMEOUT, writer.write_all(&frame.to_bytes())).await;
     sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Waits until a client that has nothing to say says something, or closes.
+/// Waits until a client that should send nothing sends a byte or disconnects.
 async fn client_speaks(reader: &mut OwnedReadHalf) {
     let _ = reader.read(&mut [0]).await;
 }
 
-/// Carries out a request that is no watch.
+/// Carries out any request but a watch.
 async fn answer_store_request(
     daemon: &Daemon,
     generation: u64,
@@ -190,7 +188,7 @@ async fn answer_store_request(
     }
 }
 
-/// An error of opening the store, as the client's request has it: nothing was done.
+/// Relabels an error of opening the store with the client's operation, which has not started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;
@@ -220,7 +218,7 @@ async fn carry_out(
         keys::Request::Range(request) => keys::StoreReply::Range(kept.store(Purpose::Any)?.range(request).await?),
         keys::Request::Txn(txn, purpose) => {
             let store = kept.store(purpose)?;
-            // Reads of other clients go on while a commit hangs, so they are no beat of the store.
+            // Other clients' reads succeed while a commit hangs, so they must not count as a beat of the store's pulse.
             keys::StoreReply::Txn(if txn.is_read_only() {
                 store.txn(txn).await?
             } else {
@@ -242,7 +240,7 @@ async fn carry_out(
     })
 }
 
-/// Sends what a watch delivers until it ends or the client is gone.
+/// Sends the events of a watch until the watch ends or the client disconnects.
 async fn serve_watch(
     shared_store: &SharedStore,
     generation: u64,
@@ -264,7 +262,7 @@ async fn serve_watch(
     loop {
         let item = tokio::select! {
             item = stream.next() => item,
-            // A client says nothing more once it watches.
+            // A watching client sends nothing more, so the read ends when the client disconnects.
             () = client_speaks(reader) => return Ok(()),
         };
         let answer = match item {

@@ -1,7 +1,7 @@
-//! The daemon: one store, the lane of its writes, the sockets, and the hand-over of the store's lock.
+//! The daemon: one store, its write queue, the private socket, and the hand-over of the store lock.
 //!
-//! A process that wants the store opens the file `queue` of its folder, and the kernel tells the daemon so (inotify). Where the kernel
-//! cannot, the daemon looks every 15 ms.
+//! A process that wants the store opens the file `queue` in the store's folder. The kernel reports this to the daemon
+//! (inotify). Where inotify is unavailable, the daemon polls every 15 ms.
 
 use std::io;
 use std::path::Path;
@@ -25,32 +25,33 @@ use crate::connection;
 use crate::metrics::Metrics;
 use crate::write_queue::WriteQueue;
 
-/// How long the lock of the store is waited for at once.
+/// Time limit for one attempt to take the store lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// A process that opens the queue draws a ticket within this time, so many times.
+/// After a process has opened `queue`, how often and how many times the daemon checks whether it has drawn a ticket.
 const DRAW_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_DRAW_CHECKS: usize = 5;
-/// Maximum number of clients connected at once, if the process may have that many files open. Further clients wait in the
-/// socket's backlog until one ends.
+/// Maximum number of connected clients, if the process may open that many files. Further clients wait in the socket's
+/// backlog until another client disconnects.
 const MAX_CLIENTS: usize = 1024;
-/// So many open files are not for clients: those of the store, and of each look at its queue.
+/// Number of open files reserved for the store and for checks of its queue.
 const RESERVED_FILES: u64 = 128;
 
-/// The part of the daemon that all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 pub struct Daemon {
-    /// The store.
+    /// The store that the daemon serves.
     pub shared_store: SharedStore,
-    /// The way to write.
+    /// The queue of verbs that write.
     pub write_queue: WriteQueue,
-    /// The daemon's own numbers.
+    /// Metrics of the daemon's own work.
     pub metrics: Arc<Metrics>,
-    /// A client is about to wait for the lock.
+    /// Notified when a client is about to wait for the store lock.
     pub(crate) yield_requested: Notify,
 }
 
 impl Daemon {
-    /// A daemon of the store at this location, which gets these bounds on its history. Its tasks run on the runtime that calls this, and end with `tasks`.
+    /// Starts a daemon for the store at this location, with these bounds on its history. Its tasks run on the calling
+    /// runtime and end with `tasks`.
     pub fn start(location: Location, history: Option<Retention>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let metrics = Arc::new(Metrics::new());
         let observer = Arc::clone(&metrics) as Arc<dyn SharedStoreObserver>;
@@ -68,7 +69,7 @@ impl Daemon {
         daemon
     }
 
-    /// Serves the clients of a socket, for ever.
+    /// Serves the clients of a socket. Never returns.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
         let room = Arc::new(Semaphore::new(max_clients()));
         let acceptor = Acceptor::new("the private socket", Listener::Unix(listener), room, ExcessPolicy::Waits);
@@ -84,7 +85,7 @@ impl Daemon {
         }
     }
 
-    /// Serves a client that may be here: before its first byte is read, its user is known.
+    /// Serves a client if its user is trusted. The user is checked before the first byte is read.
     async fn admit(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let uid = peer::uid(&stream)?;
         if !datastore::served::is_trusted(self.shared_store.location(), uid) {
@@ -96,14 +97,14 @@ impl Daemon {
     }
 }
 
-/// How many clients may be connected at once. A daemon that can open no file does not see who waits for the lock, and cannot
-/// take it back.
+/// Returns the maximum number of connected clients. Some files stay free: a daemon that can open no file cannot see
+/// which process waits for the lock, and cannot take the lock back.
 fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
-    // The usual limit is so low for the sake of select(2).
+    // The soft limit is low only for the sake of select(2).
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let files = if raised.is_ok() { limit.maximum } else { limit.current };
-    // A client that asks has a second one.
+    // A request duplicates the file descriptor of its connection, so a client may need two.
     let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES) / 2);
     usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MAX_CLIENTS)
 }
@@ -116,7 +117,8 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
         shared_store.wait_until_open().await;
         let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
-            // A process that has opened the queue is about to draw its ticket. It may have done so before the eyes were open.
+            // A process that has opened `queue` is about to draw its ticket. It may have opened the file before the
+            // watcher started.
             if is_wanted_soon(shared_store).await {
                 break YieldAnnouncement::No;
             }
@@ -130,7 +132,7 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
     }
 }
 
-/// True if a process waits for the lock, or begins to within a few milliseconds.
+/// Returns whether a process waits for the lock, or starts to wait within a few milliseconds.
 async fn is_wanted_soon(shared_store: &SharedStore) -> bool {
     for _ in 0..MAX_DRAW_CHECKS {
         if shared_store.is_wanted() {
@@ -141,33 +143,31 @@ async fn is_wanted_soon(shared_store: &SharedStore) -> bool {
     shared_store.is_wanted()
 }
 
-/// How often the daemon looks where the kernel does not tell.
+/// Polling interval where inotify is unavailable.
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
-/// How often it looks anyway: a folder above the store's may be moved, which the kernel does not tell.
+/// Polling interval with inotify, which does not report that a folder above the store's was moved.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Room for what the kernel tells at once, in bytes.
 const EVENT_BUFFER_BYTES: usize = 1024;
 
-/// The eyes of the daemon on the folder of a store.
+/// Watches the queue file and the folder of a store.
 struct QueueWatcher {
     reported: Option<EventStream<[u8; EVENT_BUFFER_BYTES]>>,
 }
 
 impl QueueWatcher {
-    /// Eyes on this folder.
     pub(crate) fn new(folder: &Path) -> Self {
         let reported = watch(folder);
         if let Err(error) = &reported {
-            tracing::debug!(%error, "the kernel does not tell who opens the queue, so the daemon looks");
+            tracing::debug!(%error, "inotify is unavailable; polling the queue of the store");
         }
         Self { reported: reported.ok() }
     }
 
-    /// Waits until a process may want the store, or it is time to look.
+    /// Waits until a process may want the store, or until the polling interval has passed.
     async fn wait_for_change(&mut self) {
         let Some(reported) = &mut self.reported else { return sleep(POLL_INTERVAL).await };
         let mut event = timeout(RECHECK_INTERVAL, reported.next()).await.ok().flatten();
-        // The text of an event does not matter; the event only has to be taken away.
+        // The content of an event does not matter, but all queued events must be read.
         while event.is_some_and(|event| event.is_ok()) {
             event = reported.next().now_or_never().flatten();
         }

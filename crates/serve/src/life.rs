@@ -1,5 +1,5 @@
-//! The life of the daemon: what it starts with, how it says that it is ready and alive, the addresses of its page and its numbers, and how
-//! it ends.
+//! Start and end of the daemon: its options, its listeners, the notifications to systemd, and a clean close of the
+//! store.
 
 use std::future::pending;
 use std::os::unix::fs::FileTypeExt;
@@ -28,19 +28,19 @@ use crate::daemon::Daemon;
 use crate::http::{self, DaemonInfo, PageContext};
 use crate::socket::{self, ServeLock};
 
-/// How long the end may take: turns that are under way end within milliseconds.
+/// Time limit for closing the store. Work in progress ends within milliseconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no daemon.
+/// The reason why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// No daemon can serve such a store.
+    /// The store exists only in the memory of its process.
     #[error("{0} is gone with its process, so it cannot be served")]
     Unservable(Location),
-    /// Another process serves the store.
+    /// Another daemon serves the store.
     #[error("another margay serve has {0}: see it with: pgrep -a margay; end that one first")]
     Served(Location),
-    /// The private socket cannot be had.
+    /// The private socket cannot be created.
     #[error("cannot listen in {folder}: {0}", folder = wire::name::SOCKET_FOLDER)]
     Socket(#[source] io::Error),
     /// The page cannot be offered at this address.
@@ -49,39 +49,39 @@ pub enum StartError {
     /// etcd's API cannot be offered.
     #[error("{0}")]
     Api(api::ApiError),
-    /// The store cannot have bounds on its history.
+    /// The format of the store keeps no bounds on its history.
     #[error("the options --history-... take a store of format 2: upgrade it with: margay --store {0} store upgrade")]
     History(Location),
-    /// The system refuses something else.
+    /// Any other system error.
     #[error("cannot start: {0}")]
     System(#[source] io::Error),
 }
 
-/// The options of a daemon.
+/// Options of the daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The store.
+    /// The location of the store.
     pub location: Location,
-    /// Where the page and the numbers are offered: `HOST:PORT`, or `unix:PATH`.
+    /// Addresses of the page and the metrics: `HOST:PORT` or `unix:PATH`.
     pub http: Vec<String>,
-    /// The names, besides those of loopback, under which a browser may ask.
+    /// Names under which a browser may open the page, besides the names of loopback.
     pub hosts: Vec<String>,
-    /// Where and how etcd's API is offered.
+    /// Options of etcd's API.
     pub api: api::ApiOptions,
-    /// The bounds on its history that a store of format 2 gets; `None` leaves it those that it has.
+    /// Bounds on the history for a store of format 2; `None` keeps the store's bounds.
     pub history: Option<Retention>,
-    /// True if a store of an older format, which has no bounds of its own, is refused.
+    /// Whether to refuse a store of an older format, which keeps no bounds of its own.
     pub history_required: bool,
     /// The name of this node.
     pub node: String,
-    /// The id of this machine's boot, shortened, where it is known.
+    /// The shortened boot id of this machine, if known.
     pub boot: Option<String>,
 }
 
-/// Serves a store until the process is asked to end. `started` is informed once callers are served.
+/// Serves a store until SIGTERM or SIGINT. Calls `started` with the startup line once clients are served.
 ///
 /// # Errors
-/// The reason why the daemon does not start.
+/// The reason why the daemon cannot start.
 pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), StartError> {
     let location = options.location.clone();
     let name = served::instance(&location).ok_or_else(|| StartError::Unservable(location.clone()))?;
@@ -96,7 +96,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Sta
     let listener = listener(&serve_lock).map_err(StartError::Socket)?;
     let mut tasks = JoinSet::new();
     let daemon = Daemon::start(location.clone(), options.history, &mut tasks);
-    // The first caller need not wait until the store is open.
+    // The store is opened now, so that the first client need not wait for it.
     let (identity, _) = daemon.shared_store.identity().await;
     if options.history_required && !daemon.shared_store.has_bounds_of_its_own().await {
         return Err(StartError::History(location));
@@ -120,12 +120,12 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Sta
     match timeout(SHUTDOWN_TIMEOUT, daemon.shared_store.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the store could not be closed cleanly"),
-        Err(_) => tracing::warn!("a call did not end in time; what it had committed is durable"),
+        Err(_) => tracing::warn!("a call did not end in time; its commits are durable"),
     }
     Ok(())
 }
 
-/// The socket that systemd has passed, or a new one.
+/// Returns the socket that systemd has passed, or a new one.
 fn listener(serve_lock: &ServeLock) -> io::Result<UnixListener> {
     let passed: Option<StdUnixListener> = ListenFd::from_env().take_unix_listener(0)?;
     let listener = match passed {
@@ -136,8 +136,8 @@ fn listener(serve_lock: &ServeLock) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Tells systemd that the process is alive, six times as often as it wants to know: on a machine that is overloaded some of that
-/// comes late. A process that hangs is killed then.
+/// Notifies systemd six times per watchdog timeout, because some notifications are late on an overloaded machine.
+/// systemd kills a process that hangs.
 async fn stay_alive(within: Duration) {
     loop {
         notify(&[NotifyState::Watchdog]);
@@ -147,17 +147,17 @@ async fn stay_alive(within: Duration) {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "systemd was not informed");
+        tracing::debug!(%error, "cannot notify systemd");
     }
 }
 
-/// The prefix of an address that is the path of a unix socket.
+/// Prefix of an address that is the path of a unix socket.
 const UNIX_PREFIX: &str = "unix:";
 
-/// Listens at all addresses. Returns the message about it, if any.
+/// Offers the page at all addresses. Returns the part of the startup line that lists them.
 ///
 /// # Errors
-/// The address that cannot be had.
+/// The address that cannot be used.
 async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet<()>) -> Result<String, StartError> {
     let page = Arc::new(page_context(daemon, options));
     let mut said = String::new();
@@ -173,7 +173,7 @@ async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet
         let (page, address) = (Arc::clone(&page), address.clone());
         tasks.spawn(async move {
             if let Err(error) = http::serve(listener, page, pending()).await {
-                tracing::error!(%error, address, "the page is not offered any more");
+                tracing::error!(%error, address, "the page has stopped");
             }
         });
     }
@@ -196,7 +196,7 @@ fn page_context(daemon: &Arc<Daemon>, options: &Options) -> PageContext {
     if nodes == Nodes::FirstSeen {
         return page;
     }
-    // On a cluster the numbers are those of this node.
+    // On a cluster the metrics cover this node only.
     let (ipam, node) = (agent::ipam_for_store(store, &options.location, None), options.node.clone());
     page.with_reach(Arc::new(move || ipam.read_scope_of(&node)))
 }
@@ -206,7 +206,7 @@ async fn listen_for_page(address: &str) -> io::Result<Listener> {
         return Ok(Listener::Tcp(TcpListener::bind(address).await?));
     };
     let path = Path::new(path);
-    // An earlier daemon may have left it.
+    // An earlier daemon may have left its socket.
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }

@@ -1,7 +1,7 @@
-//! The daemon's numbers and times of its own work, for `/metrics`, and the pulse of its store.
+//! Metrics of the daemon's own work, for `/metrics`, and the pulse of its store.
 //!
-//! Times are histograms in seconds. A label has only values that this program knows, so that no caller can make the
-//! numbers grow without bound.
+//! Times are histograms in seconds. Labels only have values from fixed lists of this program, so callers cannot make
+//! the metrics grow without bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,19 +15,19 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// The bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to the longest that a call may take.
+/// Bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to 90 seconds.
 const BUCKET_SECONDS: [f64; 16] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 90.0];
 
-/// A counter for each verb and each result.
+/// A counter for each verb and result.
 type AnswerCounters = Family<[(&'static str, &'static str); 2], Counter>;
 
-/// The end of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestResult {
-    /// It was carried out.
+    /// The request was carried out.
     Done,
-    /// It was refused, or failed.
+    /// The request was refused or failed.
     Failed,
 }
 
@@ -40,7 +40,7 @@ impl RequestResult {
     }
 }
 
-/// The daemon's own numbers.
+/// Metrics of the daemon's own work.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -54,7 +54,6 @@ pub struct Metrics {
     viewers: Gauge,
     lock: Gauge,
     hand_overs: Counter,
-    /// When the store last finished something.
     pub(crate) pulse: Pulse,
 }
 
@@ -93,7 +92,7 @@ impl SharedStoreObserver for Metrics {
 }
 
 impl Metrics {
-    /// All numbers at zero.
+    /// Creates all metrics with the value 0.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("margay_serve");
         let mut time = |name: &str, help: &str| {
@@ -134,38 +133,38 @@ impl Metrics {
         }
     }
 
-    /// Notes the wait of a request until its work began.
+    /// Records how long a request waited until its work began.
     pub fn observe_queue(&self, waited: Duration) {
         self.queue.observe(waited.as_secs_f64());
     }
 
-    /// Notes the time that the store took for a commit.
+    /// Records how long the store took for a commit.
     pub fn observe_commit(&self, took: Duration) {
         self.commit.observe(took.as_secs_f64());
         self.pulse.beat();
     }
 
-    /// Notes the time of an ADD from its request to its answer.
+    /// Records the time from the request of an ADD to its answer.
     pub fn observe_add(&self, took: Duration) {
         self.add.observe(took.as_secs_f64());
     }
 
-    /// Notes the time of a DEL from its request to its answer.
+    /// Records the time from the request of a DEL to its answer.
     pub fn observe_del(&self, took: Duration) {
         self.del.observe(took.as_secs_f64());
     }
 
-    /// Counts an answer. `verb` is one of a few that the program knows, never a text of a caller.
+    /// Counts an answer. `verb` comes from a fixed list of this program, never from a caller.
     pub fn count_answer(&self, verb: &'static str, ending: RequestResult) {
         self.answers.get_or_create(&[("verb", verb), ("result", ending.as_str())]).inc();
     }
 
-    /// Counts a connection of a plugin or a command for as long as the answer lives.
+    /// Counts a connection of a plugin or a command until the guard is dropped.
     pub fn count_caller(self: &Arc<Self>) -> CountGuard {
         CountGuard::of(&self.callers)
     }
 
-    /// Counts a connection of a browser or a scraper for as long as the answer lives.
+    /// Counts a connection of a browser or a scraper until the guard is dropped.
     pub fn count_viewer(self: &Arc<Self>) -> CountGuard {
         CountGuard::of(&self.viewers)
     }
@@ -175,16 +174,16 @@ impl Metrics {
         self.viewers.get()
     }
 
-    /// All numbers in the OpenMetrics text form, without the mark of the end.
+    /// Renders all metrics in the OpenMetrics text format, without the end mark.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         _ = encode_registry(&mut text, &self.registry);
         text
     }
 }
 
-/// Something that is counted while it lives.
+/// A guard that keeps a gauge incremented until it is dropped.
 #[derive(Debug)]
 pub struct CountGuard(Gauge);
 
@@ -201,13 +200,13 @@ impl Drop for CountGuard {
     }
 }
 
-/// The moment at which the store last finished something: a commit, a read of the lane, a hand-over.
+/// The time at which the store last finished an operation: a commit, a read for a queued verb, or a hand-over.
 #[derive(Debug)]
 pub struct Pulse {
     started_at: Instant,
-    /// The last beat, in milliseconds after the start.
+    /// Time of the last beat, in milliseconds since `started_at`.
     last: AtomicU64,
-    /// Number of waits that are no standstill: for another process, or for an engine that is being opened.
+    /// Number of current waits that are no stall: for another process, or for an engine that is being opened.
     waits: AtomicUsize,
 }
 
@@ -218,24 +217,24 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// Notes that the store has finished something.
+    /// Records that the store has finished an operation.
     pub fn beat(&self) {
         let now = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Counts the store as alive until the wait ends: another process has it, or its engine is being opened.
+    /// Counts the store as alive until [`Self::wait_ends`]: another process has it, or its engine is being opened.
     pub fn wait_begins(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a wait, with a beat.
+    /// Ends a wait and records a beat.
     pub fn wait_ends(&self) {
         self.beat();
         self.waits.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The time for which the store has finished nothing since `received_at`, when a request arrived.
+    /// Returns how long the store has finished no operation since `received_at`, when a request arrived.
     pub fn stalled_for(&self, received_at: Instant) -> Duration {
         if self.waits.load(Ordering::Relaxed) > 0 {
             return Duration::ZERO;

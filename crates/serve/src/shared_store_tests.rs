@@ -1,4 +1,5 @@
-//! Futures of the held store that are polled no more. Their owner may be a task that waits for a client which does not read.
+//! Tests of shared-store futures that are no longer polled. Their owner may be a task that waits for a client which
+//! does not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,16 +17,16 @@ use tokio::time::sleep;
 
 use crate::api::ServedStore;
 
-/// No call takes this long unless it waits for a future that is not polled.
+/// Longer than any call takes, unless it waits for a future that is not polled.
 const STUCK: Duration = Duration::from_secs(20);
-/// How long the lock is waited for.
+/// Time limit for taking the store lock.
 const WAIT: Duration = Duration::from_secs(60);
-/// How often a future is polled before its owner stops.
+/// Number of polls before the owner of a future stops polling it.
 const POLLS: [usize; 4] = [1, 2, 3, 5];
 
 type StoppedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Remembers that a future wants to be polled.
+/// Records that a future was woken.
 #[derive(Default)]
 struct WakeFlag(AtomicBool);
 
@@ -35,7 +36,7 @@ impl Wake for WakeFlag {
     }
 }
 
-/// Polls a future up to `most` times, each time after it was woken. Returns it, if it has not ended.
+/// Polls a future up to `most` times, each time after a wake-up or 20 ms. Returns the future if it is still pending.
 async fn polled(mut future: StoppedFuture, most: usize) -> Option<StoppedFuture> {
     let woken = Arc::new(WakeFlag::default());
     for _ in 0..most {
@@ -66,7 +67,7 @@ async fn drain(mut stream: WatchStream) {
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// All futures that others get from the held store, but for those that close it for good.
+/// Returns all futures that callers get from the shared store, except those that close it for good.
 fn futures(shared_store: &SharedStore) -> Vec<(&'static str, StoppedFuture)> {
     let served = Arc::new(ServedStore::new(shared_store.clone(), Vec::new()));
     let generation = shared_store.generation();
@@ -123,7 +124,7 @@ fn futures(shared_store: &SharedStore) -> Vec<(&'static str, StoppedFuture)> {
     futures
 }
 
-/// A store of format 2 that is held, with something in it.
+/// Opens a new shared store of format 2 that has one key.
 async fn hold(engine: &str) -> (SharedStore, tempfile::TempDir) {
     hold_as(engine, SharedStoreOptions::new(Create::Never.with_wait(WAIT))).await
 }
@@ -137,7 +138,7 @@ async fn hold_as(engine: &str, holding: SharedStoreOptions) -> (SharedStore, tem
     (shared_store, root)
 }
 
-/// Lets another process have the store until what is returned is dropped.
+/// Hands the store over to another process, which keeps it until the returned store is closed.
 async fn take_over_store(shared_store: &SharedStore) -> OpenStore {
     let location = shared_store.location().clone();
     let other = tokio::spawn(async move { datastore::open(&location, &Create::Never.with_wait(WAIT)).await.unwrap() });
@@ -149,7 +150,7 @@ async fn take_over_store(shared_store: &SharedStore) -> OpenStore {
     other.await.unwrap()
 }
 
-/// Hands the store over, and reads and writes.
+/// Checks that the store can still be handed over, read and written.
 async fn goes_on(shared_store: &SharedStore, what: &str) {
     for _ in 0..2 {
         let steps = async {
@@ -214,7 +215,7 @@ async fn stopped_future_in_hand_over_of_sled_blocks_nothing() {
     stops_while_lent("sled").await;
 }
 
-/// A watch waits for the end of a hand-over, is then polled no more, and goes on later without a gap.
+/// A watch that waits for the end of a hand-over is no longer polled, and later continues without a gap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_watch_in_hand_over_loses_nothing() {
     for engine in ["redb", "sled"] {

@@ -1,4 +1,4 @@
-//! The private socket: who has the right to serve a store, and where clients find it.
+//! The private socket: the right to serve a store, and the path where clients find the daemon.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -12,31 +12,33 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use wire::{FileId, name};
 
-/// The mode of the folder of the sockets: each user may have a daemon, and nobody may take away the socket of another one.
-/// Clients look at the user who listens.
+/// Mode of the folder of the sockets. Each user may run a daemon, and no user can remove the socket of another user.
+/// Clients check which user listens.
 const FOLDER_MODE: u32 = 0o1777;
-/// The mode of a socket. The daemon looks at the user who connects.
+/// Mode of a socket. The daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
-/// How often, and at what interval, a place that is taken is tried again: another daemon may be removing what was left there.
+/// Number of attempts to take a serve lock, and the interval between them. Another daemon may hold the lock only to
+/// remove stale files.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The right to serve a store under a name: one process at a time has it. It ends when this is dropped, or with the process.
+/// The right to serve a store under a name, which one process at a time has. The right ends on drop or with the
+/// process.
 #[derive(Debug)]
 pub struct ServeLock {
     name: String,
     lock: PathBuf,
-    /// True once there is a socket of its own.
+    /// True if this daemon has created the socket. systemd may have created it instead.
     listens: AtomicBool,
     _file: File,
 }
 
 impl ServeLock {
-    /// Takes the place of the daemon with this name. The folder of the sockets is made if it is missing. `is_trusted` says
-    /// whether a daemon of the store may run as this user: the place of any other user counts for nothing.
+    /// Takes the right to serve under this name. Creates the folder of the sockets if it is missing. `is_trusted`
+    /// returns whether a daemon of the store may run as this user. A lock file of any other user is removed.
     ///
     /// # Errors
-    /// `AddrInUse` if another daemon has it; those of the system.
+    /// `AddrInUse` if another daemon has the right; any other I/O error.
     pub fn take(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         make_folder()?;
         for _ in 1..MAX_ATTEMPTS {
@@ -51,7 +53,7 @@ impl ServeLock {
     fn take_now(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let path = Path::new(name::SOCKET_FOLDER).join(format!("{name}.lock"));
         if fs::symlink_metadata(&path).is_ok_and(|found| !is_trusted(found.uid())) {
-            // Each user may make a file here. Only its owner and root can take it away again.
+            // Each user may create files here. Only the owner and root can remove them.
             remove(&path)?;
         }
         let mut options = OpenOptions::new();
@@ -60,7 +62,7 @@ impl ServeLock {
         loop {
             let file = options.open(&path)?;
             match file.try_lock() {
-                // The daemon before may have removed it meanwhile.
+                // The previous daemon may have removed the file before this process locked it.
                 Ok(()) if FileId::at(&path) != Some(FileId::of(&file.metadata()?)) => {}
                 Ok(()) => {
                     return Ok(Self {
@@ -76,15 +78,16 @@ impl ServeLock {
         }
     }
 
-    /// The socket's path.
+    /// The path of the socket.
     pub fn socket(&self) -> PathBuf {
         name::socket(&self.name)
     }
 
-    /// Listens. A socket that an earlier daemon has left is replaced in one step, so that a client always finds one of them.
+    /// Listens at the socket. Replaces a socket that an earlier daemon has left in one step, so that a client always
+    /// finds a socket.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Any I/O error.
     pub fn listen(&self) -> io::Result<UnixListener> {
         let socket = self.socket();
         let draft = Path::new(name::SOCKET_FOLDER).join(format!(".{}.{}", self.name, std::process::id()));
@@ -102,18 +105,18 @@ impl ServeLock {
         })
     }
 
-    /// Removes the socket that was made here: from now on clients go by themselves at once. A socket of systemd's stays, and the
-    /// next daemon has it.
+    /// Removes the socket if this daemon has created it, so that clients open the store directly without a delay. A
+    /// socket that systemd has created stays for the next daemon.
     pub fn remove_socket(&self) {
         if self.listens.swap(false, Ordering::Relaxed)
             && let Err(error) = remove(&self.socket())
         {
-            tracing::warn!(%error, "the socket stays, and clients find no daemon there");
+            tracing::warn!(%error, "cannot remove the socket; clients will find no daemon there");
         }
     }
 }
 
-/// Removes the sockets and locks that killed daemons have left, as far as this user may.
+/// Removes the sockets and lock files that killed daemons of this user have left.
 pub fn remove_stale() {
     let Ok(entries) = fs::read_dir(name::SOCKET_FOLDER) else { return };
     let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
@@ -121,19 +124,19 @@ pub fn remove_stale() {
         let is_ours = path.extension().is_some_and(|extension| extension == "sock" || extension == "lock");
         let Some(name) = path.file_stem().and_then(|name| name.to_str()).filter(|_| is_ours) else { continue };
         let socket = name::socket(name);
-        // A daemon listens at its socket under another name. One that systemd listens at has no daemon yet, and a connection would
-        // start it.
+        // A daemon binds its socket under a draft name and renames it. A socket that is bound under its own name is
+        // systemd's. It has no daemon yet, and a connection would start one.
         let is_systemds = bound.lines().any(|line| line.split_whitespace().nth(7) == socket.to_str());
         let uid = rustix::process::geteuid().as_raw();
         if is_systemds || fs::symlink_metadata(&path).map_or(true, |found| found.uid() != uid) {
             continue;
         }
-        // The lock keeps a daemon from starting there meanwhile, and goes with its place.
+        // This lock keeps a daemon from starting meanwhile. Dropping it removes the lock file.
         let Ok(_serve_lock) = ServeLock::take_now(name, |owner| owner == uid) else { continue };
         let is_refused =
             |connected: io::Result<_>| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
         if is_refused(UnixStream::connect(&socket)) && remove(&socket).is_ok() {
-            tracing::debug!(socket = %socket.display(), "a daemon that was killed had left its socket");
+            tracing::debug!(socket = %socket.display(), "removed the socket of a killed daemon");
         }
     }
 }
@@ -141,7 +144,7 @@ pub fn remove_stale() {
 impl Drop for ServeLock {
     fn drop(&mut self) {
         self.remove_socket();
-        // The lock ends with the file. A file that stays does no harm.
+        // The kernel releases the lock when the file is closed. A lock file that stays does no harm.
         let _ = remove(&self.lock);
     }
 }
@@ -149,14 +152,14 @@ impl Drop for ServeLock {
 fn make_folder() -> io::Result<()> {
     let folder = Path::new(name::SOCKET_FOLDER);
     if let Some(above) = folder.parent().filter(|above| above.is_dir()) {
-        // Earlier versions of the plugin have made it for root alone. Only its owner can change that.
+        // Earlier versions of the plugin created the folder for root only. Only its owner can change that.
         let _ = fs::set_permissions(above, Permissions::from_mode(0o755));
     }
     if folder.is_dir() {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-    // Only its owner can, and only root makes it in /run.
+    // Only the owner can set the mode. In /run only root can have created the folder.
     fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))
 }
 

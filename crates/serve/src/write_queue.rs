@@ -1,8 +1,8 @@
-//! The lane of verbs that write: one commit at a time, and on an embedded store one commit for all ADDs that wait.
+//! The queue of verbs that write: one commit at a time, and on an embedded store one commit for all waiting ADDs.
 //!
-//! The lane has a [`OpenGuard`] for each round. A round assigns to all ADDs that wait, and then does one other
-//! verb. So a process that waits for the store's lock waits for a round at the most, and no commit is carried from one
-//! round to the next. A client that is gone by then, or whose time is over, is dropped: [`Client`] is a client that waits for an answer.
+//! The queue works in rounds and keeps one [`OpenGuard`] per round. A round assigns addresses for all waiting ADDs,
+//! then carries out one other verb. So a process that waits for the store lock waits for one round at most, and no
+//! commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run out of time.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -26,31 +26,31 @@ use wire::peer;
 
 use crate::metrics::Metrics;
 
-/// So many ADDs share a commit: a transaction has room for about twice as many.
+/// Maximum number of ADDs committed in one transaction (about half of what fits).
 const MAX_ADDS_PER_COMMIT: usize = 48;
-/// So many verbs wait at the most. A plugin that finds no room goes by itself.
+/// Queue capacity. When it is full, the plugin opens the store itself.
 const MAX_QUEUED_VERBS: usize = 4096;
 
-/// A verb that waits.
+/// A queued CNI verb and where to send its answer.
 #[derive(Debug)]
 pub struct QueuedVerb {
-    /// The verb.
+    /// The verb to carry out.
     pub verb: Verb,
-    /// The client.
+    /// The client that waits for the answer.
     pub client: Client,
-    /// The store that the client means, of those that were at this place.
+    /// Generation of the store that the client connected to. A store that replaces it has another generation.
     pub generation: u64,
-    /// The lock of Calico's plugins on this host.
+    /// Path of the lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,
-    /// When it came.
+    /// When the request arrived.
     pub received_at: Instant,
-    /// Where the answer goes.
+    /// Receives the answer.
     pub answer: oneshot::Sender<Answer>,
 }
 
 impl QueuedVerb {
     fn answer(self, answer: Answer) {
-        // A client that is gone needs none.
+        // The client disconnected; dropping the answer is fine.
         let _ = self.answer.send(answer);
     }
 
@@ -62,28 +62,28 @@ impl QueuedVerb {
     }
 }
 
-/// The answer to a client that means a store whose place another one has taken.
+/// Returns the answer to a client whose store was replaced by another store at the same path.
 pub(crate) fn replaced_answer() -> Answer {
     Answer::Declined("another store took the place of the daemon's".to_owned())
 }
 
-/// The way into the lane.
+/// A handle for submitting writes.
 #[derive(Clone, Debug)]
 pub struct WriteQueue {
     jobs: mpsc::Sender<QueuedVerb>,
 }
 
 impl WriteQueue {
-    /// A lane on a store, and what works on it until the last handle is dropped.
+    /// Creates a queue for a store, and the future that works on it until the last handle is dropped.
     pub fn new(shared_store: SharedStore, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (jobs, waiting) = mpsc::channel(MAX_QUEUED_VERBS);
         (Self { jobs }, QueueWorker { shared_store, metrics, jobs: waiting, waiting: VecDeque::new() }.run())
     }
 
-    /// Lets a verb wait; the answer comes later.
+    /// Queues a verb. The answer arrives through the verb's `answer` channel.
     ///
     /// # Errors
-    /// The job, if too many wait.
+    /// The verb, if the queue is full.
     pub fn submit(&self, job: QueuedVerb) -> Result<(), Box<QueuedVerb>> {
         self.jobs.try_send(job).map_err(|error| Box::new(error.into_inner()))
     }
@@ -107,17 +107,17 @@ impl QueueWorker {
             let Some(until) = self.waiting.iter().map(|job| job.client.until).min() else { continue };
             match self.shared_store.keep_open(until).await {
                 Ok(kept) => self.run_round(&kept).await,
-                // The first client's time is over. There may be more for the others.
+                // The earliest deadline has passed. The other clients may still have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
-                    tracing::debug!(%error, "the store is not open, so the plugins go by themselves");
+                    tracing::debug!(%error, "cannot open the store; the plugins open it directly");
                     self.waiting.drain(..).for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
             }
         }
     }
 
-    /// Takes in all that wait, and drops those that ask no more.
+    /// Receives all submitted verbs, and drops those whose client no longer waits.
     fn drain_queue(&mut self) {
         while let Ok(job) = self.jobs.try_recv() {
             self.waiting.push_back(job);
@@ -145,7 +145,7 @@ impl QueueWorker {
         }
     }
 
-    /// The ADDs of one node, as many as share a commit.
+    /// Takes up to [`MAX_ADDS_PER_COMMIT`] waiting ADDs of one node.
     fn take_adds(&mut self) -> Vec<QueuedVerb> {
         let mut node = None;
         let mut together = Vec::new();
@@ -163,7 +163,7 @@ impl QueueWorker {
         together
     }
 
-    /// Assigns to all of these in one commit. If that cannot be, to each alone.
+    /// Assigns addresses for all of these in one commit. If that fails, assigns one by one.
     async fn assign_together(&self, kept: &OpenGuard, mut jobs: Vec<QueuedVerb>) {
         loop {
             jobs.retain(|job| job.client.is_waiting());
@@ -183,13 +183,13 @@ impl QueueWorker {
                     }
                     return;
                 }
-                // The plugins ask again, each as the attachment that it is, and get what may have been assigned.
+                // The plugins retry for the same attachments, and get the addresses that may have been assigned.
                 Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
                     return jobs.into_iter().for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
                 Err(_) if !clients.iter().all(Client::is_waiting) => {}
                 Err(error) => {
-                    tracing::debug!(count = jobs.len(), %error, "not assigned together, so each is assigned alone");
+                    tracing::debug!(count = jobs.len(), %error, "cannot assign together; assigning one by one");
                     break;
                 }
             }
@@ -199,7 +199,6 @@ impl QueueWorker {
         }
     }
 
-    /// Carries out one verb.
     async fn carry_out_alone(&self, kept: &OpenGuard, job: QueuedVerb) {
         if !job.client.is_waiting() {
             return;
@@ -208,7 +207,7 @@ impl QueueWorker {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
-        // As the plugin by itself has it: for one attachment on a cluster.
+        // A plugin without the daemon takes this lock in the same case: for one attachment on a cluster.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
@@ -224,46 +223,47 @@ impl QueueWorker {
     }
 }
 
-/// The longest time that a request may take, whatever the client says.
+/// Maximum time that a request may take, whatever the client asks for.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// The moment at which a request that comes now is of no use any more.
+/// Returns the deadline of a request that arrives now.
 pub(crate) fn request_deadline(within: Duration) -> Instant {
     Instant::now() + within.min(MAX_REQUEST_TIMEOUT)
 }
 
-/// A client that waits for an answer, until a moment.
+/// A client that waits for an answer until its deadline.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<OwnedFd>,
-    /// After that the answer is of no use.
+    /// When the client stops waiting.
     pub until: Instant,
 }
 
 impl Client {
-    /// The client at the other end of a connection.
+    /// Returns the client at the other end of a connection, whose file descriptor is duplicated.
     ///
     /// # Errors
-    /// Those of the system.
+    /// An I/O error if the file descriptor cannot be duplicated.
     pub fn new(connection: impl AsFd, until: Instant) -> io::Result<Self> {
         Ok(Self { connection: Arc::new(connection.as_fd().try_clone_to_owned()?), until })
     }
 
-    /// True while the connection is open and the moment has not come.
+    /// Returns whether the connection is open and the deadline has not passed.
     pub fn is_waiting(&self) -> bool {
         Instant::now() < self.until && !peer::is_gone(&*self.connection)
     }
 
-    /// The time that is left, for a call of the allocator.
+    /// The client's remaining time, as a deadline for the allocator.
     pub fn deadline(&self) -> Deadline {
         Deadline::after(self.until.saturating_duration_since(Instant::now()))
     }
 }
 
-/// A store that refuses to commit once one of its clients does not ask any more.
+/// A store that refuses to commit once one of its clients no longer waits.
 ///
-/// A plugin whose connection is closed goes on by itself, or is dead and its runtime has called DEL. A commit for it would
-/// come too late. Each request that it finishes is a beat of the [`Pulse`](crate::metrics::Pulse).
+/// A plugin that has closed its connection continues without the daemon, or is dead and its runtime has called DEL. A
+/// commit for it would come too late. Each request that the store finishes is a beat of the
+/// [`Pulse`](crate::metrics::Pulse).
 #[derive(Debug)]
 pub struct CancellableStore {
     inner: Arc<dyn Store>,
@@ -272,7 +272,7 @@ pub struct CancellableStore {
 }
 
 impl CancellableStore {
-    /// The store, as these clients ask for it. The time of each commit is noted.
+    /// Wraps a store for these clients. Records the time of each commit.
     pub fn new(inner: Arc<dyn Store>, clients: Vec<Client>, metrics: Arc<Metrics>) -> Self {
         Self { inner, clients, metrics }
     }

@@ -1,4 +1,4 @@
-//! A store that a process holds, judged by all cases, with hand-overs between the calls.
+//! All conformance cases on a shared store, with hand-overs between the calls.
 
 mod support;
 
@@ -13,15 +13,16 @@ use datastore::Create;
 use datastore::shared_store::{SharedStore, SharedStoreOptions, YieldAnnouncement};
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 
-/// How long the lock is waited for.
+/// Time limit for taking the store lock.
 const WAIT: Duration = Duration::from_secs(60);
-/// How many calls on a new store have a hand-over before each of them.
+/// Number of calls on a new store that each follow a hand-over.
 const EACH: u64 = 500;
 
-/// After those, two calls of so many have one: a hand-over reads the whole store again, and some cases make ten thousand calls.
+/// After the first `EACH` calls, two of this number of calls follow a hand-over. A hand-over reads the whole store
+/// again, and some cases make ten thousand calls.
 const ONE_OF: u64 = 20;
 
-/// Hands the store over before calls. Calls that are under way at the same time are waited for.
+/// Hands the store over before calls. A hand-over waits for calls in progress.
 #[derive(Clone, Debug)]
 struct HandedOver {
     shared_store: SharedStore,
@@ -32,7 +33,7 @@ impl HandedOver {
     async fn hand_over(&self) {
         let before = self.calls.fetch_add(1, Ordering::Relaxed);
         if before < EACH || before % ONE_OF < 2 {
-            // A daemon takes the store back at once, other processes with their next call.
+            // A daemon takes the store back at once; other processes do so with their next call.
             match before % 2 {
                 0 => self.shared_store.hand_over(YieldAnnouncement::No).await,
                 _ => self.shared_store.release_store().await,

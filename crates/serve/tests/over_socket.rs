@@ -1,4 +1,4 @@
-//! The store behind the daemon's socket, judged by all cases.
+//! All conformance cases on the store behind the daemon's socket.
 
 mod support;
 
@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 struct Site;
 
-/// A daemon in this process, and its client.
+/// A daemon in this process and its client.
 #[derive(Debug)]
 struct Fresh {
     client: ServedStore,

@@ -1,4 +1,4 @@
-//! A client that blocks: the plugin asks once and ends.
+//! A blocking client. The plugin sends one request and ends.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,29 +13,30 @@ use serde::de::DeserializeOwned;
 use crate::frame::{Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StallReport};
 use crate::peer;
 
-/// A daemon counts as frozen when it has sent nothing for this long, or when its store has finished nothing for this long.
+/// A daemon counts as frozen when it has sent nothing for this long, or when its store has finished nothing for this
+/// long.
 pub const FROZEN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The shortest wait for bytes: a client that the system lets run too late still reads what has arrived.
+/// Minimum time to wait for bytes. A client that was scheduled too late still reads the bytes that have arrived.
 const MIN_READ_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// A connection to a daemon that has said what it has.
+/// A connection to a daemon that has greeted.
 #[derive(Debug)]
 pub struct DaemonConnection {
     stream: UnixStream,
-    /// The last moment at which the daemon is known to have been alive.
+    /// The last time at which the daemon is known to have been alive.
     alive_at: Instant,
     /// The daemon's greeting.
     pub hello: Hello,
 }
 
 impl DaemonConnection {
-    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_TIMEOUT`]. While the backlog of the socket is full, this
-    /// waits. `is_trusted` says whether the daemon may run as this user.
+    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_TIMEOUT`]. Waits while the backlog of the
+    /// socket is full. `is_trusted` returns whether the daemon may run as this user.
     ///
     /// # Errors
-    /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if it runs as a user who is not
-    /// trusted; `TimedOut` and `WouldBlock` if it does not greet in time; `InvalidData` for one of another version.
+    /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if its user is not trusted;
+    /// `TimedOut` and `WouldBlock` if it does not greet in time; `InvalidData` if its version differs.
     pub fn open(socket: &Path, within: Duration, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let end = Instant::now() + within.min(FROZEN_TIMEOUT);
         let mut stream = dial(socket, end)?;
@@ -46,13 +47,13 @@ impl DaemonConnection {
         Ok(Self { stream, alive_at: Instant::now(), hello })
     }
 
-    /// Sends a request and waits for the answer, at most `within`, and no longer than the daemon gets on: see
+    /// Sends a request and waits for the answer, at most `within`, and only while the daemon makes progress: see
     /// [`FROZEN_TIMEOUT`].
     ///
     /// # Errors
-    /// `TimedOut` and `WouldBlock` if the daemon is frozen, or has not answered in time; those of
-    /// the stream. The request may have been carried out all the same. The daemon does nothing more for it once the connection is
-    /// dropped, save what it has begun to commit.
+    /// `TimedOut` and `WouldBlock` if the daemon is frozen or has not answered in time; any error of the stream. The
+    /// request may have been carried out anyway. Once the connection is dropped, the daemon does nothing more for the
+    /// request, except to finish a commit that it has started.
     pub fn ask<T: DeserializeOwned>(
         mut self,
         kind: FrameKind,
@@ -77,21 +78,21 @@ impl DaemonConnection {
         }
     }
 
-    /// The moment from which on the daemon counts as frozen, unless it shows life before.
+    /// The time at which the daemon counts as frozen, unless it shows progress before.
     fn frozen_at(&self) -> Instant {
         self.alive_at + FROZEN_TIMEOUT
     }
 
-    /// Tells the daemon that this process is about to wait for the lock of the store.
+    /// Announces to the daemon that this process is about to wait for the store lock.
     ///
     /// # Errors
-    /// Those of the stream.
+    /// Any error of the stream.
     pub fn ask_to_yield(&mut self) -> io::Result<()> {
         self.stream.write_all(&Frame::empty(FrameKind::Yield).to_bytes())
     }
 }
 
-/// Connects before `end`. The system makes the call wait while the backlog is full: a busy daemon makes room soon.
+/// Connects before `end`. The system lets the call wait while the backlog is full: a busy daemon soon makes room.
 fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;
@@ -99,7 +100,7 @@ fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     Ok(stream.into())
 }
 
-/// A stream that is read until a moment, however little comes at a time.
+/// A stream whose reads end at a deadline, even if the bytes arrive one at a time.
 struct DeadlineReader<'a> {
     stream: &'a UnixStream,
     end: Instant,
@@ -117,10 +118,10 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Frame> {
     Frame::read_blocking(&mut DeadlineReader { stream, end }, MAX_ANSWER_BODY_BYTES)
 }
 
-/// The time that is left until a moment.
+/// Returns the time left until `end`.
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
-    // The system takes no time at all for without end, and knows no nanoseconds.
+    // The kernel takes a timeout of zero for none, and its timeouts have no nanoseconds.
     if left < Duration::from_micros(1) { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
@@ -149,7 +150,7 @@ mod tests {
         send(stream, &Frame::new(FrameKind::Hello, &Hello::new(StoreIdentity::Nothing)).unwrap());
     }
 
-    /// A request that a fake daemon serves after its greeting.
+    /// Sends a request that a fake daemon serves after its greeting.
     fn asked(serve: impl FnOnce(&mut UnixStream) + Send + 'static) -> io::Result<String> {
         let (_folder, opened) = served(|mut stream| {
             greet(&mut stream);
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn daemon_is_left_when_frozen() {
-        // A stream that ends is another error.
+        // The end of a stream is a different error.
         let silent = |stream: UnixStream| {
             thread::sleep(FROZEN_TIMEOUT * 3);
             drop(stream);
@@ -205,7 +206,7 @@ mod tests {
         assert!(is_late(&opened.unwrap_err()), "it does not greet");
         let answer = asked(move |stream| silent(stream.try_clone().unwrap()));
         assert!(is_late(&answer.unwrap_err()), "it does not take the request");
-        // Its process runs, and its store hangs.
+        // The daemon's process runs, but its store hangs.
         let answer = asked(|stream| {
             send(stream, &Frame::empty(FrameKind::Taken));
             for second in 1..9 {

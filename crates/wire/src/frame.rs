@@ -1,10 +1,10 @@
 //! Frames (a version, a kind, a length and a body), and [`Hello`], the body of the daemon's first frame.
 //!
 //! ```text
-//! byte 0     the version of all that follows, see VERSION
+//! byte 0     the version of the frame format, see FRAME_VERSION
 //! byte 1     the kind of the frame, a letter
 //! bytes 2-5  the length of the body in bytes, little endian
-//! then       the body, an encoding by bincode of what the kind says
+//! then       the body: a bincode encoding of the type that belongs to the kind
 //! ```
 
 use std::fs::Metadata;
@@ -18,14 +18,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The version of the frames. Programs whose versions differ do not talk to each other.
+/// The version of the frame format. Programs with different versions do not exchange requests.
 pub const FRAME_VERSION: u8 = 4;
-/// The longest body of a request, in bytes: a request of a store has 1.5 MiB at the most, and a list of attachments less.
+/// Maximum size of a request's body, in bytes. A store request has at most 1.5 MiB, and a list of attachments has less.
 pub const MAX_REQUEST_BODY_BYTES: usize = 4 << 20;
-/// The longest body of an answer, in bytes. A store's answer has no limit of its own.
+/// Maximum size of an answer's body, in bytes. The answer of a store has no limit of its own.
 pub const MAX_ANSWER_BODY_BYTES: usize = 1 << 30;
 
-/// The bytes before a body.
 const HEADER_BYTES: usize = 6;
 
 const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_BYTES>> =
@@ -37,17 +36,17 @@ const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_
 pub enum FrameKind {
     /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
-    /// The daemon has the request. The body is empty.
+    /// The daemon has received the request. The body is empty.
     Taken = b't',
-    /// The daemon works on a verb, or the verb waits for others: a [`StallReport`]. Sent every second until the answer.
+    /// The daemon works on a verb, or the verb is queued: a [`StallReport`]. Sent every second until the answer.
     Alive = b'l',
-    /// A request of the plugin.
+    /// A verb of the plugin.
     Verb = b'v',
-    /// A request of a store: [`keys::TimedRequest`](crate::keys::TimedRequest).
+    /// A store request: [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
-    /// The client is about to wait for the lock of the store. The body is empty, and there is no answer.
+    /// The client is about to wait for the store lock. The body is empty, and there is no answer.
     Yield = b'y',
-    /// The answer to a request. A watch has one for each item.
+    /// The answer to a request. A watch has one answer for each item.
     Answer = b'a',
 }
 
@@ -58,25 +57,24 @@ impl FrameKind {
     }
 }
 
-/// How a daemon gets on with its store while a verb waits.
+/// The progress of the daemon's store while a verb waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
-    /// The time since the store last finished something, at most the time since the request arrived. Zero while another
-    /// process has the store.
+    /// Time since the store last finished an operation, but at most the time since the request arrived. Zero while
+    /// another process has the store.
     pub stalled_for: Duration,
 }
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Its kind.
+    /// The kind of the frame, which decides the type of the body.
     pub kind: FrameKind,
-    /// Its body.
     body: Vec<u8>,
 }
 
 impl Frame {
-    /// A frame with this body.
+    /// Creates a frame with this body.
     ///
     /// # Errors
     /// `InvalidInput` if the body is too long, or cannot be encoded.
@@ -84,33 +82,33 @@ impl Frame {
         Ok(Self { kind, body: encode(body)? })
     }
 
-    /// A frame without a body.
+    /// Creates a frame without a body.
     pub fn empty(kind: FrameKind) -> Self {
         Self { kind, body: Vec::new() }
     }
 
-    /// The frame as it is sent.
+    /// Returns the frame's bytes as they are sent.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
         bytes.extend([FRAME_VERSION, self.kind as u8]);
-        // No body is longer than MAX_ANSWER.
+        // No body is longer than MAX_ANSWER_BODY_BYTES.
         bytes.extend(u32::try_from(self.body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(&self.body);
         bytes
     }
 
-    /// The body.
+    /// Decodes the body.
     ///
     /// # Errors
-    /// `InvalidData` if it is none of these.
+    /// `InvalidData` if the body is no encoding of a `T`.
     pub fn decode<T: DeserializeOwned>(&self) -> io::Result<T> {
         decode(&self.body)
     }
 
-    /// Reads a frame whose body has no more than `limit` bytes; `None` at the end of the stream.
+    /// Reads a frame whose body has at most `limit` bytes. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// `InvalidData` for bytes that are no frame; `UnexpectedEof` for half a frame; those of the stream.
+    /// `InvalidData` for bytes that are no frame; `UnexpectedEof` for a part of a frame; any error of the stream.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin), limit: usize) -> io::Result<Option<Self>> {
         let mut header = [0; HEADER_BYTES];
         if stream.read(&mut header[..1]).await? == 0 {
@@ -119,21 +117,21 @@ impl Frame {
         stream.read_exact(&mut header[1..]).await?;
         let (kind, length) = parse(header, limit)?;
         let mut body = Vec::new();
-        // The memory grows with what has come, not with what was announced.
+        // The memory grows with the received bytes, not with the announced length.
         stream.take(length as u64).read_to_end(&mut body).await?;
         Self::from_body(kind, body, length).map(Some)
     }
 
-    /// The frame in these bytes, which has to be all of them.
+    /// Parses bytes that are exactly one frame.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read); `InvalidData` for bytes behind it.
+    /// Any error of [`read`](Self::read); `InvalidData` for bytes after the frame.
     pub fn read_from(mut bytes: &[u8]) -> io::Result<Self> {
         let frame = Self::read_blocking(&mut bytes, MAX_ANSWER_BODY_BYTES)?;
         if bytes.is_empty() { Ok(frame) } else { Err(malformed("bytes behind a frame")) }
     }
 
-    /// The same on a stream that blocks.
+    /// [`read`](Self::read) for a blocking stream. The end of the stream is an error.
     pub(crate) fn read_blocking(stream: &mut impl Read, limit: usize) -> io::Result<Self> {
         let mut header = [0; HEADER_BYTES];
         stream.read_exact(&mut header)?;
@@ -147,10 +145,10 @@ impl Frame {
         if body.len() < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(Self { kind, body }) }
     }
 
-    /// The frame, if it is of this kind.
+    /// Returns the frame if it is of this kind.
     ///
     /// # Errors
-    /// `InvalidData` if it is not.
+    /// `InvalidData` if the frame is of another kind.
     pub fn expect(self, kind: FrameKind) -> io::Result<Self> {
         match self.kind == kind {
             true => Ok(self),
@@ -159,10 +157,10 @@ impl Frame {
     }
 }
 
-/// The encoding of a value: the order of fields and variants is part of it.
+/// Encodes a value. The order of fields and variants is part of the encoding.
 ///
 /// # Errors
-/// `InvalidInput` if it is longer than [`MAX_ANSWER_BODY_BYTES`], or cannot be encoded.
+/// `InvalidInput` if the encoding is longer than [`MAX_ANSWER_BODY_BYTES`], or the value cannot be encoded.
 pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
     let bytes = bincode::serde::encode_to_vec(what, BINCODE_CONFIG);
     let bytes = bytes.map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
@@ -172,10 +170,10 @@ pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The value that was encoded in these bytes, which have to be all of it.
+/// Decodes a value from bytes that are exactly its encoding.
 ///
 /// # Errors
-/// `InvalidData` if they are none of these.
+/// `InvalidData` if the bytes are no encoding of a `T`.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     match bincode::serde::decode_from_slice(bytes, BINCODE_CONFIG) {
         Ok((what, read)) if read == bytes.len() => Ok(what),
@@ -197,75 +195,76 @@ fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(FrameKind, usi
     Ok((kind, length))
 }
 
-/// The error about bytes that are not what they should be.
+/// Returns the error for malformed bytes.
 pub fn malformed(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
-/// A file, as the kernel knows it.
+/// The identity of a file in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
-    /// The device.
+    /// The number of the file's device.
     pub device: u64,
-    /// The inode.
+    /// The number of the file's inode.
     pub inode: u64,
 }
 
 impl FileId {
-    /// The file with this metadata.
+    /// Returns the identity of the file with this metadata.
     pub fn of(metadata: &Metadata) -> Self {
         Self { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    /// The file at a path; `None` if there is none.
+    /// Returns the identity of the file at a path, or `None` if it has no readable metadata.
     pub fn at(path: &Path) -> Option<Self> {
         path.metadata().ok().as_ref().map(Self::of)
     }
 }
 
-/// The store that a daemon has.
+/// The identity of a daemon's store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreIdentity {
-    /// There is no store at the daemon's place.
+    /// There is no store at the daemon's location.
     Nothing,
     /// An embedded store.
     Embedded {
-        /// Its id.
+        /// The id of the store.
         id: String,
-        /// The file `queue` of its folder. A client that sees another one there means another store.
+        /// The file `queue` in the store's folder. If a client finds a different file there, its store is not the
+        /// daemon's.
         queue: FileId,
     },
-    /// A cluster.
+    /// A cluster's store.
     Cluster {
-        /// The way in which it is reached: endpoints, user, the client's certificate. No secret is part of it. A client that
-        /// would come in another way is not served under this one.
+        /// The way to log in to the cluster, without secrets: endpoints, user, the client's certificate. The daemon
+        /// does not serve clients that log in another way.
         access: String,
     },
 }
 
-/// The daemon's description of itself, before anything else.
+/// The daemon's greeting, the first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version of the daemon's program. The bodies of requests belong to it.
+    /// The version of the daemon's program, on which the bodies of requests depend.
     pub program: String,
-    /// The process id of the daemon, as the daemon sees it.
+    /// The process id of the daemon in its own namespace.
     pub process: u32,
-    /// The daemon's store.
+    /// The identity of the daemon's store.
     pub store: StoreIdentity,
 }
 
 impl Hello {
-    /// A greeting of this program.
+    /// Creates the greeting of this program.
     pub fn new(store: StoreIdentity) -> Self {
         Self { program: env!("CARGO_PKG_VERSION").to_owned(), process: std::process::id(), store }
     }
 
-    /// True if the daemon is of the same version as this program.
+    /// Returns whether the daemon has the same version as this program.
     pub fn is_same_version(&self) -> bool {
         self.program == env!("CARGO_PKG_VERSION")
     }
 
-    /// True if the daemon has the embedded store in this folder.
+    /// Returns whether the daemon has the embedded store in this folder.
     pub fn has_store_in(&self, folder: &Path) -> bool {
         match &self.store {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) == Some(*queue),
@@ -313,7 +312,7 @@ mod tests {
     fn frame_body_is_refused_when_of_another_type() {
         assert!(Frame::new(FrameKind::Verb, &1_u8).unwrap().decode::<String>().is_err());
         assert!(Frame::new(FrameKind::Verb, &(1_u8, 2_u8)).unwrap().decode::<u8>().is_err(), "bytes are left");
-        // A length that no body can have takes no memory.
+        // An impossible length must not allocate memory.
         assert!(Frame::new(FrameKind::Verb, &u64::MAX).unwrap().decode::<Vec<u8>>().is_err());
     }
 

@@ -1,4 +1,4 @@
-//! The requests of a [`kv::Store`], and their answers.
+//! The requests to a [`kv::Store`], and their answers.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -9,50 +9,50 @@ use kv::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A request, and for how long it is of use.
+/// A store request and its time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedRequest {
-    /// After that nothing is begun for it.
+    /// Time limit of the request. After it, the daemon starts no work for the request.
     pub within: Duration,
-    /// The request.
+    /// The request to carry out.
     pub request: Request,
 }
 
-/// A request of a store.
+/// A request to a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// [`kv::Store::range`].
     Range(RangeRequest),
     /// [`kv::Store::txn`].
     Txn(Txn, Purpose),
-    /// [`kv::Store::watch`]. There is an answer for each item, and the connection ends with the watch.
+    /// [`kv::Store::watch`]. Each item is an answer of its own, and the connection ends with the watch.
     Watch(WatchRequest),
     /// [`kv::Store::compact`].
     Compact(Revision),
-    /// The oldest revision that can be read, and its time.
+    /// Asks for the oldest revision that can be read, and its time.
     Oldest,
 }
 
-/// The answer to a request.
+/// The answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreReply {
-    /// To a range.
+    /// The answer to a range.
     Range(RangeResponse),
-    /// To a transaction.
+    /// The answer to a transaction.
     Txn(TxnResponse),
-    /// A watch is registered.
+    /// The watch is registered.
     Watching,
-    /// An item of a watch.
+    /// A batch of events of a watch.
     Happened(Batch),
-    /// To a compaction.
+    /// The answer to a compaction.
     Compacted,
-    /// The oldest revision that can be read, and its time as far as it is known.
+    /// The oldest revision that can be read, and its time if known.
     Oldest(Revision, Option<SystemTime>),
-    /// The request failed, or the watch ends.
+    /// The request failed, or the watch has ended.
     Failed(ErrorReply),
 }
 
-/// A [`kv::Error`] on its way.
+/// A [`kv::Error`] in the form in which it is sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
     kind: ErrorKind,
@@ -63,7 +63,7 @@ pub struct ErrorReply {
     source: Option<ErrorCause>,
 }
 
-/// The text of an error that caused another one, and what caused it in turn.
+/// The text of an error's source, and the source of that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ErrorCause {
     text: String,

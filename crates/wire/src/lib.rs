@@ -2,16 +2,15 @@
 //!
 //! # Inside
 //!
-//! The private socket of `margay serve`: its name, its frames, and what both ends do with a connection.
+//! The private socket of `margay serve`: its name, its frames, and the rules for both ends of a connection.
 //!
-//! A connection carries [frames](Frame). The daemon sends the first one, a [`Hello`]. The client compares it with the store
-//! that it means, and goes on without the daemon if they differ. Then the client sends requests, one after the other. For each
-//! request the daemon sends `Taken` at once, and an answer in the end; while a verb waits for its answer, also `Alive` every second, so that
-//! the client can tell a busy daemon from a frozen one. [`keys`] are the requests of a
-//! [`kv::Store`]; the requests of the plugin's verbs are the plugin's own.
+//! A connection carries [frames](Frame). The daemon sends the first one, a [`Hello`]. The client compares it with the
+//! store that it wants, and continues without the daemon if they differ. Then the client sends requests, one after the
+//! other. For each request the daemon sends `Taken` at once and an answer at the end. While a verb waits for its
+//! answer, the daemon also sends `Alive` every second, so that the client can distinguish a busy daemon from a frozen
+//! one. [`keys`] has the requests to a [`kv::Store`]. The requests for verbs are types of the plugin.
 //!
-//! The client takes nothing from a daemon that runs as somebody else than root or the store's owner, and the daemon takes
-//! nothing from a client that is neither.
+//! Both ends check the user of the other process, which must be root or the store's owner.
 
 mod client;
 mod frame;

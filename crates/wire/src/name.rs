@@ -1,4 +1,4 @@
-//! The name of a daemon's socket, which follows from the store.
+//! The name of a daemon's socket, which is derived from the store.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -7,26 +7,27 @@ use std::path::{Component, Path, PathBuf};
 
 /// The folder of the sockets.
 pub const SOCKET_FOLDER: &str = "/run/margay/serve";
-/// A longer name is replaced by a hash: a socket's path has 107 bytes at the most.
+/// Maximum length of a name. A longer name is replaced by a hash, because the path of a socket has at most 107 bytes.
 const MAX_NAME_BYTES: usize = 60;
 
-/// The socket with a name.
+/// Returns the path of the socket with this name.
 pub fn socket(name: &str) -> PathBuf {
     Path::new(SOCKET_FOLDER).join(format!("{name}.sock"))
 }
 
-/// The name for an embedded store in this folder, an absolute path without symbolic links: as `systemd-escape --path` spells it.
+/// Returns the name for an embedded store in this folder, in the spelling of `systemd-escape --path`. The folder must
+/// be an absolute path without symbolic links.
 pub fn of_folder(folder: &Path) -> String {
     let name = escaped(folder);
     if name.len() <= MAX_NAME_BYTES { name } else { hashed("store", folder.as_os_str()) }
 }
 
-/// The name for a cluster that is reached in this way: see [`StoreIdentity::Cluster`](crate::StoreIdentity::Cluster).
+/// Returns the name for a cluster with this login: see [`StoreIdentity::Cluster`](crate::StoreIdentity::Cluster).
 pub fn of_cluster(access: &str) -> String {
     hashed("etcd", OsStr::new(access))
 }
 
-/// A path in the spelling of systemd's unit names (systemd.unit(5), "String Escaping for Inclusion in Unit Names").
+/// Spells a path like the unit names of systemd (systemd.unit(5), "String Escaping for Inclusion in Unit Names").
 fn escaped(path: &Path) -> String {
     let mut name = String::new();
     for component in path.components() {
@@ -45,7 +46,8 @@ fn escaped(path: &Path) -> String {
     if name.is_empty() { "-".to_owned() } else { name }
 }
 
-/// A name of a kind and 16 digits: FNV-1a with 64 bits. The daemon's greeting distinguishes two stores with one name.
+/// Returns a name of a kind and 16 digits of a 64-bit FNV-1a hash. If two stores have the same name, the daemon's
+/// greeting distinguishes them.
 fn hashed(kind: &str, text: &OsStr) -> String {
     let hash = text
         .as_bytes()
@@ -70,7 +72,7 @@ mod tests {
             ("/ä", "\\xc3\\xa4"),
         ] {
             assert_eq!(of_folder(Path::new(path)), name, "{path}");
-            // It is not on every machine.
+            // Some machines lack systemd-escape.
             if let Ok(said) = Command::new("systemd-escape").args(["--path", path]).output() {
                 assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), name, "{path}");
             }

@@ -6,21 +6,21 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-/// The user of the process at the other end, as it was when it connected or began to listen.
+/// Returns the user of the process at the other end, as of its connect or listen.
 ///
 /// # Errors
-/// Those of the system.
+/// Any system error.
 pub fn uid(stream: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(stream)?.uid.as_raw())
 }
 
-/// True if the other end has closed the connection, or its process has ended. The kernel says so at once.
+/// Returns whether the other end has closed the connection or its process has ended. The kernel reports this at once.
 pub fn is_gone(stream: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     match poll(&mut polled, Some(&now)) {
         Ok(_) => polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
-        // Nothing is known; an interrupted call has not waited.
+        // A failed call proves nothing; an interrupted call has not waited.
         Err(_) => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Giving a container its network, and the routes by which the host reaches it.
+//! Connects a container to the network, and adds the host's routes to it.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -17,33 +17,35 @@ use crate::netlink::{NetlinkRequest, NetlinkSocket};
 use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, OldInterface, Plan};
 use crate::sysctl;
 
-/// The link-local address that the kernel makes of the MAC address of a host end (EUI-64).
+/// The link-local address that the kernel derives from the MAC address of a host end (EUI-64).
 const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
-/// How long the kernel has to take over a MAC address, as in Calico's plugin.
+/// Time limit for the kernel to accept a MAC address, as in Calico's plugin.
 const MAC_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the kernel has to give the host's end a link-local address. Calico's plugin gives it 500 ms, which a machine
-/// under load does not keep to.
+/// Time limit for the kernel to give the host's end a link-local address. Calico's plugin waits 500 ms, which is too
+/// short for a machine under load.
 const LINK_LOCAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an interface stays down to get another link-local address.
+/// How long an interface stays down to get a new link-local address.
 const DOWN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The result of a container's wiring.
+/// The result of [`connect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectResult {
-    /// The MAC address of the container's end, in lower case with colons. It is the plan's, whole, if the plan has one.
+    /// The MAC address of the container's end, in lower case with colons. If the plan has an address, the whole of
+    /// that.
     pub mac: String,
 }
 
-/// Gives a container its network.
+/// Connects a container to the network.
 ///
-/// An interface that has the name of the host's end is removed first, if the plan says so. If anything fails afterwards, the pair that this
-/// call made is removed again, and with it its addresses and routes; what was there before stays.
+/// First removes an interface with the name of the host's end, if the plan says so. If a later step fails, the pair
+/// that this call made is removed again with its addresses and routes. Older interfaces stay.
 ///
 /// # Errors
 ///
-/// The first step that failed, in the words of Calico's plugin; [`Error::Taken`]; [`Error::TimedOut`] if the deadline came first.
-/// In that case a thread removes the pair as soon as the kernel allows it; a process that ends before leaves the pair behind.
+/// The first step that failed, in the words of Calico's plugin; [`Error::Taken`]; [`Error::TimedOut`] after the
+/// deadline. In the last case a thread removes the pair as soon as the kernel allows it. If the process ends before
+/// that, the pair stays.
 pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<ConnectResult, Error> {
     for name in [&plan.host_interface, &plan.interface] {
         check_name(name).map_err(|errno| Error::failed("", errno))?;
@@ -65,7 +67,7 @@ fn late(interface: &str) -> Error {
     Error::TimedOut(format!("timed out setting up device {interface:?} in netns"))
 }
 
-/// A pair that is removed when this is dropped, unless the caller keeps it.
+/// A pair that is removed on drop, unless [`keep`](Self::keep) is called.
 struct InterfacePair {
     container: NetlinkSocket,
     end: Link,
@@ -89,10 +91,11 @@ impl Drop for InterfacePair {
     }
 }
 
-/// The end that is on the host.
+/// The host's end of a pair.
 struct HostEnd {
     index: u32,
-    /// The address by which the container reaches it; `None` for any, if it has a MAC address of the kernel's choice.
+    /// The address by which the container reaches the host's end. `None` stands for any address, after the kernel chose
+    /// the MAC address.
     link_local: Option<Ipv6Addr>,
 }
 
@@ -104,7 +107,7 @@ struct ConnectTask {
 }
 
 impl ConnectTask {
-    /// Everything, on a thread that is in the host's namespace when this begins. The order is that of Calico's plugin:
+    /// Carries out all steps, on a thread that starts in the host's namespace. The order is that of Calico's plugin:
     /// settings before an interface is up, and routes in the container before its addresses.
     fn run(&self) -> Result<(ConnectResult, InterfacePair), Error> {
         let (plan, host) = (&self.plan, NetlinkSocket::route()?);
@@ -150,8 +153,8 @@ impl ConnectTask {
         }
     }
 
-    /// Whether an interface of the host is the end of a pair whose other end is in another container. This leaves the thread in
-    /// the container's namespace.
+    /// Returns whether an interface of the host is the end of a pair whose other end is in another container. May leave
+    /// the thread in the container's namespace.
     fn belongs_to_another(&self, old: &Link) -> Result<bool, Error> {
         if !old.is_of_a_pair() || !old.other_is_elsewhere {
             return Ok(false);
@@ -163,7 +166,7 @@ impl ConnectTask {
         }
     }
 
-    /// Makes the pair, on a thread that is in the container's namespace.
+    /// Creates the pair. The thread must be in the container's namespace.
     fn make_pair(&self, host: &NetlinkSocket) -> Result<InterfacePair, Error> {
         let container = NetlinkSocket::route()?;
         let request = |device| messages::pair(&self.plan, device, &self.host, &self.container);
@@ -178,8 +181,8 @@ impl ConnectTask {
                 Err(errno) => return Err(refused(errno)),
             }
         }
-        // The number of the new interface is asked for along with it. If the name was taken, the answer is about another
-        // interface, which the first answer tells.
+        // The same message also requests the index of the new interface. If the name was taken, the second answer is
+        // about another interface; the first answer then is an error.
         let mut answers = container
             .exchange(&[request(Device::Veth), messages::look_up(&self.plan.interface)])
             .map_err(refused)?
@@ -189,21 +192,21 @@ impl ConnectTask {
         self.pair_of(container, found)
     }
 
-    /// A pair that was made, by what was found of the container's end.
+    /// Returns the created pair, given the result of the lookup of the container's end.
     fn pair_of(&self, container: NetlinkSocket, found: Result<Link, Errno>) -> Result<InterfacePair, Error> {
         let name = &self.plan.interface;
         match found {
             Ok(end) => Ok(InterfacePair { container, end, kept: false }),
             Err(errno) => {
-                // The name was free, so the interface that has it is the new one.
+                // The name was free before, so the interface with this name is the new one.
                 let _ = container.one(messages::remove_named(name));
                 Err(not_found(name, errno))
             }
         }
     }
 
-    /// Finds the host's end and sees to its MAC address. The pair was asked for with that address; what is on the host may
-    /// give it another one.
+    /// Finds the host's end and checks its MAC address. The pair was created with that address, but other software on
+    /// the host may change it.
     fn host_end(&self, host: &NetlinkSocket) -> Result<HostEnd, Error> {
         let name = &self.plan.host_interface;
         let find = || look_up(host, name).map_err(|errno| not_found(name, errno));
@@ -224,7 +227,7 @@ impl ConnectTask {
         Ok(HostEnd { index: link.index, link_local: Some(HOST_LINK_LOCAL) })
     }
 
-    /// Makes the settings of the host's end and sets it up, on a thread that is in the host's namespace.
+    /// Applies the settings of the host's end and sets it up. The thread must be in the host's namespace.
     fn set_up_host(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let failed = |reason| Error::failed(&format!("error configuring sysctls for interface: {name}, error"), reason);
@@ -248,7 +251,7 @@ impl ConnectTask {
         host.all(&[set_up(end.index, name)]).map(drop)
     }
 
-    /// Sets the container's end up and gives it routes and addresses, on a thread that is in the container's namespace.
+    /// Sets the container's end up and adds its routes and addresses. The thread must be in the container's namespace.
     fn set_up_container(&self, host: &NetlinkSocket, host_end: &HostEnd, pair: &InterfacePair) -> Result<(), Error> {
         let (plan, index) = (&self.plan, pair.end.index);
         let mut requests = vec![set_up(index, &plan.interface)];
@@ -263,7 +266,7 @@ impl ConnectTask {
             let failure = "failed to add route inside the container".to_owned();
             requests.push(messages::route(IpAddr::from(IPV4_NEXT_HOP).into(), index).with_failure(failure));
         }
-        // A host whose end has another MAC address answers by ARP alone.
+        // A host end with another MAC address answers only by ARP.
         if plan.has_ipv4() && plan.next_hop == NextHop::Known && host_end.link_local.is_some() {
             let failure = format!("failed to tell the container how to reach {IPV4_NEXT_HOP}");
             requests.push(messages::neighbour(index, IPV4_NEXT_HOP, &HOST_MAC).with_failure(failure));
@@ -326,7 +329,7 @@ impl ConnectTask {
         }
     }
 
-    /// Lets the kernel make a link-local address anew.
+    /// Makes the kernel assign a new link-local address.
     fn renew_link_local(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let down = messages::down(end.index).with_failure(format!("failed to set {name:?} down"));
@@ -341,7 +344,7 @@ fn set_up(index: u32, name: &str) -> NetlinkRequest {
     messages::up(index).with_failure(format!("failed to set {name:?} up"))
 }
 
-/// The link-local addresses of an interface.
+/// Lists the link-local addresses of an interface.
 pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result<Vec<Ipv6Addr>, Errno> {
     let mut found = Vec::new();
     for payload in socket.list(&messages::addresses(index, AddressFamily::Inet6))? {
@@ -356,10 +359,10 @@ pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result
     Ok(found)
 }
 
-/// Adds a route for each address and prefix that leads to the host's end of a pair.
+/// Adds a route to the host's end of a pair for each address and prefix.
 ///
-/// Felix adds the same routes, and may be faster: a route that is there already is fine. Unlike Calico's plugin, this goes
-/// on with the other addresses then, and adds routes also where that leaves them to Felix.
+/// Felix adds the same routes, and may be faster: an existing route is no error. Unlike Calico's plugin, this function
+/// then continues with the other addresses, and also adds routes that the plugin would leave to Felix.
 ///
 /// # Errors
 ///
@@ -382,7 +385,7 @@ fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNe
     Ok(())
 }
 
-/// Finds out about a route that cannot be added because there is one. Fine if it is the same one.
+/// Explains why a route already exists. An identical route is no error.
 fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in
@@ -406,12 +409,12 @@ fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNe
     ))
 }
 
-/// Whether a route of the host is as this crate adds them. The kernel has no link scope in IPv6.
+/// Returns whether a route of the host has the scope of this crate's routes. In IPv6 the kernel has no link scope.
 pub(crate) fn scope_is_link(route: &Route) -> bool {
     route.scope == RT_SCOPE_LINK || route.destination.addr().is_ipv6()
 }
 
-/// The routes of a family in the main table.
+/// Lists the routes of a family in the main table.
 pub(crate) fn main_table(socket: &NetlinkSocket, family: AddressFamily) -> Result<Vec<Route>, Errno> {
     let mut routes = Vec::new();
     for payload in socket.list(&messages::routes(family))? {
@@ -427,7 +430,7 @@ fn look_up_by_number(socket: &NetlinkSocket, index: u32) -> Option<Link> {
     messages::read_link(&socket.one(messages::link_by_number(index)).ok()?).ok()
 }
 
-/// A scope as Go's netlink library writes it.
+/// Returns a scope in the spelling of Go's netlink library.
 fn scope_text(scope: u8) -> String {
     match scope {
         RT_SCOPE_UNIVERSE => "universe".to_owned(),
@@ -439,7 +442,7 @@ fn scope_text(scope: u8) -> String {
     }
 }
 
-/// Pauses between looks. They begin short, so that the usual case loses little, and double up to a longest one.
+/// Pauses between checks. They start short, so that the usual case loses little time, and double up to `longest`.
 struct Backoff {
     next: Duration,
     longest: Duration,
@@ -447,14 +450,14 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses that are over after `patience`, or when the deadline comes.
+    /// Creates pauses that end after `patience`, or at the deadline if it is earlier.
     pub(crate) fn new(first: Duration, longest: Duration, patience: Duration, deadline: Instant) -> Self {
         let now = Instant::now();
         let until = now.checked_add(patience).map_or(deadline, |end| end.min(deadline));
         Self { next: first, longest, until }
     }
 
-    /// Makes a pause; `false` if the time is over.
+    /// Sleeps for one pause. Returns `false` if the time was already over.
     pub(crate) fn pause(&mut self) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         sleep(self.next.min(left));

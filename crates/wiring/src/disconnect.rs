@@ -1,8 +1,9 @@
-//! Taking a container's network down.
+//! Disconnects a container from the network.
 //!
-//! The kernel removes a pair at once, with its addresses and routes. Then it holds the removing thread until no processor can
-//! still see the pair (`rcu_barrier` in `netdev_run_todo`), 15 ms and more, and a process ends only when all its threads have left
-//! the kernel. So another process removes the pair, and may still be in the kernel when the caller ends. Nobody waits for it.
+//! The kernel removes a pair at once, with its addresses and routes. Then it holds the removing thread until no
+//! processor can still see the pair (`rcu_barrier` in `netdev_run_todo`), 15 ms and more. A process ends only when all
+//! its threads have left the kernel. So another process removes the pair, and may still be in the kernel when the
+//! caller ends. The caller does not wait for it.
 
 use std::io;
 use std::path::Path;
@@ -16,26 +17,26 @@ use crate::messages;
 use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
-/// The pause before the second look at the interface. Later ones double, up to [`MAX_POLL_INTERVAL`]. The kernel answers only when
-/// nobody changes interfaces.
+/// The pause before the second check of the interface. Later pauses double, up to [`MAX_POLL_INTERVAL`]. The kernel
+/// answers a check only while no process changes interfaces.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 
-/// Starts a process that calls [`remove_interface`] with this name and exits with its result. The process must be in the network
-/// namespace of the thread that starts it, and must hold no file of the caller's open.
+/// Starts a process that calls [`remove_interface`] with this name and exits with its result. The process must be in
+/// the network namespace of the thread that starts it, and must not inherit the caller's open files.
 pub type StartRemover = fn(interface: &str) -> io::Result<Child>;
 
-/// Removes an interface from a container, of whatever kind it is, and the other end with it. The host's routes to it go
-/// too. Without a namespace (an empty path, or one that leads nowhere) and without the interface, all is done already.
+/// Removes an interface of any kind from a container, with its other end and the host's routes to it. A missing
+/// interface, an empty path and a path that leads nowhere are no errors.
 ///
-/// When this returns, the interface and its other end are gone from both namespaces. The started process may still be in the
-/// kernel. If it cannot be started, the calling process removes the interface itself.
+/// After a successful return, the interface and its other end are gone from both namespaces. The started process may
+/// still be in the kernel. If the process cannot be started, the calling process removes the interface itself.
 ///
 /// # Errors
 ///
-/// The path leads to something else than a namespace, the kernel refuses the removal, or the deadline comes first.
+/// The path leads to something that is no namespace, the kernel refuses the removal, or the deadline passes.
 pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: StartRemover) -> Result<(), Error> {
-    // The kernel has no interface with a name that it does not take.
+    // The kernel has no interface with a name that it refuses.
     if namespace.as_os_str().is_empty() || check_name(interface).is_err() {
         return Ok(());
     }
@@ -56,7 +57,8 @@ pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: S
 ///
 /// # Returns
 ///
-/// The exit status of a process that was started for this: 0 if the interface is gone, or the kernel's error number.
+/// The exit status of the process that [`StartRemover`] starts: 0 if the interface is gone, else the kernel's error
+/// number.
 pub fn remove_interface(name: &str) -> u8 {
     match remove_here(name) {
         Ok(()) => 0,
@@ -64,12 +66,13 @@ pub fn remove_interface(name: &str) -> u8 {
     }
 }
 
-/// Removes an interface from the namespace of this thread: another process does it, and this one looks whether it is gone.
+/// Removes an interface from the namespace of this thread. Another process removes it, while this one checks whether it
+/// is gone.
 fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
     let refused = |errno| Error::failed("failed to clean up workload's pod interface inside netns", errno);
     let socket = NetlinkSocket::route()?;
     let is_gone = || socket.one(messages::look_up(name)) == Err(Errno::NO_DEVICE);
-    // A repeated DEL finds nothing, and starts no process.
+    // A repeated DEL finds no interface, and starts no process.
     if is_gone() {
         return Ok(());
     }
@@ -83,7 +86,7 @@ fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
         match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
             Ok(None) => pause = pause.saturating_mul(2).min(MAX_POLL_INTERVAL),
             Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
-            // Somebody killed it, or the interface is back.
+            // The process was killed, or the interface exists again.
             Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
         }
     }

@@ -1,21 +1,21 @@
-//! Errors, in the words of Calico's plugin.
+//! Errors in the words of Calico's plugin.
 
 use std::fmt;
 use std::io;
 
 use nix::libc;
 
-/// Why the network of a container could not be set up, looked at or taken down.
+/// Why the network of a container could not be set up, inspected or taken down.
 ///
-/// The text is the one that Calico's plugin gives for the same failure, without anything in front of it, so that a CNI
-/// plugin can print it as it is.
+/// The text is that of Calico's plugin for the same failure, without a prefix, so that a CNI plugin can print it
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The kernel refused something, or something is not as it must be.
+    /// The kernel refused a step, or a precondition does not hold.
     Failed(String),
-    /// The deadline came first.
+    /// The deadline passed.
     TimedOut(String),
-    /// The host's interface of that name belongs to another container: see [`OldInterface`](crate::OldInterface).
+    /// The host's interface of this name belongs to another container: see [`OldInterface`](crate::OldInterface).
     Taken(String),
 }
 
@@ -29,13 +29,13 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// An error of a failed step, and the reason. An empty `what` leaves the reason alone.
+    /// Creates the error of a failed step. If `what` is empty, the text is the reason alone.
     pub(crate) fn failed(what: &str, reason: impl fmt::Display) -> Self {
         Self::Failed(if what.is_empty() { reason.to_string() } else { format!("{what}: {reason}") })
     }
 }
 
-/// A number by which the kernel says why it refused something.
+/// An error number of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -50,7 +50,7 @@ impl Errno {
     pub(crate) const BUSY: Self = Self(libc::EAGAIN);
     pub(crate) const WRONG: Self = Self(libc::EINVAL);
     pub(crate) const TOO_LONG: Self = Self(libc::ERANGE);
-    /// An answer of the kernel that cannot be read.
+    /// An unreadable answer of the kernel.
     pub(crate) const GARBLED: Self = Self(libc::EBADMSG);
 }
 
@@ -67,8 +67,8 @@ impl From<nix::errno::Errno> for Errno {
 }
 
 impl fmt::Display for Errno {
-    /// The texts are those of Go, in which Calico's plugin is written. The C library's differ from them, and from one C
-    /// library to the other.
+    /// Writes Go's text for the number, since Calico's plugin is written in Go. The texts of C libraries differ from
+    /// Go's and from each other.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             libc::EPERM => "operation not permitted",

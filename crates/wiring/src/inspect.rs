@@ -1,4 +1,4 @@
-//! Comparing a container's network with its plan.
+//! Compares a container's network with its plan.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::netlink::NetlinkSocket;
 use crate::plan::{IPV4_NEXT_HOP, Plan};
 use crate::sysctl;
 
-/// Compares the network of a container with its plan, and changes nothing. Each difference is a sentence that names it;
-/// none means that all is as [`connect`](crate::connect) left it.
+/// Compares the network of a container with its plan, and changes nothing. Returns a sentence for each difference.
+/// Without differences the network is as [`connect`](crate::connect) left it.
 ///
 /// # Errors
 ///
-/// The namespace cannot be entered, the kernel does not answer, or the deadline comes first.
+/// The namespace cannot be entered, the kernel does not answer, or the deadline passes.
 pub fn inspect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Vec<String>, Error> {
     let container = NetNamespace::open(namespace)?;
     let plan = plan.clone();
@@ -57,7 +57,7 @@ impl Inspection {
         Ok(self.differences)
     }
 
-    /// The end on the host, looked at by a thread that is there.
+    /// Inspects the host's end. The thread must be in the host's namespace.
     fn host_end(&mut self, host: &NetlinkSocket) -> Result<Option<Link>, Error> {
         let name = self.plan.host_interface.clone();
         let Some(link) = find(host, &name)? else {
@@ -96,7 +96,7 @@ impl Inspection {
             return Ok(None);
         };
         self.link("in the container", &link);
-        // The kernel keeps six bytes of a longer address.
+        // The kernel keeps the first six bytes of a longer address.
         if let Some(wanted) = &self.plan.mac
             && wanted.get(..link.mac.len()) != Some(link.mac.as_slice())
         {
@@ -112,7 +112,7 @@ impl Inspection {
         Ok(Some(link))
     }
 
-    /// The conditions on both ends.
+    /// Checks the properties that both ends share.
     fn link(&mut self, place: &str, link: &Link) {
         let name = &link.name;
         if !link.is_of_a_pair() {
@@ -153,7 +153,7 @@ impl Inspection {
         host: &NetlinkSocket,
         host_end: Option<&Link>,
     ) -> Result<(), Error> {
-        // The next hop has a route of its own in IPv4. In IPv6 it is whatever link-local address the host's end has.
+        // The IPv4 next hop has a route of its own. The IPv6 next hop is any link-local address of the host's end.
         let mut wanted: Vec<(IpNet, Option<Vec<IpAddr>>)> = Vec::new();
         if self.plan.has_ipv4() {
             wanted.push((IpAddr::from(IPV4_NEXT_HOP).into(), None));
@@ -188,7 +188,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// A setting of the namespace of this thread.
+    /// Compares a setting of the namespace of this thread.
     fn setting(&mut self, place: &str, key: &str, wanted: &str) {
         let is = sysctl::read(key).unwrap_or_else(|| "unknown".to_owned());
         if is != wanted {
@@ -197,7 +197,7 @@ impl Inspection {
         }
     }
 
-    /// The families of which the container has an address.
+    /// The families in which the container has an address.
     fn families(&self) -> impl Iterator<Item = AddressFamily> + use<> {
         let families = [(self.plan.has_ipv4(), AddressFamily::Inet), (self.plan.has_ipv6(), AddressFamily::Inet6)];
         families.into_iter().filter_map(|(wanted, family)| wanted.then_some(family))
@@ -208,7 +208,7 @@ impl Inspection {
     }
 }
 
-/// An interface, if there is one with that name.
+/// Returns the interface with this name, or `None` if there is none.
 fn find(socket: &NetlinkSocket, name: &str) -> Result<Option<Link>, Error> {
     match look_up(socket, name) {
         Ok(link) => Ok(Some(link)),

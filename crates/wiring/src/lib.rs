@@ -1,14 +1,15 @@
-//! This crate sets up the network of one container by netlink, as Calico's main CNI plugin does: interfaces, addresses, routes
-//! and kernel settings. It knows no store, no CNI and no runtime.
+//! Sets up the network of one container by netlink, like Calico's main CNI plugin: interfaces, addresses, routes and
+//! kernel settings. The crate is independent of stores, CNI and runtimes.
 //!
-//! A container gets a pair of interfaces. One end is in the container's network namespace and has the addresses. The other
-//! end stays on the host, and a route for each address leads to it. The container sends everything to a next hop that no
-//! machine has, and the host's end answers for it.
+//! A container gets a pair of interfaces. One end is in the container's network namespace and has the addresses. The
+//! other end stays on the host, with a host route for each address. The container sends all packets to a next hop that
+//! no machine has, and the host's end answers for it.
 //!
-//! [`masquerade`] translates the addresses of packets that containers send to the world.
+//! [`masquerade`] translates the source addresses of packets that containers send to the world.
 //!
-//! The crate is synchronous. It uses one netlink socket for each of the two namespaces, sends requests together where their order
-//! allows it, and runs no other program. [`disconnect`] has its caller start a second process of the caller's own.
+//! The crate is synchronous. It uses one netlink socket for each of the two namespaces, sends requests together where
+//! their order allows it, and runs no other program. Only for [`disconnect`] the caller starts a second process of its
+//! own program.
 
 mod connect;
 mod disconnect;

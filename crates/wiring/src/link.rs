@@ -1,4 +1,4 @@
-//! Interfaces: their names and MAC addresses as texts, finding and listing them, and removing those of the host.
+//! Interfaces: checks of names, texts of MAC addresses, lookups and lists, and the removal of host interfaces.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,11 +9,11 @@ use crate::messages::{self, Link};
 use crate::namespace::{NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
-/// The longest name of an interface in bytes (`IFNAMSIZ` without the zero).
+/// Maximum length of an interface name in bytes (`IFNAMSIZ` without the terminating zero).
 const MAX_NAME_BYTES: usize = 15;
 
-/// Refuses a name that the kernel refuses, and one that it does not take as it is: for an empty name, and for one with a
-/// `%`, it chooses another one.
+/// Rejects a name that the kernel rejects or would replace: for an empty name or a name with `%`, it chooses another
+/// one.
 pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
     let strange = |letter: char| matches!(letter, '/' | ':' | '%') || letter.is_whitespace() || letter.is_control();
     if name.len() > MAX_NAME_BYTES {
@@ -25,34 +25,34 @@ pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
     }
 }
 
-/// The interface with a name in the namespace of a socket.
+/// Looks up the interface with this name in the namespace of a socket.
 pub(crate) fn look_up(socket: &NetlinkSocket, name: &str) -> Result<Link, Errno> {
     messages::read_link(&socket.one(messages::look_up(name))?)
 }
 
-/// The error for an interface that must be there and is not found.
+/// Returns the error for a missing interface that must exist.
 pub(crate) fn not_found(name: &str, errno: Errno) -> Error {
-    // Calico's library has a text of its own for this.
+    // Calico's library uses this text.
     let reason = if errno == Errno::NO_DEVICE { "Link not found".to_owned() } else { errno.to_string() };
     Error::failed(&format!("failed to lookup {name:?}"), reason)
 }
 
-/// A MAC address in lower case with colons.
+/// Formats a MAC address in lower case with colons.
 pub(crate) fn mac_text(mac: &[u8]) -> String {
     let mut text = String::with_capacity(mac.len() * 3);
     for byte in mac {
         let colon = if text.is_empty() { "" } else { ":" };
-        // Writing to a text cannot fail.
+        // Writing to a String cannot fail.
         let _ = write!(text, "{colon}{byte:02x}");
     }
     text
 }
 
-/// True if a network namespace has an interface of this name.
+/// Returns whether a network namespace has an interface of this name.
 ///
 /// # Errors
 ///
-/// The namespace cannot be entered, the kernel does not answer, or the deadline comes first.
+/// The namespace cannot be entered, the kernel does not answer, or the deadline passes.
 pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<bool, Error> {
     let container = NetNamespace::open(namespace)?;
     let name = name.to_owned();
@@ -71,13 +71,13 @@ pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<
 /// The host's end of a pair (veth or netkit).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInterface {
-    /// The name.
+    /// The name of the interface.
     pub name: String,
-    /// The number by which the kernel knows this interface and no later one of the same name.
+    /// The kernel's number of the interface. A later interface of the same name has another number.
     pub index: u32,
 }
 
-/// Removes the host's end of a pair, and with it the whole pair. An interface that is gone is fine.
+/// Removes the host's end of a pair, and with it the whole pair. A missing interface is no error.
 ///
 /// # Errors
 ///
@@ -89,7 +89,7 @@ pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
     }
 }
 
-/// The interfaces of the host that are ends of pairs.
+/// Lists the interfaces of the host that are ends of pairs.
 ///
 /// # Errors
 ///

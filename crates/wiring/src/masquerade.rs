@@ -1,19 +1,22 @@
-//! Masquerading: one rule set of nftables translates the addresses of packets that the containers of a store send to the world.
+//! Masquerading: an nftables rule set translates the source addresses of packets that the containers of a store send to
+//! the world.
 //!
-//! Packets to any pool leave as they are, so that containers see each other's addresses. All else that comes from a pool that
-//! is masqueraded gets the address of the interface by which it leaves. Packets to the host itself never pass here.
+//! Packets to any pool keep their source address, so that containers see each other's addresses. All other packets from
+//! a masqueraded pool get the address of the interface by which they leave. Packets to the host itself do not pass
+//! these rules.
 //!
-//! The rules of a store are in the tables `ip margay-NAME` and `ip6 margay-NAME`, which are that store's alone: no other table is
-//! read or changed. The kernel translates addresses where any table says so, so this goes beside the rules of Docker, firewalld or
-//! iptables. A program that empties all of nftables (`nft flush ruleset`) takes these rules away, too; the next
-//! [`ensure`] makes them again.
+//! The rules of a store are in the tables `ip margay-NAME` and `ip6 margay-NAME`. Only this store uses these tables,
+//! and no other table is read or changed. The kernel translates addresses if any table says so, so these rules work
+//! beside those of Docker, firewalld or iptables. A program that removes all rules of nftables (`nft flush ruleset`)
+//! also removes these; the next [`ensure`] restores them.
 //!
-//! Each table has one chain. It is of the type `nat` and sees packets that are about to leave. Its rules say first where packets go as they
-//! are, and then whose packets leave under the host's address. nft shows each rule with a comment, which is how a rule set is recognized, too.
+//! Each table has one chain of the type `nat`, which sees packets that are about to leave. Its first rules exempt
+//! packets by destination. The other rules masquerade packets by source. nft shows a comment for each rule, and the
+//! comments identify a rule set.
 //!
-//! The messages are made by netlink-packet-netfilter (MIT), of the same project as the crates for interfaces and routes.
-//! Other crates are unsuitable: the crate nftables runs the program nft, nftnl needs a C library, rustables is under the GPL, and
-//! nf_tables has had one release.
+//! The messages are made by netlink-packet-netfilter (MIT), of the same project as the crates for interfaces and
+//! routes. Other crates are unsuitable: nftables runs the program nft, nftnl needs a C library, rustables is under the
+//! GPL, and nf_tables has had one release.
 
 use std::collections::BTreeSet;
 
@@ -33,28 +36,30 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use crate::error::{Errno, Error};
 use crate::netlink::{NetlinkRequest, NetlinkSocket};
 
-/// The longest name of a table that the kernel takes, in bytes.
+/// Maximum length of a table name that the kernel accepts, in bytes.
 const MAX_TABLE_NAME_BYTES: usize = 255;
 
-/// The name of the tables of a store, in characters that nft reads.
+/// Returns the name of a store's tables, with characters that nft can read.
 fn table(store: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' };
     let name = store.chars().map(plain);
     "margay-".chars().chain(name).take(MAX_TABLE_NAME_BYTES).collect()
 }
 
-/// Makes the rule set of a store on this host equal to these pools, all at once: `masqueraded` are those whose packets leave under the
-/// host's address, and `pools` are all. Where no pool of a family is masqueraded, the family's table goes.
+/// Makes the rule set of a store on this host match these pools in one transaction. Packets from the pools in
+/// `masqueraded` leave under the host's address; `pools` are all pools. If a family has no masqueraded pool, its table
+/// is removed.
 ///
-/// `store` names the store: programs that name it alike have one rule set. It costs two requests that read if nothing is to change. A rule is known by its comment, so one that was changed by hand
-/// and kept its comment stays. Any number of callers may do this at once; the last one's pools count.
+/// Programs that use the same name for `store` share one rule set. A call that changes nothing costs two read requests.
+/// Rules are identified by their comments, so a rule that was edited by hand and kept its comment stays. Any number of
+/// callers may run at once; the pools of the last one count.
 ///
-/// The caller needs `CAP_NET_ADMIN`, and the kernel nf_tables with NAT. Without those it is an error only if there is
-/// anything to be masqueraded.
+/// The caller needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If either is missing, the call fails only
+/// if there is a pool to masquerade.
 ///
 /// # Errors
 ///
-/// The refusal of the kernel, and the advice about it. Nothing has changed then.
+/// The kernel's refusal, with advice. Nothing has changed then.
 pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let table = table(store);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -81,17 +86,17 @@ pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(),
     apply(&socket, &changes)
 }
 
-/// As [`ensure`], on a host that has a rule set of the store already; on another, nothing changes. It is for programs that change pools
-/// and do not know whether containers run on this host.
+/// Calls [`ensure`] if this host already has a rule set of the store, else changes nothing. Use this function in
+/// programs that change pools and cannot determine whether containers run on this host.
 ///
 /// # Errors
 ///
-/// Those of [`ensure`].
+/// Any error of [`ensure`].
 pub fn refresh(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     if has_tables(&table(store))? { ensure(store, masqueraded, pools) } else { Ok(()) }
 }
 
-/// Whether there is a table of this name. A kernel without nf_tables has none.
+/// Returns whether there is a table of this name. A kernel without nf_tables has none.
 fn has_tables(table: &str) -> Result<bool, Error> {
     let failed = |errno| failed("failed to read the tables of nftables", errno);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -117,7 +122,7 @@ fn apply(socket: &NetlinkSocket, changes: &[NetlinkRequest]) -> Result<(), Error
     apply_batch(socket, changes).map_err(|(what, errno)| failed(&what, errno))
 }
 
-/// The rules of a family, in an order that depends on the networks alone; none if nothing is masqueraded.
+/// Returns the rules of a family. Their order depends on the networks only. There are none if nothing is masqueraded.
 fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<ChainRule> {
     let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
         networks.filter(|network| IpFamily::of(network) == family).map(IpNet::trunc).collect()
@@ -130,7 +135,7 @@ fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec
     to.into_iter().map(ChainRule::Keep).chain(from.into_iter().map(ChainRule::Masquerade)).collect()
 }
 
-/// True for how a kernel without nf_tables, or without a family of it, answers.
+/// Returns whether the error is that of a kernel without nf_tables, or without this family.
 fn is_unknown(errno: Errno) -> bool {
     [Errno::WRONG, Errno::NOT_SUPPORTED, Errno::NO_PROTOCOL, Errno::NO_FAMILY].contains(&errno)
 }
@@ -138,7 +143,7 @@ fn is_unknown(errno: Errno) -> bool {
 fn failed(what: &str, errno: Errno) -> Error {
     let advice = match errno {
         Errno::NOT_PERMITTED => "; it takes root, or CAP_NET_ADMIN in the host's network namespace",
-        // A part of nf_tables that is missing is one that cannot be found.
+        // A missing part of nf_tables is reported as not found.
         errno if is_unknown(errno) || errno == Errno::NOT_FOUND => {
             "; the kernel needs nf_tables with NAT (modules nf_tables, nft_chain_nat and nft_masq), or no pool may have \
              natOutgoing"
@@ -149,22 +154,22 @@ fn failed(what: &str, errno: Errno) -> Error {
 }
 
 const CHAIN: &str = "outgoing";
-/// Where source addresses are translated (`NF_IP_PRI_NAT_SRC`, in nft `srcnat`).
+/// The priority of source address translation (`NF_IP_PRI_NAT_SRC`, in nft `srcnat`).
 const PRIORITY: u32 = 100;
 
-/// The attributes of an expression `masq`, and the flag for a port of the kernel's choice: else two connections that begin at
-/// once may be given the same one, and the second fails.
+/// The flags attribute of the expression `masq`, and its flag for a random port. Without it, two connections that start
+/// at the same time may get the same port, and the second one fails.
 const MASQ_FLAGS: u16 = 1;
 const RANDOM_FULLY: u32 = 1 << 4;
-/// Where a packet's network header begins (`NFT_PAYLOAD_NETWORK_HEADER`).
+/// The base of offsets into the network header (`NFT_PAYLOAD_NETWORK_HEADER`).
 const NETWORK_HEADER: u32 = 1;
-/// The attributes that are read.
+/// The attributes that are read from replies.
 const TABLE_NAME: u16 = 1;
 const RULE_USERDATA: u16 = 7;
-/// The type of a comment in the user data of a rule, as nft writes it.
+/// The type of a comment in the user data of a rule, in nft's encoding.
 const COMMENT: u8 = 0;
 
-/// A family of addresses, each with a table of its own: a kernel without IPv6 has none for that.
+/// An address family. Each has a table of its own, because a kernel without IPv6 has no IPv6 tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IpFamily {
     Ipv4,
@@ -185,7 +190,7 @@ impl IpFamily {
         }
     }
 
-    /// A table's name in texts, as nft takes it.
+    /// Returns a table's name with its family, in nft's spelling.
     fn spelled(self, table: &str) -> String {
         match self {
             Self::Ipv4 => format!("ip {table}"),
@@ -193,7 +198,7 @@ impl IpFamily {
         }
     }
 
-    /// Where source and destination are in a packet's header, in bytes.
+    /// Returns the offsets of source and destination in a packet's header, in bytes.
     fn offsets(self) -> (u32, u32) {
         match self {
             Self::Ipv4 => (12, 16),
@@ -205,14 +210,14 @@ impl IpFamily {
 /// A rule of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainRule {
-    /// Packets to this network leave as they are.
+    /// Packets to this network keep their source address.
     Keep(IpNet),
     /// Packets from this network leave under the host's address.
     Masquerade(IpNet),
 }
 
 impl ChainRule {
-    /// The text that nft shows beside the rule. Two rules with the same text are the same.
+    /// Returns the text that nft shows with the rule. The text identifies the rule.
     fn comment(self) -> String {
         match self {
             Self::Keep(network) => format!("margay: keep what goes to {network}"),
@@ -220,11 +225,11 @@ impl ChainRule {
         }
     }
 
-    /// The comment in the form in which the kernel keeps it.
+    /// Returns the comment in the kernel's form.
     fn user_data(self) -> Vec<u8> {
         let mut text = self.comment().into_bytes();
         text.push(0);
-        // A network and a few words are less than the 128 bytes that nft reads.
+        // A network and a few words are shorter than nft's limit of 128 bytes.
         let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
         [vec![COMMENT, length], text].concat()
     }
@@ -239,7 +244,6 @@ impl ChainRule {
             IpNet::V4(network) => (network.addr().octets().to_vec(), network.netmask().octets().to_vec()),
             IpNet::V6(network) => (network.addr().octets().to_vec(), network.netmask().octets().to_vec()),
         };
-        // 4 or 16.
         let length = if address.len() == 4 { 4 } else { 16 };
         let zero = vec![0; address.len()];
         vec![
@@ -272,13 +276,13 @@ fn leave_chain() -> Expressions {
     Expressions::Immediate(vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)])
 }
 
-/// Gives a packet the address of the interface by which it leaves.
+/// Replaces a packet's source address by that of the interface by which it leaves.
 fn translate_source() -> Expressions {
     let flags = DefaultNla::new(MASQ_FLAGS, RANDOM_FULLY.to_be_bytes().to_vec());
     Expressions::Other { expression_type: "masq".to_owned(), attributes: vec![flags] }
 }
 
-/// The requests that change a table to have exactly these rules, whatever it had.
+/// Returns the requests that leave a table with exactly these rules, whatever it had before.
 fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<NetlinkRequest> {
     let spelled = family.spelled(table);
     let chain = ChainMessage {
@@ -307,7 +311,8 @@ fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<Netl
     requests
 }
 
-/// The requests that remove a table. The table is made first: the removal of one that is just gone would fail.
+/// Returns the requests that remove a table. The first one creates the table, because the removal of a missing table
+/// fails.
 fn remove_table(family: IpFamily, table: &str) -> Vec<NetlinkRequest> {
     let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named(table) });
     let failure = format!("failed to remove the nftables table {}", family.spelled(table));
@@ -320,7 +325,7 @@ fn make_table(family: IpFamily, table: &str) -> NetlinkRequest {
     table_request(family, NLM_F_CREATE, message).with_failure(failure)
 }
 
-/// Makes changes all together or not at all.
+/// Applies all changes, or none.
 fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<(), (String, Errno)> {
     let control = |message| {
         let subsystem = NetfilterSubsystem::NfTables;
@@ -330,14 +335,14 @@ fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<()
     socket.batch(&begin, requests, &control(ControlMessage::BatchEnd.into()))
 }
 
-/// The user data of the rules of a table's chain, in their order.
+/// Returns the user data of the rules in a table's chain, in their order.
 fn read_rules(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<Vec<Vec<u8>>, Errno> {
     let message = NfTablesMessage::GetRule(RuleMessage { attributes: of_chain(table) });
     let listed = socket.list(&table_request(family, 0, message))?;
     listed.iter().map(|payload| Ok(attribute(payload, RULE_USERDATA)?.unwrap_or_default())).collect()
 }
 
-/// True if there is this table.
+/// Returns whether this table exists.
 fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bool, Errno> {
     let message = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
     let ours = [table.as_bytes(), b"\0"].concat();
@@ -349,9 +354,9 @@ fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bo
     Ok(false)
 }
 
-/// The value of an attribute in a message of nftables.
+/// Returns the value of an attribute in an nftables message.
 fn attribute(payload: &[u8], kind: u16) -> Result<Option<Vec<u8>>, Errno> {
-    // The family, the version, and two bytes that are not used.
+    // The family, the version, and two unused bytes.
     let attributes = payload.get(4..).ok_or(Errno::GARBLED)?;
     for attribute in NlasIterator::new(attributes) {
         let attribute = attribute.map_err(|_| Errno::GARBLED)?;

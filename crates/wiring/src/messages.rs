@@ -1,7 +1,8 @@
-//! The requests for interfaces, addresses and routes, and the kernel's replies.
+//! Requests for interfaces, addresses and routes, and the kernel's replies.
 //!
-//! Only the few attributes that are needed are read from a reply, straight from the bytes: the whole parser of
-//! `netlink-packet-route` knows every kind of interface and traffic control, and would make a plugin nearly 400 KB larger.
+//! Only the few attributes that are needed are read from a reply, directly from the bytes. The full parser of
+//! `netlink-packet-route` supports every kind of interface and traffic control, and would make a plugin nearly 400 KB
+//! larger.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
@@ -29,11 +30,11 @@ use crate::namespace::NetNamespace;
 use crate::netlink::NetlinkRequest;
 use crate::plan::{Device, Plan};
 
-/// The MAC address of every host end. It needs no address of its own, since no network has more than one of them.
+/// The MAC address of every host end. Host ends may share an address, because no network has more than one of them.
 pub(crate) const HOST_MAC: [u8; 6] = [0xee; 6];
 
-/// The pair of a plan. The namespaces are those of the end that is not where the request goes: a veth pair is asked for
-/// in the container, a netkit pair on the host, whose end must be the first.
+/// Creates the pair of a plan. A veth pair is requested in the container, a netkit pair on the host, whose end must be
+/// the first. The request names the namespace of the other end.
 pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: &NetNamespace) -> NetlinkRequest {
     let queues = plan.queues.max(1);
     let mut both = vec![LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
@@ -69,14 +70,14 @@ pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: 
     NetlinkRequest::change(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &first)
 }
 
-/// Tells of the interface with a name.
+/// Reads the interface with this name.
 pub(crate) fn look_up(name: &str) -> NetlinkRequest {
     let mut message = without_statistics();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
-/// Tells of the interface with a number.
+/// Reads the interface with this index.
 pub(crate) fn link_by_number(index: u32) -> NetlinkRequest {
     let mut message = without_statistics();
     message.header.index = index;
@@ -94,19 +95,18 @@ fn without_statistics() -> LinkMessage {
     message
 }
 
-/// Removes the interface with a name.
+/// Removes the interface with this name.
 pub(crate) fn remove_named(name: &str) -> NetlinkRequest {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     NetlinkRequest::change(RTM_DELLINK, 0, &message)
 }
 
-/// Removes an interface.
+/// Removes the interface with this index.
 pub(crate) fn remove(index: u32) -> NetlinkRequest {
     NetlinkRequest::change(RTM_DELLINK, 0, &interface(index))
 }
 
-/// Sets an interface up.
 pub(crate) fn up(index: u32) -> NetlinkRequest {
     let mut message = interface(index);
     message.header.flags = LinkFlags::Up;
@@ -114,14 +114,13 @@ pub(crate) fn up(index: u32) -> NetlinkRequest {
     NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
-/// Sets an interface down.
 pub(crate) fn down(index: u32) -> NetlinkRequest {
     let mut message = interface(index);
     message.header.change_mask = LinkFlags::Up;
     NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
-/// Gives an interface a MAC address.
+/// Sets the MAC address of an interface.
 pub(crate) fn mac(index: u32, mac: &[u8]) -> NetlinkRequest {
     let mut message = interface(index);
     message.attributes.push(LinkAttribute::Address(mac.to_vec()));
@@ -144,7 +143,7 @@ pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     NetlinkRequest::change(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Lists the addresses of a family that an interface has. A kernel before 4.20 lists those of all interfaces.
+/// Lists the addresses of an interface in a family. A kernel before 4.20 lists the addresses of all interfaces.
 pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family;
@@ -152,7 +151,7 @@ pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     NetlinkRequest::tell(RTM_GETADDR, &message)
 }
 
-/// Adds a route to the main table that leads straight to an interface.
+/// Adds a route to the main table that leads directly to an interface.
 pub(crate) fn route(destination: IpNet, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Link, None)
 }
@@ -162,7 +161,7 @@ pub(crate) fn route_via(destination: IpNet, next_hop: IpAddr, index: u32) -> Net
     new_route(destination, index, RouteScope::Universe, Some(next_hop))
 }
 
-/// Makes the main table refuse packets to a network, unless a route to a part of it takes them.
+/// Adds a route to the main table that rejects packets to a network, unless a more specific route accepts them.
 pub(crate) fn unreachable(destination: IpNet) -> NetlinkRequest {
     let message = route_message(destination, RouteScope::Universe, RouteType::Unreachable);
     NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &message)
@@ -187,7 +186,7 @@ fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option
     NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Tells an interface the MAC address of a neighbour for good.
+/// Adds a permanent neighbour entry: the MAC address of an IPv4 address.
 pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkRequest {
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Inet;
@@ -201,7 +200,7 @@ pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkReq
     NetlinkRequest::change(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
 }
 
-/// Lists the routes of a family in the main table. A kernel before 4.20 lists those of all tables.
+/// Lists the routes of a family in the main table. A kernel before 4.20 lists the routes of all tables.
 pub(crate) fn routes(family: AddressFamily) -> NetlinkRequest {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
@@ -209,17 +208,16 @@ pub(crate) fn routes(family: AddressFamily) -> NetlinkRequest {
     NetlinkRequest::tell(RTM_GETROUTE, &message)
 }
 
-/// The family of an address.
 pub(crate) fn family(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
 
-/// The sizes of `ifinfomsg`, `ifaddrmsg` and `rtmsg`, which stand in front of the attributes.
+/// Sizes of `ifinfomsg`, `ifaddrmsg` and `rtmsg`, which precede the attributes.
 const LINK_HEADER_BYTES: usize = 16;
 const ADDRESS_HEADER_BYTES: usize = 8;
 const ROUTE_HEADER_BYTES: usize = 12;
 
-/// An interface.
+/// The attributes of a network interface that this crate reads.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     pub(crate) index: u32,
@@ -227,29 +225,27 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     pub(crate) mac: Vec<u8>,
     pub(crate) mtu: u32,
-    /// `veth` for example; empty for hardware.
+    /// For example `veth`; empty for hardware.
     pub(crate) kind: String,
-    /// The number of the interface on which this one stands, in whatever namespace that is: the other end of a pair.
+    /// The index of the linked interface in its own namespace. For a pair, this is the other end.
     pub(crate) other: Option<u32>,
-    /// True if that interface is in another network namespace.
+    /// Whether the linked interface is in another network namespace.
     pub(crate) other_is_elsewhere: bool,
 }
 
 impl Link {
-    /// Whether this is one end of a pair as this crate makes them.
+    /// Returns whether this is one end of a veth or netkit pair.
     pub(crate) fn is_of_a_pair(&self) -> bool {
         matches!(self.kind.as_str(), "veth" | "netkit")
     }
 }
 
-/// An address of an interface.
 pub(crate) struct InterfaceAddress {
     pub(crate) index: u32,
     pub(crate) address: IpAddr,
     pub(crate) prefix: u8,
 }
 
-/// A route.
 pub(crate) struct Route {
     pub(crate) table: u32,
     pub(crate) destination: IpNet,
@@ -258,7 +254,6 @@ pub(crate) struct Route {
     pub(crate) index: Option<u32>,
 }
 
-/// Reads an interface.
 pub(crate) fn read_link(payload: &[u8]) -> Result<Link, Errno> {
     let mut link = Link { index: number(payload.get(4..))?, ..Link::default() };
     let flags = number(payload.get(8..))?;
@@ -280,7 +275,6 @@ pub(crate) fn read_link(payload: &[u8]) -> Result<Link, Errno> {
     Ok(link)
 }
 
-/// Reads an address of an interface.
 pub(crate) fn read_address(payload: &[u8]) -> Result<InterfaceAddress, Errno> {
     let (mut local, mut address) = (None, None);
     for (kind, value) in attributes(payload, ADDRESS_HEADER_BYTES) {
@@ -290,13 +284,12 @@ pub(crate) fn read_address(payload: &[u8]) -> Result<InterfaceAddress, Errno> {
             _ => {}
         }
     }
-    // IPv4 has its own address in the first one, IPv6 has only the second one.
+    // In IPv4 the interface's own address is `IFA_LOCAL`. In IPv6 there is only `IFA_ADDRESS`.
     let address = local.or(address).ok_or(Errno::GARBLED)?;
     let prefix = payload.get(1).copied().ok_or(Errno::GARBLED)?;
     Ok(InterfaceAddress { index: number(payload.get(4..))?, address, prefix })
 }
 
-/// Reads a route.
 pub(crate) fn read_route(payload: &[u8]) -> Result<Route, Errno> {
     let &[family, prefix, _, _, table, _, scope, ..] = payload else { return Err(Errno::GARBLED) };
     let (mut to, mut table, mut next_hop, mut index) = (None, u32::from(table), None, None);
@@ -315,23 +308,23 @@ pub(crate) fn read_route(payload: &[u8]) -> Result<Route, Errno> {
     Ok(Route { table, destination, scope, next_hop, index })
 }
 
-/// The attributes behind a header, with their types.
+/// Iterates over the attributes after a header, with their types.
 pub(crate) fn attributes(payload: &[u8], header: usize) -> impl Iterator<Item = (u16, &[u8])> {
     let behind = payload.get(header..).unwrap_or_default();
     NlasIterator::new(behind).map_while(Result::ok).filter_map(|attribute| {
-        // A slice of the payload itself, which lives longer than the attribute.
+        // The value is a slice of the payload, which outlives the attribute.
         let (kind, length) = (attribute.kind(), attribute.value_length());
         let value = attribute.into_inner().get(4..)?.get(..length)?;
         Some((kind, value))
     })
 }
 
-/// The number at the beginning of some bytes.
+/// Reads the number at the beginning of the bytes.
 fn number(bytes: Option<&[u8]>) -> Result<u32, Errno> {
     bytes.and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes).ok_or(Errno::GARBLED)
 }
 
-/// A text that the kernel ends with a zero.
+/// Reads a text that may end with a zero byte.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.strip_suffix(&[0]).unwrap_or(bytes)).into_owned()
 }

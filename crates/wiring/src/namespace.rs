@@ -17,7 +17,7 @@ use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 
 use crate::error::{Errno, Error};
 
-/// The namespace of the thread that opens this.
+/// The network namespace of the thread that opens this path.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// An open network namespace.
@@ -26,11 +26,10 @@ pub(crate) struct NetNamespace {
     path: PathBuf,
 }
 
-/// Why a namespace could not be opened.
 pub(crate) enum NamespaceError {
-    /// Nothing is at the path.
+    /// The path does not exist.
     Gone(Error),
-    /// Something else is.
+    /// The path leads to something else, or cannot be opened.
     Other(Error),
 }
 
@@ -42,8 +41,8 @@ impl From<NamespaceError> for Error {
 }
 
 impl NetNamespace {
-    /// Opens a namespace. The kind of the file system is looked at first: the path may lead to anything, a pipe for one,
-    /// which to open could do harm.
+    /// Opens a namespace. The type of the file system is checked first: the path may lead to anything, for example a
+    /// pipe, and opening that could do harm.
     pub(crate) fn open(path: &Path) -> Result<Self, NamespaceError> {
         match statfs(path).map(|about| about.filesystem_type()) {
             Ok(NSFS_MAGIC | PROC_SUPER_MAGIC) => {}
@@ -71,31 +70,31 @@ impl NetNamespace {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// The namespace of this thread.
+    /// Opens the namespace of this thread.
     pub(crate) fn own() -> Result<Self, Error> {
         Ok(Self::open(Path::new(OsStr::new(OWN_NAMESPACE)))?)
     }
 
-    /// Takes this thread into the namespace.
+    /// Moves this thread into the namespace.
     pub(crate) fn enter(&self) -> Result<(), Error> {
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| {
             Error::failed(&format!("error switching to ns {}", self.path.display()), Errno::from(errno))
         })
     }
 
-    /// The open file, by which the kernel knows the place of an interface.
+    /// The open file, by which requests name the namespace.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// Where a thread puts what it has found out. Sending succeeds only if somebody takes it.
+/// Where a thread sends its result. Sending succeeds only if the result is received.
 pub(crate) type ResultSender<T> = SyncSender<Result<T, Error>>;
 
-/// Runs something on a thread of its own, and gives the first outcome that it sends.
+/// Runs `work` on a new thread, and returns the first result that it sends.
 ///
-/// A thread that was in another namespace is not used again. The thread may go on after its first outcome, and after the
-/// deadline: nothing ends a thread that waits in the kernel. After the deadline, nobody takes what it sends.
+/// A thread that was in another namespace is not reused. The thread may continue after its first result and after the
+/// deadline, because a thread that waits in the kernel cannot be stopped. Results after the deadline are dropped.
 ///
 /// # Errors
 ///
@@ -105,7 +104,7 @@ pub(crate) fn run_in_thread<T: Send + 'static>(
     late: impl FnOnce() -> Error,
     work: impl FnOnce(&ResultSender<T>) + Send + 'static,
 ) -> Result<T, Error> {
-    // Without room, so that what is sent is either taken or comes back.
+    // Without a buffer, a sent result is either received or returned to the sender.
     let (sender, receiver) = sync_channel(0);
     let thread = thread::Builder::new().name("wiring".to_owned()).spawn(move || work(&sender));
     let thread = thread.map_err(|error| Error::failed("failed to start a thread", Errno::from(&error)))?;
@@ -120,7 +119,6 @@ pub(crate) fn run_in_thread<T: Send + 'static>(
     }
 }
 
-/// The message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())

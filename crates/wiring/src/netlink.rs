@@ -1,8 +1,8 @@
 //! Netlink sockets, with as few system calls as possible.
 //!
-//! One message may hold several requests. The kernel processes them in order before the send returns. It reports each failed
-//! request and continues with the next, so only the last request of a message needs an acknowledgement: once it has come, every
-//! request without an error has succeeded.
+//! A message may have several requests. The kernel processes them in order before the send returns. It reports each
+//! failed request and continues with the next one. So only the last request of a message needs an acknowledgement:
+//! after it, every request without an error has succeeded.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,15 +15,15 @@ use nix::sys::socket::sockopt::SndBufForce;
 
 use crate::error::{Errno, Error};
 
-/// The types that every netlink family has (`linux/netlink.h`).
+/// Message types that every netlink family has (`linux/netlink.h`).
 const ERROR_MESSAGE: u16 = 2;
 const DONE_MESSAGE: u16 = 3;
 
-/// The kernel makes parts of a listing no larger than this.
+/// Maximum size of a part of a listing from the kernel.
 const MAX_PART_BYTES: usize = 32 * 1024;
-/// How often a listing is made anew because something changed meanwhile.
+/// Maximum number of times that a listing is requested, because changes during a listing invalidate it.
 const MAX_LISTING_ATTEMPTS: usize = 5;
-/// A message of so many bytes fits into the send buffer that every socket has.
+/// Size of a message that fits into the default send buffer of a socket.
 const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 
 /// A request to the kernel.
@@ -31,27 +31,27 @@ const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 pub(crate) struct NetlinkRequest {
     kind: u16,
     flags: u16,
-    /// `NLM_F_ACK`, unless the kernel answers anyway.
+    /// `NLM_F_ACK` if the kernel does not answer otherwise.
     confirm: u16,
     body: Vec<u8>,
-    /// The step that has failed if the kernel refuses it.
+    /// The text of the error if the kernel refuses the request.
     failure: String,
 }
 
 impl NetlinkRequest {
-    /// A request of a type (`RTM_..`) to change something, with flags (`NLM_F_..`) beyond the usual ones.
+    /// Creates a request of a type (`RTM_..`) for a change, with flags (`NLM_F_..`) in addition to the usual ones.
     pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
         Self { kind, flags, confirm: NLM_F_ACK, body: bytes, failure: String::new() }
     }
 
-    /// A request of a type (`RTM_..`) to tell something.
+    /// Creates a request of a type (`RTM_..`) for information.
     pub(crate) fn tell(kind: u16, body: &impl Emitable) -> Self {
         Self { confirm: 0, ..Self::change(kind, 0, body) }
     }
 
-    /// The text in front of the reason if the kernel refuses it. Without that, the reason stands alone.
+    /// Sets the text that precedes the reason if the kernel refuses the request. The default is the reason alone.
     pub(crate) fn with_failure(mut self, failure: String) -> Self {
         self.failure = failure;
         self
@@ -68,13 +68,13 @@ impl NetlinkRequest {
         message.resize(from + header.buffer_len(), 0);
         header.emit(&mut message[from..]);
         message.extend_from_slice(&self.body);
-        // The next one begins at a multiple of four.
+        // The next request begins at a multiple of four.
         message.resize(message.len().next_multiple_of(4), 0);
         Ok(())
     }
 }
 
-/// The kernel's answer to one request: the reply, or nothing, or the reason of its refusal.
+/// The kernel's answer to one request: the reply (may be empty), or the reason of its refusal.
 pub(crate) type Reply = Result<Vec<u8>, Errno>;
 
 /// A socket to the kernel. It belongs to the network namespace in which it was opened, whichever thread uses it.
@@ -85,22 +85,22 @@ pub(crate) struct NetlinkSocket {
 }
 
 impl NetlinkSocket {
-    /// A socket to the network namespace of this thread, for a protocol (`NETLINK_..`).
+    /// Opens a socket to the network namespace of this thread, for a protocol (`NETLINK_..`).
     pub(crate) fn open(protocol: isize) -> Result<Self, Errno> {
         let socket = netlink_sys::Socket::new(protocol).map_err(|error| Errno::from(&error))?;
         Ok(Self { socket, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(MAX_PART_BYTES)) })
     }
 
-    /// A socket for interfaces, addresses and routes.
+    /// Opens a socket for interfaces, addresses and routes.
     pub(crate) fn route() -> Result<Self, Error> {
         let opened = Self::open(netlink_sys::protocols::NETLINK_ROUTE);
         let socket = opened.map_err(|errno| Error::failed("failed to open a netlink socket", errno))?;
-        // The kernel leaves out what was not asked for. One that cannot (before 4.20) lists it, and it is left out here.
+        // With this option the kernel filters listings. A kernel before 4.20 lists everything, and the callers filter.
         let _ = socket.socket.set_netlink_get_strict_chk(true);
         Ok(socket)
     }
 
-    /// Sends requests in one go, and gives the answer to each.
+    /// Sends requests in one message, and returns the answer to each.
     pub(crate) fn exchange(&self, requests: &[NetlinkRequest]) -> Result<Vec<Reply>, Errno> {
         let Some(last) = requests.len().checked_sub(1) else { return Ok(Vec::new()) };
         let first = self.sequence.get().wrapping_add(1);
@@ -129,17 +129,18 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// As [`exchange`](Self::exchange), where all requests must succeed. The first that did not makes the error.
+    /// Like [`exchange`](Self::exchange), but all requests must succeed. The first refused request determines the
+    /// error.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
         answers.map(|(answer, request)| answer.map_err(|errno| Error::failed(&request.failure, errno))).collect()
     }
 
-    /// Carries out requests all together or not at all, between two messages that begin and end the batch (nfnetlink). The
-    /// error is what the first refused one says for that, and why it was refused.
+    /// Carries out all requests or none of them, between two messages that begin and end the batch (nfnetlink). The
+    /// error has the failure text of the first refused request, and the kernel's reason.
     ///
-    /// The kernel answers the batch's beginning if it takes no batch at all, and otherwise the last request.
+    /// The kernel answers the beginning of the batch if it accepts no batch at all, and otherwise the last request.
     pub(crate) fn batch(
         &self,
         begin: &NetlinkRequest,
@@ -155,7 +156,7 @@ impl NetlinkSocket {
             let sequence = u32::try_from(at).map_err(|_| talk(Errno::TOO_LONG))?.wrapping_add(first);
             request.write(&mut message, confirm, sequence).map_err(talk)?;
         }
-        // The kernel takes a batch in one message only. Where the room cannot be had, sending says so.
+        // The kernel accepts a batch in one message only. If the buffer cannot be enlarged, the send fails.
         if message.len() > DEFAULT_SEND_BUFFER_BYTES {
             let _ = setsockopt(&self.socket, SndBufForce, &(4 * message.len()));
         }
@@ -179,12 +180,12 @@ impl NetlinkSocket {
         refused.map_or(Ok(()), Err)
     }
 
-    /// One request and its answer.
+    /// Sends one request, and returns its answer.
     pub(crate) fn one(&self, request: NetlinkRequest) -> Reply {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }
 
-    /// All that the kernel lists in answer to a request.
+    /// Lists everything that the kernel reports for a request.
     pub(crate) fn list(&self, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>, Errno> {
         for _ in 1..MAX_LISTING_ATTEMPTS {
             if let Some(listed) = self.list_once(request)? {
@@ -194,7 +195,7 @@ impl NetlinkSocket {
         self.list_once(request)?.ok_or(Errno::BUSY)
     }
 
-    /// All that the kernel lists; `None` if the listing is not of one moment.
+    /// Lists everything once. Returns `None` if a change during the listing made it inconsistent.
     fn list_once(&self, request: &NetlinkRequest) -> Result<Option<Vec<Vec<u8>>>, Errno> {
         let sequence = self.sequence.get().wrapping_add(1);
         let mut message = Vec::new();
@@ -221,17 +222,17 @@ impl NetlinkSocket {
         Ok(whole.then_some(listed))
     }
 
-    /// Sends bytes as they are, which use up some sequence numbers.
+    /// Sends a message that uses `count` sequence numbers.
     fn send(&self, message: &[u8], first: u32, count: usize) -> Result<(), Errno> {
         let used = u32::try_from(count).map_err(|_| Errno::TOO_LONG)?;
         self.sequence.set(first.wrapping_add(used).wrapping_sub(1));
         self.socket.send(message, 0).map(drop).map_err(|error| Errno::from(&error))
     }
 
-    /// Takes one message from the kernel, and shows each part of it.
+    /// Receives one message from the kernel, and calls `show` for each part of it.
     ///
-    /// The kernel has answered before sending returns, or answers while it is asked for more of a listing. So this never
-    /// waits: an answer that is not there will not come.
+    /// The kernel has answered before the send returns, or sends more of a listing on demand. So this never waits: an
+    /// answer that is not available now will not come.
     fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.clear();
@@ -249,7 +250,7 @@ impl NetlinkSocket {
     }
 }
 
-/// The reason in a message of the kernel that ends something; `None` if all went well.
+/// Returns the reason in a final message of the kernel, or `None` on success.
 fn refusal(payload: &[u8]) -> Result<Option<Errno>, Errno> {
     let code = payload.first_chunk().copied().map(i32::from_ne_bytes).ok_or(Errno::GARBLED)?;
     Ok((code != 0).then_some(Errno(code.wrapping_neg())))

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// The next hop of a container's IPv4 routes. No machine has it: the host's end answers for every address.
+/// The next hop of a container's IPv4 routes. No machine has this address: the host's end answers for every address.
 pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
 /// The plan of one container's network.
@@ -12,25 +12,26 @@ pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 pub struct Plan {
     /// The name of the end that stays on the host, for example `calic1`.
     pub host_interface: String,
-    /// The fate of an interface of that name that is there already.
+    /// The treatment of an existing interface of that name.
     pub old_interface: OldInterface,
     /// The name of the end in the container, `CNI_IFNAME`.
     pub interface: String,
-    /// The MTU of both ends in bytes; 0 for what the kernel chooses.
+    /// The MTU of both ends in bytes; 0 for the kernel's default.
     pub mtu: u32,
-    /// How many queues both ends have to send, and how many to receive; 0 means 1.
+    /// Number of send queues and of receive queues of both ends; 0 means 1.
     pub queues: u32,
     /// The kind of the pair.
     pub device: Device,
-    /// The MAC address of the container's end; `None` for one that the kernel chooses. The kernel takes the first six
-    /// bytes of a longer one.
+    /// The MAC address of the container's end; `None` for the kernel's choice. The kernel uses the first six bytes of a
+    /// longer address.
     pub mac: Option<Vec<u8>>,
-    /// The addresses of the container, as /32 and /128, in the order in which they are assigned.
+    /// The addresses of the container, as /32 and /128, in the order in which they are added.
     pub addresses: Vec<IpAddr>,
-    /// Networks that the container has for itself: the host routes them to it, and what the container does not use of one
-    /// is unreachable, so that packets to it do not go back and forth.
+    /// Networks that belong to the container as a whole. The host routes them to the container. Unused addresses of a
+    /// network are unreachable in the container, so that packets to them do not go back and forth.
     pub prefixes: Vec<IpNet>,
-    /// Where the container sends packets to the host. A route is used only if there is an address of its family.
+    /// Destinations that the container reaches through the host. A route is used only if the container has an address
+    /// of its family.
     pub routes: Vec<IpNet>,
     /// Whether the container forwards packets between its interfaces.
     pub forwarding: Forwarding,
@@ -38,23 +39,24 @@ pub struct Plan {
     pub next_hop: NextHop,
 }
 
-/// The fate of an interface of the host that has the wanted name already.
+/// The treatment of a host interface that already has the wanted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldInterface {
-    /// It is removed, whatever it is: the name is this workload's alone.
+    /// The interface is removed, whatever it is: the name belongs to this workload only.
     Removed,
-    /// It is removed unless its other end is in the network namespace of another container, which makes
-    /// [`Error::Taken`](crate::Error::Taken).
+    /// The interface is removed, unless its other end is in the network namespace of another container. In that case
+    /// the call fails with [`Error::Taken`](crate::Error::Taken).
     KeptIfInUse,
 }
 
 /// How a container finds the next hop of its IPv4 routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
-    /// It asks by ARP, and the host's proxy ARP answers. The host must have a route to the next hop by another interface,
-    /// which a default route is: so does Calico.
+    /// By ARP. The host's proxy ARP answers, which requires that the host has a route to the next hop by another
+    /// interface, for example a default route. Calico works like this.
     Asked,
-    /// It knows the MAC address of the host's end, so that it reaches a host without a default route, too.
+    /// By a permanent neighbour entry with the MAC address of the host's end. This also works on a host without a
+    /// default route.
     Known,
 }
 
@@ -63,21 +65,21 @@ pub enum NextHop {
 pub enum Device {
     /// A veth pair, which every kernel has.
     Veth,
-    /// A netkit pair (Linux 6.7 and later), or a veth pair where the kernel has none.
+    /// A netkit pair (Linux 6.7 and later), or a veth pair if the kernel does not support netkit.
     Netkit,
 }
 
-/// Whether a container forwards packets. It is set for the families of which the container has an address.
+/// Whether a container forwards packets. The setting applies to the families in which the container has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
-    /// Forward.
+    /// The container forwards packets.
     On,
-    /// Do not, even if the namespace did so before.
+    /// The container does not forward packets, even if its namespace did before.
     Off,
 }
 
 impl Forwarding {
-    /// The text for the kernel's settings.
+    /// Returns the value for the kernel's settings.
     pub(crate) fn value(self) -> &'static str {
         match self {
             Self::On => "1",
@@ -87,7 +89,7 @@ impl Forwarding {
 }
 
 impl Plan {
-    /// The networks that the host routes to the container: each address, and each prefix.
+    /// Returns the networks that the host routes to the container: each address and each prefix.
     pub(crate) fn reached(&self) -> Vec<IpNet> {
         let addresses = self.addresses.iter().copied().map(IpNet::from);
         addresses.chain(self.prefixes.iter().copied()).collect()
@@ -101,13 +103,13 @@ impl Plan {
         self.addresses.iter().any(IpAddr::is_ipv6)
     }
 
-    /// The IPv4 routes of the container that lead through the host, if it has an IPv4 address.
+    /// Returns the IPv4 routes of the container through the host, if the container has an IPv4 address.
     pub(crate) fn ipv4_routes(&self) -> impl Iterator<Item = IpNet> {
         let used = self.has_ipv4();
         self.routes.iter().filter(move |route| used && route.addr().is_ipv4()).map(IpNet::trunc)
     }
 
-    /// The IPv6 routes of the container, if it has an IPv6 address.
+    /// Returns the IPv6 routes of the container through the host, if the container has an IPv6 address.
     pub(crate) fn ipv6_routes(&self) -> impl Iterator<Item = IpNet> {
         let used = self.has_ipv6();
         self.routes.iter().filter(move |route| used && route.addr().is_ipv6()).map(IpNet::trunc)

@@ -1,6 +1,6 @@
-//! The kernel's settings below `/proc/sys/net`, and the host's own setting for passing packets on.
+//! The kernel's settings below `/proc/sys/net`, and the host's setting for forwarding packets.
 //!
-//! The kernel shows the settings of the network namespace in which the thread is.
+//! The kernel shows the settings of the current thread's network namespace.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -10,11 +10,11 @@ use crate::error::{Errno, Error};
 
 const FOLDER: &str = "/proc/sys/net";
 
-/// Sets a setting, for example `ipv4/ip_forward`. One that is not there is not made.
+/// Writes a setting, for example `ipv4/ip_forward`. Does not create a missing one.
 ///
 /// # Errors
 ///
-/// A text: `open /proc/sys/net/ipv4/ip_forward: permission denied`.
+/// A text, for example `open /proc/sys/net/ipv4/ip_forward: permission denied`.
 pub(crate) fn write(key: &str, value: &str) -> Result<(), String> {
     let path = format!("{FOLDER}/{key}");
     let failed = |what, error| format!("{what} {path}: {}", Errno::from(&error));
@@ -22,23 +22,24 @@ pub(crate) fn write(key: &str, value: &str) -> Result<(), String> {
     file.write_all(value.as_bytes()).map_err(|error| failed("write", error))
 }
 
-/// The same with the setting's own name in front of the reason: `failed to set net.ipv4.conf.calic1.proxy_arp=1: ..`.
+/// [`write()`], but the error begins with the name of the setting: `failed to set net.ipv4.conf.calic1.proxy_arp=1: ..`.
 pub(crate) fn set(key: &str, value: &str) -> Result<(), String> {
     write(key, value).map_err(|reason| format!("failed to set net.{}={value}: {reason}", key.replace('/', ".")))
 }
 
-/// The value of a setting; `None` if it cannot be read.
+/// Returns the value of a setting, or `None` if it cannot be read.
 pub(crate) fn read(key: &str) -> Option<String> {
     Some(fs::read_to_string(format!("{FOLDER}/{key}")).ok()?.trim().to_owned())
 }
 
-/// Lets the host pass packets on for the families of these addresses: `net.ipv4.ip_forward` and
-/// `net.ipv6.conf.all.forwarding` become 1, unless they are.
+/// Makes the host forward packets for the families of these addresses: sets `net.ipv4.ip_forward` and
+/// `net.ipv6.conf.all.forwarding` to 1 if they differ.
 ///
-/// Containers reach each other over IPv4 without that: the kernel looks at the setting of the interface from which a packet
-/// comes, and the host's ends have theirs. An answer of the world comes from an interface that has not. For IPv6 the kernel
-/// looks at the setting of the whole host alone, so containers need it even among themselves. A host with that setting takes
-/// no default route from router advertisements any more, unless its interface has `accept_ra=2`.
+/// Containers reach each other over IPv4 without these settings: the kernel checks the setting of the interface by
+/// which a packet arrives, and `connect` sets it for the host's ends. An answer from the world arrives by an interface
+/// without that setting. For IPv6 the kernel checks only the setting of the whole host, so containers need it even to
+/// reach each other. With that setting, a host accepts no default route from router advertisements any more, unless its
+/// interface has `accept_ra=2`.
 ///
 /// # Errors
 ///
@@ -51,7 +52,7 @@ pub fn ensure_forwarding(addresses: &[IpAddr]) -> Result<(), Error> {
     for (_, key) in families.into_iter().filter(|(wanted, _)| *wanted) {
         if read(key).as_deref() != Some("1") {
             set(key, "1").map_err(Error::Failed)?;
-            tracing::info!(setting = key, "the host passes packets on from now on");
+            tracing::info!(setting = key, "enabled packet forwarding on the host");
         }
     }
     Ok(())

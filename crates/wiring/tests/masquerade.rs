@@ -1,7 +1,7 @@
-//! Masquerading, proved by packets: containers of two pools on a host, and a world that knows no way to the pools.
+//! Tests masquerading with packets: containers of two pools on a host, and a world without routes to the pools.
 //!
-//! Each test has a host of its own: a thread in a new network namespace. Containers and world are namespaces, too, which a
-//! sleeping process holds.
+//! Each test has a host of its own: a thread in a new network namespace. The containers and the world are namespaces,
+//! too, each kept by a sleeping process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
@@ -22,7 +22,7 @@ use nix::sched::{CloneFlags, setns};
 use support::{Netns, on_a_host, shell};
 use wiring::{Device, Forwarding, NextHop, OldInterface, Plan, connect, ensure_forwarding, masquerade};
 
-/// A family of addresses: the host and the world on one link, and two pools with two containers and one.
+/// The addresses of a family: the host and the world on one link, and two pools with two containers and one.
 struct Family {
     host: &'static str,
     world: &'static str,
@@ -45,13 +45,13 @@ const IPV6: Family = Family {
     pools: ["fd80::/64", "fd81:0:0:0:8000::/65"],
     pods: ["fd80::1", "fd80::ffff:2", "fd81::8000:0:0:1"],
 };
-/// Set for the process that tries without rights.
+/// Set for the process that runs without privileges.
 const POWERLESS: &str = "MARGAY_TEST_POWERLESS";
-/// The name of the store whose rules these are.
+/// The name of the store whose rules are tested.
 const STORE: &str = "lab";
-/// How many callers there are at once.
+/// Number of concurrent callers.
 const CALLERS: usize = 16;
-/// How long a packet may take.
+/// Time limit for a packet.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -80,14 +80,13 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, tests).exit_code()
 }
 
-/// The containers of a family, and the world.
 struct Place {
     world: Netns,
     pods: Vec<Netns>,
 }
 
 impl Place {
-    /// On the host that this thread is in.
+    /// Sets up the world and the containers on the host of this thread.
     fn new(family: &'static Family) -> Self {
         let Family { host, world: there, length, .. } = family;
         let world = Netns::new();
@@ -126,23 +125,23 @@ impl Place {
     }
 }
 
-/// A packet from one namespace to another, and one back.
+/// The result of a packet from one namespace to another, and an answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Talk {
-    /// From where the first came, as seen there.
+    /// The source address of the first packet at its destination.
     from: IpAddr,
     answered: bool,
 }
 
 fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let target = ip(target);
-    // A port of the kernel's choice: a process that another test has just forked may hold the last one for a moment.
+    // The kernel chooses the port. A process that another test has just forked may briefly hold an earlier port.
     let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
     let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    // An answer that has no way back fails to be sent, so one that was sent is on its way.
+    // An answer without a route fails in `send_to`, so an answer that was sent will arrive.
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(b"there", (target, port)).unwrap();
     let mut buffer = [0; 16];
@@ -182,7 +181,7 @@ fn pools_see_each_other_unmasked(family: &'static Family) {
             assert_eq!(talk, Talk { from: ip(family.pods[from]), answered: true }, "{from} {to} {masqueraded:?}");
         }
     }
-    // A pool that is not said to be one is the world.
+    // A network that is not listed in `pools` counts as the world.
     masquerade::ensure(STORE, &pools[..1], &[]).unwrap();
     assert_ne!(talk(&place.pods[0], &place.pods[2], family.pods[2]).from, ip(family.pods[0]));
 }
@@ -215,7 +214,7 @@ fn rules_follow_pools() {
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
     masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
-    // Another program has emptied the chain.
+    // As if another program had emptied the chain.
     let before = listed().len();
     masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
@@ -238,7 +237,7 @@ fn rules_stay_whole_when_many_set_at_once() {
     for _ in 0..20 {
         all(&|_| masquerade::ensure(STORE, &pools, &pools).unwrap());
         assert_eq!(listed().len(), 2 + 2 + 4 + 2);
-        // Callers who see the pools differently leave what one of them sees.
+        // If callers see different pools, the rules match the pools of one of them.
         all(&|caller| masquerade::ensure(STORE, &pools[caller % 2..], &pools[caller % 2..]).unwrap());
         assert!([2 + 2 + 4 + 2, 2 + 2 + 2 + 2].contains(&listed().len()), "{}", listed().len());
         all(&|_| masquerade::ensure(STORE, &[], &[]).unwrap());
@@ -253,7 +252,7 @@ fn rules_are_none_when_nothing_to_masquerade() {
     assert_eq!(listed().len(), 0);
 }
 
-/// The rules of a program that uses iptables are nftables' as well, in tables of their own.
+/// The rules of a program that uses iptables are nftables rules as well, in tables of their own.
 fn rules_leave_other_tables() {
     shell("iptables-nft -t nat -A POSTROUTING -s 10.99.0.0/16 -j MASQUERADE");
     let before = listed();
@@ -267,7 +266,7 @@ fn rules_leave_other_tables() {
 
 fn rules_are_apart_for_each_store() {
     let (first, second) = (nets(&["10.65.0.0/16"]), nets(&["10.66.0.0/24"]));
-    // A name that nft would not read as it is, too.
+    // nft cannot read this name unchanged.
     let other = r"var-lib-other\x2dlab.sled";
     masquerade::ensure(STORE, &first, &first).unwrap();
     let before = listed();
@@ -275,14 +274,14 @@ fn rules_are_apart_for_each_store() {
     assert_eq!(listed().len(), 2 * (1 + 1 + 2));
     let named = b"margay-var-lib-other_x2dlab.sled\0";
     assert!(listed().iter().any(|found| found.windows(named.len()).any(|part| part == named)));
-    // The other store has no such pool any more.
+    // The pool of the other store is no longer masqueraded.
     masquerade::refresh(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
     masquerade::ensure(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
 }
 
-/// A process that has no rights in the network, which is this program again.
+/// A process without privileges in the network runs this program again.
 fn rules_error_says_so_without_privilege() {
     let mut process = Command::new("setpriv");
     process.args(["--inh-caps", "-net_admin", "--bounding-set", "-net_admin"]);
@@ -293,7 +292,7 @@ fn rules_error_says_so_without_privilege() {
     assert_eq!(done.status.code(), Some(1));
 }
 
-/// The work of that process: nothing to masquerade is no error, and the rest is.
+/// The work of that process: without a pool to masquerade there is no error; with one there is.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
     masquerade::ensure(STORE, &[], &pools).unwrap();
@@ -306,19 +305,19 @@ fn try_without_power() -> ExitCode {
     }
 }
 
-/// All tables, chains and rules of this thread's network, as the kernel tells of them.
+/// Lists all tables, chains and rules of this thread's network namespace in the kernel's form.
 fn listed() -> Vec<Vec<u8>> {
     // NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE.
     [1, 4, 7].into_iter().flat_map(|kind| ask(kind, NLM_F_DUMP)).collect()
 }
 
-/// How often the rules of this thread's network have changed.
+/// Returns the generation of the rules, which changes with every change.
 fn generation() -> Vec<u8> {
     // NFT_MSG_GETGEN. The answer ends with the name of the process.
     ask(16, 0).pop().unwrap()
 }
 
-/// Asks nftables, and gives the messages that come.
+/// Sends a request to nftables, and returns the messages of the answer.
 fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
     let socket = Socket::new(NETLINK_NETFILTER).unwrap();
     let mut request = Vec::new();
@@ -338,7 +337,7 @@ fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
             if kind == 3 {
                 return messages;
             }
-            // Of nftables' own header the family alone: the rest is a part of the generation.
+            // Of nftables' own header, keep only the family: the rest is a part of the generation.
             messages.push([&rest[16..17], &rest[20..length]].concat());
             rest = &rest[length.next_multiple_of(4).min(rest.len())..];
         }

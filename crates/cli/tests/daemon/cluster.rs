@@ -200,7 +200,7 @@ fn cluster_plugin_opens_store_without_daemon() {
     let cluster = Cluster::start();
     let daemon = cluster.serve();
     crate::programs::signal(daemon.pid(), Signal::SIGSTOP);
-    let add = cluster.add("c1").ok().alone("going on without it");
+    let add = cluster.add("c1").ok().alone("opening the store directly");
     assert!(add.took < patient(Duration::from_secs(5)), "{add:?}");
     crate::programs::signal(daemon.pid(), Signal::SIGCONT);
     cluster.del("c1").ok().by_daemon();

@@ -124,7 +124,7 @@ fn frozen_daemon_is_left_by_every_call() {
         let calls = calls_that_leave(&lab);
         daemon.signal(Signal::SIGCONT);
         for call in calls {
-            let ended = call.end().ok().alone("going on without it");
+            let ended = call.end().ok().alone("opening the store directly");
             assert!(ended.took >= FROZEN_TIMEOUT, "{ended:?}");
         }
         assert_eq!(lab.held().len(), 2);

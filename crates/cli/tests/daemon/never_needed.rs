@@ -115,7 +115,7 @@ fn fallback_when_daemon_has_other_version() {
 
 #[test]
 fn fallback_when_daemon_has_other_protocol() {
-    with_listener(all_is_well, "going on without it", |folder, mut stream| {
+    with_listener(all_is_well, "opening the store directly", |folder, mut stream| {
         let mut bytes = Frame::new(FrameKind::Hello, &hello(folder)).unwrap().to_bytes();
         bytes[0] = wire::FRAME_VERSION + 1;
         let _ = stream.write_all(&bytes);
@@ -139,20 +139,20 @@ fn fallback_when_daemon_has_other_store() {
 
 #[test]
 fn fallback_when_greeting_is_garbage() {
-    with_listener(all_is_well, "going on without it", |_, mut stream| {
+    with_listener(all_is_well, "opening the store directly", |_, mut stream| {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
     });
-    with_listener(all_is_well, "going on without it", |_, mut stream| {
+    with_listener(all_is_well, "opening the store directly", |_, mut stream| {
         // The longest frame of all, which never comes.
         let _ = stream.write_all(&[wire::FRAME_VERSION, b'h', 0, 0, 0, 0x40]);
         keep(stream);
     });
-    with_listener(all_is_well, "going on without it", |_, stream| drop(stream));
+    with_listener(all_is_well, "opening the store directly", |_, stream| drop(stream));
 }
 
 #[test]
 fn fallback_when_listener_is_silent() {
-    with_listener(all_is_well, "going on without it", |_, stream| keep(stream));
+    with_listener(all_is_well, "opening the store directly", |_, stream| keep(stream));
 }
 
 #[test]
@@ -161,13 +161,13 @@ fn fallback_when_listener_never_accepts() {
         let lab = Lab::with_pool(engine, POOL);
         fs::create_dir_all(lab.socket().parent().unwrap()).unwrap();
         let _listener = UnixListener::bind(lab.socket()).unwrap();
-        all_is_well(&lab).alone("going on without it");
+        all_is_well(&lab).alone("opening the store directly");
     }
 }
 
 #[test]
 fn fallback_when_daemon_takes_no_request() {
-    with_listener(calls_are_well, "going on without it", |folder, mut stream| {
+    with_listener(calls_are_well, "opening the store directly", |folder, mut stream| {
         greet(&mut stream, &hello(folder));
         keep(stream);
     });
@@ -176,7 +176,7 @@ fn fallback_when_daemon_takes_no_request() {
 #[test]
 fn fallback_when_daemon_answers_out_of_turn() {
     // A greeting in place of an answer.
-    with_listener(calls_are_well, "going on without it", |folder, mut stream| {
+    with_listener(calls_are_well, "opening the store directly", |folder, mut stream| {
         greet(&mut stream, &hello(folder));
         send(&mut stream, &Frame::empty(FrameKind::Taken));
         send(&mut stream, &Frame::new(FrameKind::Answer, &hello(folder)).unwrap());

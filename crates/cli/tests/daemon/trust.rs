@@ -24,7 +24,7 @@ fn stranger_is_told_nothing_by_daemon() {
         assert!(daemon.log().contains("a client was sent away"), "{}", daemon.log());
         // Nor does a plugin of theirs get anywhere, since the store's files are not theirs.
         let add = lab.add("c1").by(STRANGER).run().failed();
-        assert!(add.err.contains("going on without it"), "{add:?}");
+        assert!(add.err.contains("opening the store directly"), "{add:?}");
         lab.nothing_is_held();
         daemon.runs();
         lab.add("c1").ok().by_daemon();

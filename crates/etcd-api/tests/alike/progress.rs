@@ -1,4 +1,4 @@
-//! Reports of progress, beside events of other watches and for watches that have not begun.
+//! Progress reports, beside events of other watches and for watches that have not begun.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Outcome;
 use super::support::Server;
 
-/// The id of messages that are about a whole stream.
+/// The watch id of messages about a whole stream.
 const NO_WATCH: i64 = -1;
 
-/// One busy watch and quiet ones, each of which reports by itself at another time.
+/// A busy watch and several quiet ones, which report automatically at different times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_report_is_never_behind_event() -> Outcome {
     let server = Server::start(&MemoryTable::new()).await?;
@@ -66,7 +66,7 @@ async fn progress_report_is_absent_before_watch_began() -> Outcome {
     let mut other = client.watch("a", Some(options(0))).await?;
     future.message().await?;
     future.request_progress().await?;
-    // By then the other watch has reported, twice.
+    // By then the other watch has reported twice.
     for report in 0..3 {
         let message = other.message().await?.ok_or("the stream has ended")?;
         assert_eq!((message.created(), message.header().map(|header| header.revision())), (report == 0, Some(now)));
@@ -74,7 +74,7 @@ async fn progress_report_is_absent_before_watch_began() -> Outcome {
     assert!(timeout(Duration::from_millis(1), future.message()).await.is_err());
     let status = client.status().await?;
     assert_eq!(status.header().map(|header| header.revision()), Some(now));
-    // Once it has begun it reports as others do.
+    // After a watch has begun, it reports like any other.
     for value in ["2", "3", "4"] {
         client.put("a", value, None::<PutOptions>).await?;
     }

@@ -1,4 +1,4 @@
-//! A server of the API over a store in memory, on a free port of loopback.
+//! A server of the API over a store in memory, on a free loopback port.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The server, which runs until it is stopped.
+/// A server that runs until it is stopped.
 #[derive(Debug)]
 pub(crate) struct Server {
     address: SocketAddr,
@@ -24,18 +24,18 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves the store on this table.
+    /// Starts a server for the store on this table.
     ///
     /// # Errors
-    /// No port, or a damaged table.
+    /// There is no free port, or the table is damaged.
     pub(crate) async fn start(table: &MemoryTable) -> Result<Self, Error> {
         Self::start_behind(table, |backing| Arc::new(backing)).await
     }
 
-    /// The same behind something that spoils it.
+    /// Starts a server whose store is wrapped by `spoil`.
     ///
     /// # Errors
-    /// No port, or a damaged table.
+    /// There is no free port, or the table is damaged.
     pub(crate) async fn start_behind(
         table: &MemoryTable,
         spoil: impl FnOnce(Memory) -> Arc<dyn Backing>,
@@ -59,15 +59,15 @@ impl Server {
         Ok(Self { address, store, task })
     }
 
-    /// Where it is.
+    /// The URL of the server.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Ends it, and closes the store.
+    /// Stops the server, and closes the store.
     ///
     /// # Errors
-    /// The store's.
+    /// Any store error.
     pub(crate) async fn stop(&self) -> Result<(), Error> {
         self.task.abort();
         Ok(self.store.close().await?)

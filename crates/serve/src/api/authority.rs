@@ -1,10 +1,11 @@
-//! Requests whose `:authority` is none: Debian's etcdctl 3.4 sends the scheme with an endpoint `http://HOST:PORT`, and programs in Go the
-//! path of a unix socket.
+//! Repairs HTTP/2 requests with an invalid `:authority`. Debian's etcdctl 3.4 includes the scheme of an endpoint
+//! `http://HOST:PORT`, and Go programs send the path of a unix socket.
 //!
-//! The HTTP/2 library refuses such a request before anybody can correct it (hyperium/h2#487), and nothing here reads the authority. So
-//! the bytes of a client pass through here first, and the literal that names an authority is replaced by a valid one. Header
-//! compression (HPACK, RFC 7541) keeps literals in a table for later requests, which counts entries from the newest and removes the
-//! oldest when it is full. The new literal is shorter than any other: the table has each entry that the client knows.
+//! The HTTP/2 library rejects such a request before a service can correct it (hyperium/h2#487), and Margay never uses
+//! the authority. So this filter reads the client's bytes first and replaces each authority literal with a valid one.
+//! Header compression (HPACK, RFC 7541) keeps literals in a table for later requests. The table counts entries from the
+//! newest and evicts the oldest when it is full. The new literal is never longer than the old one, so the table still
+//! has every entry that the client refers to.
 
 use std::io;
 use std::pin::Pin;
@@ -12,32 +13,30 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The length of the bytes with which a client's connection begins.
+/// Length of the HTTP/2 connection preface.
 const PREFACE_BYTES: usize = 24;
-/// The length of a frame's header.
 const FRAME_HEADER_BYTES: usize = 9;
-/// The type of a frame that begins the headers of a request.
 const HEADERS_FRAME: u8 = 1;
-/// The flags of such a frame: it has all headers; they are padded; a priority precedes them.
+/// Flags of a HEADERS frame: all headers are in this frame; the payload is padded; a priority precedes the headers.
 const FLAG_END_HEADERS: u8 = 0x4;
 const FLAG_PADDED: u8 = 0x8;
 const FLAG_PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
-/// A longer frame is none that the server accepts.
+/// Size of the largest frame that the server accepts.
 const MAX_FRAME_BYTES: usize = 16 * 1024;
-/// The number of the name `:authority` in the static table of HPACK.
+/// Index of the name `:authority` in HPACK's static table.
 const AUTHORITY_INDEX: usize = 1;
-/// The literal of the new authority: its length, and one character.
+/// The new authority literal: its length and one character.
 const AUTHORITY_LITERAL: [u8; 2] = [1, b'm'];
 
-/// A connection whose requests have a valid authority.
+/// A connection whose requests get a valid authority.
 pub(super) struct AuthorityFilter<S> {
     stream: S,
-    /// How many bytes pass as they are before the next frame begins.
+    /// Number of bytes that pass unchanged before the next frame.
     passing: usize,
-    /// The bytes of a frame that is not there as a whole.
+    /// The received part of an incomplete frame.
     partial: Vec<u8>,
-    /// Bytes that are ready to be read.
+    /// Filtered bytes that have not been read yet.
     ready: Vec<u8>,
 }
 
@@ -46,7 +45,7 @@ impl<S> AuthorityFilter<S> {
         Self { stream, passing: PREFACE_BYTES, partial: Vec::new(), ready: Vec::new() }
     }
 
-    /// Takes in bytes of the client.
+    /// Filters bytes from the client into `ready`.
     fn take_in(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.passing > 0 {
@@ -73,13 +72,13 @@ impl<S> AuthorityFilter<S> {
     }
 }
 
-/// The length of a frame, its header included, once its header is there.
+/// Returns the length of a frame including its header, or `None` while the header is incomplete.
 fn frame_length(frame: &[u8]) -> Option<usize> {
     let [a, b, c] = *frame.get(..FRAME_HEADER_BYTES)?.first_chunk()?;
     Some(FRAME_HEADER_BYTES + usize::from(a) * 0x1_0000 + usize::from(b) * 0x100 + usize::from(c))
 }
 
-/// A frame of headers with another authority; `None` if it names none.
+/// Returns a HEADERS frame with the new authority, or `None` if the frame has no authority or cannot be parsed.
 fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let flags = *frame.get(4)?;
     if flags & FLAG_END_HEADERS == 0 || flags & FLAG_PADDED != 0 {
@@ -89,7 +88,7 @@ fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let mut rest = frame.get(begin..)?;
     while !rest.is_empty() {
         let first = *rest.first()?;
-        // A field in the table, or a new size of the table.
+        // An indexed field, or a new size of the table.
         if first & 0x80 != 0 || first & 0xe0 == 0x20 {
             read_integer(&mut rest, if first & 0x80 != 0 { 7 } else { 5 })?;
             continue;
@@ -109,7 +108,7 @@ fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// Reads an integer whose first byte has this many bits of it.
+/// Reads an HPACK integer that has `prefix` bits in its first byte.
 fn read_integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
     let most = (1_usize << prefix) - 1;
     let mut value = usize::from(*bytes.split_off_first()?) & most;
@@ -126,7 +125,7 @@ fn read_integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
     None
 }
 
-/// Reads a string, as it is spelled.
+/// Reads an HPACK string without decoding it.
 fn read_string<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
     let length = read_integer(bytes, 7)?;
     bytes.split_off(..length)
@@ -140,7 +139,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityFilter<S> {
             ready!(Pin::new(&mut this.stream).poll_read(cx, into))?;
             let read = into.filled().len() - before;
             if read == 0 {
-                // The end; the rest of a frame is of no use without its end.
+                // The connection has ended, so an incomplete frame is dropped.
                 return Poll::Ready(Ok(()));
             }
             if read <= this.passing {
@@ -189,13 +188,12 @@ mod tests {
 
     use super::*;
 
-    /// A frame.
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
         let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// A literal that goes into the table, with the name of this number.
+    /// Returns a literal that enters the table, with the name of this index.
     fn literal(name: u8, value: &[u8]) -> Vec<u8> {
         [&[0x40 | name, u8::try_from(value.len()).unwrap()], value].concat()
     }
@@ -212,7 +210,7 @@ mod tests {
     #[tokio::test]
     async fn authority_is_replaced_for_any_split_of_bytes() {
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-        // A size of the table, `:method POST`, a path with a long length, and after the authority new names.
+        // A table size, `:method POST`, a path with a long length, and new names after the authority.
         let path = [&[0x44, 0x7f, 100], &[b'/'; 227][..]].concat();
         let last = [&[0x40][..], &[1, b'a'], &[1, b'b'], &[0x10, 1, b'c', 1, b'd'], &[0xbe]].concat();
         let headers = |authority: &[u8]| [&[0x3f, 0xe1, 0x1f, 0x83][..], &path, authority, &last].concat();
@@ -234,14 +232,14 @@ mod tests {
                 assert_eq!(read, with(&literal(1, b"m")), "{authority:?} {step}");
             }
         }
-        // Whether a literal is coded or goes into the table makes no difference.
+        // Huffman-coded literals are replaced whether or not they enter the table.
         for first in [0x41, 0x01, 0x11] {
             let read = through(&with(&[first, 0x82, 0xff, 0xff]), 1000).await;
             assert_eq!(read, with(&[first, 1, b'm']));
         }
     }
 
-    /// Frames of headers that are damaged, in parts or padded are the server's business.
+    /// Damaged, split or padded HEADERS frames are left to the server.
     #[tokio::test]
     async fn authority_filter_passes_other_frames() {
         let authority = literal(1, b"http://a");

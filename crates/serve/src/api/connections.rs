@@ -1,5 +1,4 @@
-//! The listeners of the API, the connections of its clients, and mutual TLS: the server shows a certificate, and so must every
-//! client.
+//! The API's listeners, its client connections and mutual TLS: the server and every client show a certificate.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -30,11 +29,11 @@ use super::authority::AuthorityFilter;
 use super::{ApiOptions, ListenAddress};
 use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 
-/// So many clients are connected at once. Further ones are closed at once.
+/// Maximum number of connected clients. Further clients are disconnected at once.
 const MAX_CLIENTS: usize = 1024;
-/// A client has so long for the handshake of TLS.
+/// Time limit for a client's TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The API at one address.
+/// A listener of the API and its URL.
 pub(super) struct ApiListener {
     listener: Listener,
     url: String,
@@ -42,10 +41,11 @@ pub(super) struct ApiListener {
 }
 
 impl ApiListener {
-    /// Listens. A unix socket that an earlier daemon has left is replaced; only the daemon's user may connect to it.
+    /// Listens at an address. Replaces a unix socket that an earlier daemon has left. Only the daemon's user may
+    /// connect to a unix socket.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Any I/O error.
     pub(super) async fn bind(address: &ListenAddress, tls: Option<Arc<ReloadingTls>>) -> io::Result<Self> {
         let (listener, url) = match address {
             ListenAddress::Tcp { addresses, .. } => {
@@ -69,7 +69,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
-    // Nobody can connect between the two steps: the socket is another one until it is for its user alone.
+    // The socket is moved to its path only after its mode is set, so that no other user can connect in between.
     let draft = path.with_extension(format!("{}.new", std::process::id()));
     let listener = UnixListener::bind(&draft)?;
     let placed = fs::set_permissions(&draft, Permissions::from_mode(0o600)).and_then(|()| fs::rename(&draft, path));
@@ -79,14 +79,14 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     placed.map(|()| listener)
 }
 
-/// The connection of a client.
+/// A client connection. It keeps its permit until it closes.
 pub(super) struct ApiConnection {
     io: AuthorityFilter<Box<dyn accept::ByteStream>>,
     client: ClientShare,
     _place: OwnedSemaphorePermit,
 }
 
-/// The connections at all addresses, whose tasks end with `tasks`.
+/// Returns the connections accepted at all addresses. The accept loops run on `tasks`.
 pub(super) fn accept_connections(
     offers: Vec<ApiListener>,
     tasks: &mut JoinSet<()>,
@@ -113,7 +113,7 @@ async fn accept_at(offer: ApiListener, room: Arc<Semaphore>, connected: mpsc::Se
     }
 }
 
-/// Admits a client, after its handshake if it came by TCP and that is wanted.
+/// Admits a client. With TLS, a TCP client completes its handshake first.
 fn admit(
     client: accept::ClientStream,
     tls: Option<&Arc<ReloadingTls>>,
@@ -137,7 +137,7 @@ fn admit(
 fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<ApiConnection>) {
     let connected = connected.clone();
     tokio::spawn(async move {
-        // An error means that the daemon ends.
+        // Sending fails only when the daemon ends.
         let _ = connected
             .send(ApiConnection { io: AuthorityFilter::new(io), client: ClientShare::default(), _place: place })
             .await;
@@ -184,7 +184,7 @@ impl AsyncWrite for ApiConnection {
     }
 }
 
-/// The files that TLS takes, all in PEM form.
+/// Paths of the TLS files, all in PEM form.
 #[derive(Clone, Debug)]
 pub(super) struct TlsFiles {
     cert: PathBuf,
@@ -192,10 +192,10 @@ pub(super) struct TlsFiles {
     client_ca: PathBuf,
 }
 
-/// Size and time of change of each file; `None` for one that cannot be looked at.
+/// Size and modification time of each file; `None` for a file whose metadata cannot be read.
 type FileStamp = [Option<(u64, SystemTime)>; 3];
 
-/// The server's side of TLS. The files are read again when they have changed.
+/// The server's TLS configuration. Files that have changed are loaded again.
 pub(super) struct ReloadingTls {
     files: TlsFiles,
     current: Mutex<(FileStamp, Arc<ServerConfig>)>,
@@ -208,7 +208,7 @@ impl fmt::Debug for ReloadingTls {
 }
 
 impl TlsFiles {
-    /// Those of the options; `None` unless all three are there.
+    /// Takes the paths from the options; `None` unless all three are given.
     pub(super) fn of(options: &ApiOptions) -> Option<Self> {
         let ApiOptions { cert: Some(cert), key: Some(key), client_ca: Some(client_ca), .. } = options else {
             return None;
@@ -221,7 +221,7 @@ impl TlsFiles {
             .map(|path| path.metadata().and_then(|found| Ok((found.len(), found.modified()?))).ok())
     }
 
-    /// Reads the files. The errors name a file, and never what is in it.
+    /// Reads the files. Errors name a file and never quote its content.
     fn load(&self) -> Result<ServerConfig, String> {
         let unusable = |path: &Path, what: &str| format!("{} holds no usable {what}", path.display());
         let mut roots = RootCertStore::empty();
@@ -243,18 +243,19 @@ impl TlsFiles {
 }
 
 impl ReloadingTls {
-    /// Reads the files.
+    /// Loads the files.
     ///
     /// # Errors
-    /// The file that cannot be read or used.
+    /// A message with the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
-        // Before the files are read: a change between the two is noticed later.
+        // The stamp is taken before the files are read, so that a change in between is noticed later.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);
         Ok(Self { files, current: Mutex::new((stamp, config)) })
     }
 
-    /// For the next client. Files that have changed and cannot be used leave the certificate as it was.
+    /// Returns the acceptor for the next client. Changed files that cannot be used leave the current certificate in
+    /// place.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.files.stamp();
@@ -262,10 +263,10 @@ impl ReloadingTls {
             current.0 = stamp;
             match self.files.load() {
                 Ok(config) => {
-                    tracing::info!("the certificates of etcd's API were read again");
+                    tracing::info!("loaded the changed certificates of etcd's API");
                     current.1 = Arc::new(config);
                 }
-                Err(why) => tracing::warn!(why, "the certificates of etcd's API have changed and stay as they were"),
+                Err(why) => tracing::warn!(why, "cannot load new certificates of etcd's API; keeping the old ones"),
             }
         }
         TlsAcceptor::from(Arc::clone(&current.1))

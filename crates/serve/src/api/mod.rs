@@ -1,6 +1,7 @@
-//! etcd's API in front of the daemon's store, for programs that are not ours: etcdctl, calicoctl, Felix, locks in any language.
+//! etcd's API in front of the daemon's store, for programs outside this project: etcdctl, calicoctl, Felix, locks in
+//! any language.
 //!
-//! Here are the API's options, the URLs at which it is offered and which of them are safe, and the held store as the API needs it.
+//! This module has the API's options, the checks of its URLs, and the [`Backing`] of a shared store.
 
 mod authority;
 mod connections;
@@ -21,7 +22,7 @@ use tokio::task::JoinSet;
 use crate::daemon::Daemon;
 use connections::{ApiListener, ReloadingTls, TlsFiles};
 
-/// Why the API is not offered.
+/// The reason why the API cannot be offered.
 #[derive(Debug)]
 pub struct ApiError(String);
 
@@ -37,10 +38,10 @@ impl ApiError {
     }
 }
 
-/// Listens at all URLs. Returns the part about them of the line with which the daemon starts.
+/// Listens at all URLs. Returns the part of the daemon's startup line that lists them; empty without URLs.
 ///
 /// # Errors
-/// The URL that cannot be had, and what to change.
+/// The URL that cannot be used, and what to change.
 pub(crate) async fn offer(
     daemon: &Arc<Daemon>,
     location: &Location,
@@ -84,49 +85,48 @@ pub(crate) async fn offer(
     tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {
         if let Err(error) = api.server().serve_with_incoming(connections).await {
-            tracing::error!(%error, "etcd's API is not offered any more");
+            tracing::error!(%error, "etcd's API has stopped");
         }
     });
     Ok(said)
 }
 
-/// The options of the API.
+/// Options of etcd's API.
 #[derive(Clone, Debug, Default)]
 pub struct ApiOptions {
-    /// The URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT`, `unix:PATH`. None: the API is not offered.
+    /// URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`. If empty, the API is off.
     pub listen: Vec<String>,
-    /// The URLs by which clients reach it, where they are others.
+    /// URLs by which clients reach the API, if they differ from `listen`.
     pub advertise: Vec<String>,
-    /// The server's certificate, in PEM form.
+    /// Path of the server's certificate, in PEM form.
     pub cert: Option<PathBuf>,
-    /// The key of the certificate.
+    /// Path of the certificate's key, in PEM form.
     pub key: Option<PathBuf>,
-    /// The authorities whose clients may connect.
+    /// Path of the authorities that sign client certificates, in PEM form.
     pub client_ca: Option<PathBuf>,
-    /// True if programs of this machine may connect without a certificate, over `http://` and loopback.
+    /// Whether programs on this machine may connect without a certificate, over `http://` on loopback.
     pub insecure_loopback: bool,
-    /// How often a watch reports its progress without a request; `None` for etcd's 10 minutes.
+    /// Interval of a watch's progress reports; `None` for etcd's 10 minutes.
     pub watch_progress_interval: Option<Duration>,
 }
 
-/// The advice about TLS.
 const TLS_ADVICE: &str =
     "https:// takes --cert-file, --key-file and --client-ca-file; on loopback http:// and --insecure-loopback will do";
 
-/// A place to listen at.
+/// A parsed listen URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ListenAddress {
-    /// A port, with mutual TLS or without.
+    /// A port, with or without mutual TLS.
     Tcp { addresses: Vec<SocketAddr>, tls: bool },
-    /// A unix socket, for the daemon's user alone.
+    /// A unix socket for the daemon's user only.
     Unix(PathBuf),
 }
 
 impl ListenAddress {
-    /// From a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// The reason why it cannot be used.
+    /// The reason why the URL cannot be used.
     fn parse(url: &str) -> Result<Self, String> {
         if let Some(path) = url.strip_prefix("unix:") {
             let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
@@ -145,10 +145,10 @@ impl ListenAddress {
         Ok(Self::Tcp { addresses: addresses.collect(), tls })
     }
 
-    /// Checks that clients can reach it, and that nobody else can.
+    /// Checks that clients can reach the address and that other users cannot write to the store.
     ///
     /// # Errors
-    /// The advice about what to change.
+    /// Advice on how to change the options.
     fn check(&self, options: &ApiOptions) -> Result<(), &'static str> {
         let Self::Tcp { addresses, tls } = self else { return Ok(()) };
         if options.advertise.is_empty() && addresses.iter().any(|address| address.ip().is_unspecified()) {
@@ -176,7 +176,7 @@ fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// A held store, and the URLs by which clients reach it.
+/// A shared store, and the URLs by which clients reach it.
 #[derive(Debug)]
 pub(crate) struct ServedStore {
     shared_store: SharedStore,
@@ -203,7 +203,7 @@ impl Backing for ServedStore {
         MemberIdentity { name: "margay".to_owned(), urls: self.urls.clone() }
     }
 
-    /// A restored store does not share its id with the one before.
+    /// A restored store has different ids from the store that it replaced.
     fn place(&self) -> StoreGeneration {
         let ((cluster, member), generation) = self.shared_store.place();
         StoreGeneration { cluster, member, generation }
@@ -265,7 +265,7 @@ impl Backing for ServedStore {
     }
 }
 
-/// The bytes of all files in a folder. Files that go meanwhile count as nothing.
+/// Sums the sizes of all files in a folder, in bytes. Files that are removed meanwhile count as 0.
 fn folder_bytes(path: &Path) -> io::Result<u64> {
     let found = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

@@ -1,4 +1,4 @@
-//! Answers, with the headers that each of them has. Those that take much reading are made one at a time, and used again for a moment.
+//! HTTP answers and their headers. Answers that read much of the store are computed one at a time and cached briefly.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -20,13 +20,12 @@ use serde::Serialize;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep};
 
-/// The body of an answer: whole, or a stream of events.
+/// The body of an answer: bytes, or a stream of events.
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// An answer.
 pub(super) type HttpResponse = Response<Body>;
 
-/// The limits of a browser: it may show an answer, run this program's scripts, ask this daemon, and nothing else.
+/// Restricts a browser to showing an answer, running this program's scripts and sending requests to this daemon.
 const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (
         hyper::header::CONTENT_SECURITY_POLICY,
@@ -40,7 +39,7 @@ const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// Adds the headers of every answer. Nobody keeps an answer that says nothing else about it.
+/// Adds the headers of every answer. Without a `Cache-Control` of its own, an answer is not stored.
 pub(super) fn add_security_headers(headers: &mut HeaderMap) {
     for (name, value) in SECURITY_HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
@@ -48,7 +47,7 @@ pub(super) fn add_security_headers(headers: &mut HeaderMap) {
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
-/// An answer with a body of this type.
+/// Returns an answer with a body of this content type.
 pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> HttpResponse {
     let mut answer = Response::new(Full::new(body.into()).boxed_unsync());
     *answer.status_mut() = status;
@@ -56,14 +55,14 @@ pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Byte
     answer
 }
 
-/// A short text.
+/// Returns a short text.
 pub(super) fn text(status: StatusCode, text: impl Into<String>) -> HttpResponse {
     let mut text = text.into();
     text.push('\n');
     whole(status, "text/plain; charset=utf-8", text)
 }
 
-/// A document of JSON.
+/// Returns a JSON document.
 pub(super) fn json(status: StatusCode, document: &impl Serialize) -> HttpResponse {
     match serde_json::to_vec(document) {
         Ok(bytes) => whole(status, "application/json", bytes),
@@ -71,7 +70,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> HttpRespons
     }
 }
 
-/// The reason for which a question has no answer.
+/// The status and text of a request that failed.
 #[derive(Debug)]
 pub(super) struct HttpError {
     pub(super) status: StatusCode,
@@ -79,12 +78,12 @@ pub(super) struct HttpError {
 }
 
 impl HttpError {
-    /// The question makes no sense.
+    /// The request is malformed.
     pub(super) fn bad_request(text: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, text: text.into() }
     }
 
-    /// The store does not answer now.
+    /// The store cannot answer now.
     pub(super) fn unavailable(error: impl fmt::Display) -> Self {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, text: error.to_string() }
     }
@@ -112,14 +111,14 @@ impl From<HttpError> for HttpResponse {
     }
 }
 
-/// The time for which an answer is used again.
+/// How long an answer is cached.
 pub(super) const ANSWER_TTL: Duration = Duration::from_secs(2);
-/// The time for which a forecast is used again: it changes slowly, and takes two readings of all blocks.
+/// How long a forecast is cached. It changes slowly, and its computation reads all blocks twice.
 const FORECAST_TTL: Duration = Duration::from_secs(300);
-/// How long an answer may read all blocks.
+/// Time limit for reading all blocks for an answer.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The last answer to a kind of question.
+/// The cached answer to the last question of one kind.
 #[derive(Debug)]
 pub(super) struct Memo<T>(Arc<Mutex<Option<MemoEntry<T>>>>);
 
@@ -137,8 +136,8 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// The answer to a question: the last one if it was the same question a moment ago, else a new one. Other
-    /// callers wait for it meanwhile. It is forgotten when the moment is over, so that an idle daemon keeps nothing.
+    /// Returns the cached answer if the last question was the same and is recent enough. Otherwise makes a new answer
+    /// while other callers wait. The entry is removed when it expires, so that an idle daemon keeps no memory.
     pub(super) async fn get(
         &self,
         question: &str,
@@ -167,7 +166,7 @@ impl<T: Send + Sync + 'static> Memo<T> {
     }
 }
 
-/// The memory of the last questions.
+/// Caches for each kind of question.
 #[derive(Debug)]
 pub(super) struct AnswerCache {
     census: Memo<Census>,
@@ -194,14 +193,14 @@ impl Default for AnswerCache {
 }
 
 impl AnswerCache {
-    /// The census of the store, at most a moment old.
+    /// Returns the census of the store, at most [`ANSWER_TTL`] old.
     pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, HttpError> {
         self.census
             .get("", ANSWER_TTL, self.read_exclusively(async { Ok(ipam.census(Deadline::after(READ_TIMEOUT)).await?) }))
             .await
     }
 
-    /// The forecast of all pools, at most five minutes old.
+    /// Returns the forecast of all pools, at most five minutes old.
     pub(super) async fn forecast(&self, operator: &Operator) -> Result<Arc<Forecast>, HttpError> {
         let make = async {
             let census = self.census(operator.ipam()).await?;
@@ -210,7 +209,7 @@ impl AnswerCache {
         self.forecast.get("", FORECAST_TTL, make).await
     }
 
-    /// Reads much, while nobody else here does. The reading must not call this itself.
+    /// Runs an expensive read while no other one runs here. `read` must not call this function.
     pub(super) async fn read_exclusively<T>(
         &self,
         read: impl Future<Output = Result<T, HttpError>>,

@@ -1,4 +1,5 @@
-//! Connections, with a bound on their number, on the time of each, and on the time for which a client takes no byte.
+//! HTTP connections, with limits on their number, on the time of a request, and on the time in which a client reads
+//! nothing.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,26 +24,27 @@ use super::answer::add_security_headers;
 use super::route::{Origin, answer};
 use crate::accept::{Acceptor, ByteStream, ExcessPolicy, Listener};
 
-/// The bytes that a connection reads ahead and holds back.
+/// Size of a connection's read and write buffers.
 const MAX_BUFFER_BYTES: usize = 16 * 1024;
-/// The most headers of a request.
+/// Maximum number of headers of a request.
 const MAX_HEADERS: usize = 64;
-/// The time that requests have to end when the daemon does.
+/// Time limit for open requests when the daemon ends.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
-/// The most clients that are refused at a time because there are too many.
+/// Maximum number of clients that are rejected at the same time.
 const MAX_REJECTIONS: usize = 64;
-/// The longest time to tell one.
+/// Time limit for rejecting a client.
 const REJECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The answer to a client that is one too many.
+/// The answer to a client that exceeds the limit.
 const BUSY_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\
     content-length: 32\r\ncache-control: no-store\r\nretry-after: 5\r\nconnection: close\r\n\r\n\
     too many connections; try again\n";
 
-/// Answers the clients of a listener until `stop` is done. Open requests then have half a second; streams of events end after it.
+/// Answers the clients of a listener until `stop` completes. Open requests then get half a second more; event streams
+/// end with it.
 ///
 /// # Errors
-/// None now; an error of a connection ends that connection.
+/// None at present: an error of a connection ends only that connection.
 pub async fn serve(listener: Listener, page: Arc<PageContext>, stop: impl Future<Output = ()>) -> io::Result<()> {
     let origin = match &listener {
         Listener::Tcp(_) => Origin::Network,
@@ -58,7 +60,7 @@ pub async fn serve(listener: Listener, page: Arc<PageContext>, stop: impl Future
         let (client, place) = tokio::select! {
             () = &mut stop => break,
             next = acceptor.next() => next,
-            // The outcome of a connection is no concern of others.
+            // The result of a connection does not matter to the others.
             Some(_) = connections.join_next() => continue,
         };
         let stream = client.into_stream();
@@ -108,7 +110,7 @@ async fn serve_requests(
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        // The sender says nothing; it goes with the daemon.
+        // The channel carries no value. It closes when the server stops.
         _ = stopped.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -119,8 +121,8 @@ async fn serve_requests(
     }
 }
 
-/// Tells a client that there are too many, and lets it read that: a connection that is closed with something unread takes
-/// the answer with it.
+/// Answers that there are too many clients, then reads until the client closes. If a connection is closed with unread
+/// input, the client may lose the answer.
 async fn reject_client(mut stream: Box<dyn ByteStream>) {
     if stream.write_all(BUSY_RESPONSE).await.is_ok() && stream.shutdown().await.is_ok() {
         let mut unread = [0; 1024];
@@ -128,7 +130,7 @@ async fn reject_client(mut stream: Box<dyn ByteStream>) {
     }
 }
 
-/// A stream with a bound on the time of a write: it fails if it could not go on for so long.
+/// A stream whose writes fail after they have made no progress for `patience`.
 struct StallTimeout<S> {
     stream: S,
     patience: Duration,
@@ -137,7 +139,6 @@ struct StallTimeout<S> {
     waits: WriteState,
 }
 
-/// The state of a write.
 #[derive(PartialEq, Eq)]
 enum WriteState {
     Idle,
@@ -149,7 +150,7 @@ impl<S> StallTimeout<S> {
         Self { stream, patience, clock: Box::pin(sleep(patience)), waits: WriteState::Idle }
     }
 
-    /// Lets a write wait, but not for ever.
+    /// Returns the outcome of a write, or `TimedOut` when the write has waited for `patience`.
     fn poll_with_timeout<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.waits = WriteState::Idle;
@@ -228,7 +229,7 @@ mod tests {
         });
         let mut read = [0; 40];
         for part in read.chunks_mut(8) {
-            // Each wait is shorter than the client is given, all together are longer.
+            // Each wait is shorter than the timeout, but their sum is longer.
             sleep(Duration::from_secs(3)).await;
             far.read_exact(part).await.unwrap();
         }

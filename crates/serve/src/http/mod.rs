@@ -1,8 +1,8 @@
-//! The daemon's side for browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
+//! The daemon's HTTP side for browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
 //!
-//! Everything here only reads, and only to answer a request. A client has a bounded share: so many connections, so
-//! many bytes of headers, so long for a request, and so long without taking any byte of an answer. The page is a few files
-//! that are part of the program; it asks no other host, and the headers of every answer forbid it to.
+//! The server only reads, and only to answer a request. [`ClientLimits`] bound the number of connections, the time for
+//! headers, the time for a request, and the time in which a client reads nothing. The page is a few files in the
+//! program. It requests nothing from other hosts, and the headers of every answer forbid that.
 
 mod answer;
 mod api;
@@ -23,7 +23,7 @@ use answer::AnswerCache;
 
 pub use connection::serve;
 
-/// The daemon's words about itself. They hold no secret.
+/// Facts about the daemon, without secrets.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonInfo {
     /// The URL of the store, without user and password.
@@ -34,22 +34,22 @@ pub struct DaemonInfo {
     pub version: String,
     /// The name of this node.
     pub node: String,
-    /// The first 8 characters of the id of this machine's boot, if they are known.
+    /// The first 8 characters of this machine's boot id, if known.
     pub boot: Option<String>,
 }
 
-/// The share of a client.
+/// Limits on connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// The most connections at a time; the next one gets the answer that the daemon is busy.
+    /// Maximum number of connections. Further clients get the answer 503.
     pub connections: usize,
-    /// The longest time for the headers of a request. A connection that is kept open without a request ends after this, too.
+    /// Time limit for the headers of a request. It also ends a connection that is kept open without a request.
     pub headers: Duration,
-    /// The longest time in which a client takes no byte of an answer; then its connection is closed.
+    /// Maximum time in which a client reads no byte of an answer. After that, the connection is closed.
     pub stall: Duration,
-    /// The longest time for an answer.
+    /// Time limit for an answer.
     pub answer: Duration,
-    /// The time after which a silent stream of events says that it lives.
+    /// Time without events after which a stream sends a comment to stay alive.
     pub heartbeat: Duration,
 }
 
@@ -65,32 +65,32 @@ impl Default for ClientLimits {
     }
 }
 
-/// The reach of `/metrics` into a cluster's store.
+/// Returns the part of a cluster's store that `/metrics` reads.
 pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 
-/// A store to show, and the clients that may see it.
+/// The store that the page shows, and the clients that may see it.
 pub struct PageContext {
-    /// The store.
+    /// The store that answers read.
     pub store: Arc<dyn Store>,
-    /// The allocator on it.
+    /// The operator's view of the store.
     pub operator: Operator,
-    /// The daemon's words about itself.
+    /// Facts about the daemon.
     pub about: DaemonInfo,
-    /// The daemon's own numbers.
+    /// Metrics of the daemon's own work.
     pub metrics: Arc<Metrics>,
-    /// The names, besides those of this machine's loopback, under which a browser may ask.
+    /// Names under which a browser may open the page, besides the names of loopback.
     pub hosts: Vec<String>,
-    /// The share of a client.
+    /// Limits on connections and requests.
     pub limits: ClientLimits,
-    /// The store for the numbers of its history. `None` leaves them out.
+    /// The store whose history has metrics; `None` omits them.
     history: Option<SharedStore>,
-    /// The reach of `/metrics`. `None` counts all of the store, as is right on a store of one machine.
+    /// The part of the store that `/metrics` reads; `None` reads all of it, as on a store of one machine.
     pub reach: Option<NodeReach>,
     cache: AnswerCache,
 }
 
 impl PageContext {
-    /// The store of an allocator, shown to this machine alone.
+    /// Creates a page for an operator's store. Browsers can open it only under the names of loopback.
     pub fn new(operator: Operator, about: DaemonInfo, metrics: Arc<Metrics>) -> Self {
         Self {
             store: Arc::clone(operator.ipam().store()),
@@ -105,28 +105,28 @@ impl PageContext {
         }
     }
 
-    /// Shown also to browsers that ask under these names. A name has no port.
+    /// Also answers browsers that use these names. A name has no port.
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;
         self
     }
 
-    /// With the numbers of the history of this store, if it is an embedded one.
+    /// Adds metrics of this store's history, if the store is embedded.
     #[must_use]
     pub fn with_history(mut self, shared_store: SharedStore) -> Self {
         self.history = Some(shared_store);
         self
     }
 
-    /// With another share of a client.
+    /// Replaces the limits on connections and requests.
     #[must_use]
     pub fn with_limits(mut self, limits: ClientLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// With `/metrics` for this node's share of a cluster's store only, so that the work does not grow with the cluster.
+    /// Limits `/metrics` to this node's part of a cluster's store, so that the work does not grow with the cluster.
     #[must_use]
     pub fn with_reach(mut self, reach: NodeReach) -> Self {
         self.reach = Some(reach);

@@ -1,7 +1,7 @@
-//! The way from a request to its answer: the names under which a browser may ask, `/metrics`, and the files of the page.
+//! Routes a request to its answer, after a check of the host name: the API, `/metrics`, and the files of the page.
 //!
-//! A page of another site can have its own name point at 127.0.0.1. The browser then asks this daemon, and says that name
-//! in `Host`. So a name that is not this machine's own is refused.
+//! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). The browser then sends
+//! requests to this daemon with that name in `Host`. So names that are not this machine's own are rejected.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,19 +21,18 @@ use tokio::time::timeout;
 use super::answer::{HttpError, HttpResponse, json, text, whole};
 use super::{PageContext, api};
 
-/// The longest time for the store to show that it is there.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The way by which a request came.
+/// How a request reached the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// A port, which any page that a browser of this machine shows can ask.
+    /// Through a port, to which any page in a browser on this machine can send requests.
     Network,
-    /// A unix socket.
+    /// Through a unix socket.
     Socket,
 }
 
-/// The answer to a request.
+/// Answers a request.
 pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &Arc<PageContext>) -> HttpResponse {
     if origin == Origin::Network && !has_allowed_host(request, page) {
         let advice = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";
@@ -57,14 +56,14 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &A
     }
 }
 
-/// True if every name that the request has for its host is one of ours, and it has one.
+/// Returns whether the request names a host and every name is allowed.
 fn has_allowed_host(request: &Request<Incoming>, page: &PageContext) -> bool {
     let of_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let mut names = of_headers.chain(request.uri().authority().map(|authority| authority.as_str())).peekable();
     names.peek().is_some() && names.all(|name| is_allowed(name, &page.hosts))
 }
 
-/// Says whether the store can be read, by the cheapest of readings.
+/// Reports whether the store can be read, with the cheapest possible read.
 async fn health(page: &PageContext) -> HttpResponse {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly);
     match timeout(HEALTH_TIMEOUT, page.store.range(request)).await {
@@ -87,14 +86,15 @@ pub(super) fn version(page: &PageContext) -> HttpResponse {
     json(StatusCode::OK, &version)
 }
 
-/// True if `host`, with or without a port, names loopback or is one of `named`.
+/// Returns whether `host`, with or without a port, is a loopback name or one of `named`.
 fn is_allowed(host: &str, named: &[String]) -> bool {
     let Some(name) = without_port(host) else { return false };
     let is_loopback = name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
     is_loopback || named.iter().any(|other| other.trim_matches(['[', ']']).eq_ignore_ascii_case(name))
 }
 
-/// The name or address of `host`; `None` if it has neither this form nor a port of digits.
+/// Returns the name or address of `host`, or `None` if `host` is malformed or its port has other characters than
+/// digits.
 fn without_port(host: &str) -> Option<&str> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
@@ -107,12 +107,12 @@ fn without_port(host: &str) -> Option<&str> {
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All numbers. If the store cannot be read, its numbers are missing, and `margay_serve_store_read` is 0.
+/// Returns all metrics. If the store cannot be read, its metrics are missing and `margay_serve_store_read` is 0.
 async fn metrics_answer(page: &Arc<PageContext>) -> HttpResponse {
     let samples = match timeout(page.limits.answer, samples(page)).await {
         Ok(Ok(samples)) => Some(samples.text()),
         Ok(Err(failure)) => {
-            tracing::warn!(error = failure.text, "the store cannot be read for its numbers");
+            tracing::warn!(error = failure.text, "cannot read the store for its metrics");
             None
         }
         Err(_) => None,
@@ -140,7 +140,7 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
         None => {
             let census = page.cache.census(page.operator.ipam()).await?;
             samples.of_all(&census, node, boot);
-            // A forecast that takes long goes on without this answer, and the next one has it.
+            // A slow forecast continues after this answer, and the next answer includes it.
             let forecast = tokio::spawn({
                 let page = Arc::clone(page);
                 async move { page.cache.forecast(&page.operator).await }
@@ -148,9 +148,9 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
             match timeout(page.limits.answer / 2, forecast).await {
                 Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
                 Ok(Ok(Err(failure))) => {
-                    tracing::warn!(error = failure.text, "the history cannot be read for a forecast");
+                    tracing::warn!(error = failure.text, "cannot read the history for a forecast");
                 }
-                _ => tracing::warn!("the forecast takes long; the next answer may have it"),
+                _ => tracing::warn!("the forecast is slow; the next answer may have it"),
             }
             census.revision
         }
@@ -173,7 +173,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// A file: its path, its type and its content.
+/// Path, content type and content of a file of the page.
 type PageFile = (&'static str, &'static str, &'static str);
 
 const PAGE_FILES: &[PageFile] = &[
@@ -193,7 +193,7 @@ const PAGE_FILES: &[PageFile] = &[
     ("/problems.js", SCRIPT, include_str!("page/problems.js")),
 ];
 
-/// The file at a path. A browser that has it already, as its tag says, gets an answer without it.
+/// Returns the file at a path, or 304 without content if the browser's `If-None-Match` has its tag.
 fn page_file(path: &str, headers: &HeaderMap) -> Option<HttpResponse> {
     let (_, kind, text) = PAGE_FILES.iter().find(|(at, ..)| *at == path)?;
     let etag = etag(text);
@@ -277,7 +277,7 @@ mod tests {
                 ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
             {
                 let found = text.matches(foreign).count();
-                // The one name of a namespace is no address that anybody asks.
+                // The URL of the SVG namespace is a name. Browsers send no request to it.
                 let names = text.matches("http://www.w3.org/2000/svg").count();
                 assert_eq!(found, if foreign == "http://" { names } else { 0 }, "{foreign} in {path}");
             }

@@ -1,4 +1,4 @@
-//! A browser that a test drives: Chromium through chromedriver, which speaks WebDriver's JSON over HTTP.
+//! A browser under a test's control: Chromium through chromedriver, which takes WebDriver's JSON over HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,35 +9,35 @@ use std::time::{Duration, Instant};
 use conformance::patient;
 use serde_json::{Value, json};
 
-/// The longest wait for the page.
+/// Time limit for waiting for the page.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A program on the search path.
+/// Finds a program on the search path.
 fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// The reason for which no browser can be driven here.
+/// Returns why no browser can be driven here, or `None`.
 pub(crate) fn missing() -> Option<String> {
     let names = ["chromium", "chromedriver"];
     let missing: Vec<&str> = names.into_iter().filter(|name| program(name).is_none()).collect();
     (!missing.is_empty()).then(|| format!("not installed: {}; scripts/setup test installs it", missing.join(", ")))
 }
 
-/// A browser, and the process that drives it. It has one session, in which each case opens windows of its own.
+/// A browser and its chromedriver. They have one session, in which each case opens windows of its own.
 pub(crate) struct Driver {
     child: Child,
     port: u16,
     session: String,
-    /// The window that comes with the session. It stays: a session without a window opens no other.
+    /// The session's first window. It stays open, because a session without a window cannot open another one.
     first: Value,
-    /// The browser's files; they go with the driver.
+    /// The browser's files. They are removed with the driver.
     folder: tempfile::TempDir,
 }
 
 impl Driver {
     pub(crate) fn start() -> Self {
-        // The port that it chooses can be taken in between; it then ends.
+        // Another process may take the chosen port before chromedriver does. chromedriver then exits.
         let mut driver = (0..5).find_map(|_| Self::try_start()).expect("chromedriver starts");
         let profile = driver.folder.path().join("profile");
         let arguments = [
@@ -45,7 +45,7 @@ impl Driver {
             "--no-sandbox".to_owned(),
             "--disable-gpu".to_owned(),
             "--disable-dev-shm-usage".to_owned(),
-            // Nothing but the page must be requested.
+            // The browser must request nothing but the page.
             "--disable-background-networking".to_owned(),
             "--hide-scrollbars".to_owned(),
             format!("--user-data-dir={}", profile.display()),
@@ -87,14 +87,14 @@ impl Driver {
         self.in_session("POST", "/window", &json!({"handle": handle}))
     }
 
-    /// A command within the session.
+    /// Sends a command within the session.
     fn in_session(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         self.call(method, &format!("/session/{}{path}", self.session), body)
     }
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let body = if method == "POST" { body.to_string() } else { String::new() };
-        // An error, not a panic: the driver may have ended, and `drop` comes here, too.
+        // Returns an error instead of panicking: `drop` comes here, too, when chromedriver may have ended.
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(patient(Duration::from_secs(60)))).unwrap();
         let length = body.len();
@@ -105,7 +105,7 @@ impl Driver {
         stream.write_all(request.as_bytes()).unwrap();
         let mut stream = BufReader::new(stream);
         let (mut head, mut length) = (String::new(), 0);
-        // chromedriver keeps the connection open, whatever it is asked for.
+        // chromedriver keeps the connection open even if the request asks it to close.
         while !head.ends_with("\r\n\r\n") {
             let begun = head.len();
             assert!(stream.read_line(&mut head).unwrap() > 0, "chromedriver said {head:?}");
@@ -122,14 +122,14 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Ends the browser.
+        // Deleting the session ends the browser.
         _ = self.in_session("DELETE", "", &Value::Null);
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// The looks of a window.
+/// The appearance of a window.
 #[derive(Clone, Copy)]
 pub(crate) struct Look {
     pub(crate) width: u32,
@@ -139,7 +139,7 @@ pub(crate) struct Look {
 
 pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
 
-/// A window of its own. The commands of a session go to the window that was opened last. The console is checked at the end.
+/// A window of one case. A session's commands go to the window that was opened last. The console is checked on drop.
 pub(crate) struct Window<'d> {
     driver: &'d Driver,
     handle: Value,
@@ -151,7 +151,7 @@ impl<'d> Window<'d> {
         let opened = driver.in_session("POST", "/window/new", &json!({"type": "window"})).unwrap();
         let window = Self { driver, handle: opened["handle"].clone() };
         driver.choose(&window.handle).unwrap();
-        // Removes the lines of an earlier window.
+        // Discards the console lines of an earlier window.
         window.console();
         let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         window.devtools("Emulation.setDeviceMetricsOverride", &metrics);
@@ -172,23 +172,23 @@ impl<'d> Window<'d> {
         self.call("POST", "/url", &json!({"url": url})).unwrap();
     }
 
-    /// The result of a piece of a script.
+    /// Returns the result of a piece of script.
     pub(crate) fn run(&self, script: &str) -> Value {
         let reported = self.call("POST", "/execute/sync", &json!({"script": script, "args": []}));
         reported.unwrap_or_else(|error| panic!("{error}\nin {script}"))
     }
 
-    /// The value of an expression.
+    /// Returns the value of an expression.
     pub(crate) fn value(&self, expression: &str) -> Value {
         self.run(&format!("return ({expression});"))
     }
 
-    /// The text that a person sees.
+    /// Returns the text that a person sees.
     pub(crate) fn text(&self) -> String {
         self.value("document.body.innerText").as_str().unwrap().to_owned()
     }
 
-    /// Waits until an expression is true. It may be about elements that are not there yet.
+    /// Waits until an expression is true. The expression may name elements that do not exist yet.
     pub(crate) fn wait(&self, expression: &str) {
         let until = Instant::now() + patient(PATIENCE);
         let tried = format!("(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()");
@@ -198,12 +198,13 @@ impl<'d> Window<'d> {
         }
     }
 
-    /// Waits until the page says something.
+    /// Waits until the page shows a text.
     pub(crate) fn wait_text(&self, text: &str) {
         self.wait(&format!("document.body.innerText.includes({})", json!(text)));
     }
 
-    /// Presses keys, one after the other. Those without a letter are written as WebDriver has them, such as `\u{e007}`.
+    /// Presses keys, one after the other. Keys without a letter are written with WebDriver's codes, for example
+    /// `\u{e007}`.
     pub(crate) fn press(&self, keys: &str) {
         let presses: Vec<Value> = keys
             .chars()
@@ -213,25 +214,25 @@ impl<'d> Window<'d> {
             .unwrap();
     }
 
-    /// Moves the mouse to a place of the window.
+    /// Moves the mouse to a position in the window.
     pub(crate) fn point(&self, x: i64, y: i64) {
         let to = json!({"type": "pointerMove", "duration": 0, "x": x, "y": y});
         let mouse = json!({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [to]});
         self.call("POST", "/actions", &json!({"actions": [mouse]})).unwrap();
     }
 
-    /// True if the page asks something in a window of its own, as an attack would.
+    /// Returns whether the page shows a dialog, as an attack would.
     pub(crate) fn has_dialog(&self) -> bool {
         self.call("GET", "/alert/text", &Value::Null).is_ok()
     }
 
-    /// The lines of the console: a script that failed, or a request that the policy forbade.
+    /// Returns the lines of the console: a script that failed, or a request that the policy forbade.
     pub(crate) fn console(&self) -> Vec<String> {
         let reported = self.call("POST", "/se/log", &json!({"type": "browser"})).unwrap();
         reported.as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Keeps a picture in the folder that PAGE_PICTURES names, if it names one.
+    /// Saves a screenshot in the folder named by PAGE_PICTURES, if it is set.
     pub(crate) fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("PAGE_PICTURES") else { return };
         let picture = self.call("GET", "/screenshot", &Value::Null).unwrap();
@@ -249,7 +250,7 @@ impl<'d> Window<'d> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A later daemon may get the same port, and so find what this page has kept.
+        // A later daemon may get the same port, and would find the stored data of this page.
         let kept = json!({"script": "localStorage.clear()", "args": []});
         _ = self.driver.choose(&self.handle);
         _ = self.call("POST", "/execute/sync", &kept);

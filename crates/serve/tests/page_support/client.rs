@@ -1,4 +1,4 @@
-//! A client that sends requests as they are.
+//! A client that sends requests unchanged.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ pub(crate) fn connect(daemon: &Daemon) -> TcpStream {
     stream
 }
 
-/// Sends a request as it is, and reads until the connection is closed.
+/// Sends a request unchanged, and reads until the connection is closed.
 pub(crate) fn send(daemon: &Daemon, request: &str) -> Got {
     let mut stream = connect(daemon);
     stream.write_all(request.as_bytes()).unwrap();

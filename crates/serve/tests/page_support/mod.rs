@@ -1,4 +1,4 @@
-//! Stores to look at, and a daemon's HTTP side that shows them.
+//! Example stores, and a daemon's HTTP side that shows them.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -28,22 +28,21 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-/// A day, in seconds.
 const DAY: u64 = 24 * 60 * 60;
 
-/// A pod with an attack as its name.
+/// The name of a pod that attacks the page.
 pub(crate) const SCRIPT: &str = "<script>alert(1)</script>";
 
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// An allocator on a new store in memory.
+/// Returns an allocator on a new store in memory.
 pub(crate) fn empty() -> Ipam {
     empty_with_clock().0
 }
 
-/// The same, and the seconds by which its clock is behind.
+/// [`empty`], but also returns the number of seconds by which its clock is behind.
 fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     let behind = Arc::new(AtomicU64::new(0));
     let clock = {
@@ -55,7 +54,7 @@ fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     (Ipam::new(Arc::new(store), Nodes::FirstSeen), behind)
 }
 
-/// Gives a pod an address.
+/// Assigns an address to a pod.
 pub(crate) async fn add(
     ipam: &Ipam,
     node: &str,
@@ -93,13 +92,13 @@ async fn register(store: &dyn Store, node: &str) {
     store.put(keys::resource(ResourceKind::Node, node), document.encode().unwrap()).await.unwrap();
 }
 
-/// The id of a container, as runtimes make them.
+/// Returns a container id in the form that runtimes use.
 pub(crate) fn container(number: usize) -> String {
     format!("{number:08x}").repeat(8)
 }
 
-/// Three pools that have filled for five days: one nearly full, one of IPv6, one with a reservation; three nodes; something borrowed, something that rests,
-/// and something that is wrong.
+/// Creates three pools that have filled for five days: one nearly full, one of IPv6, one with a reservation. There are
+/// three nodes, a borrowed address, an address in cooldown, and an inconsistency.
 pub(crate) async fn three_pools() -> Ipam {
     let (ipam, behind) = empty_with_clock();
     behind.store(5 * DAY, Ordering::Relaxed);
@@ -141,7 +140,7 @@ pub(crate) async fn three_pools() -> Ipam {
     for number in 0..20 {
         ipam.release_by_handle(&format!("k8s-pod-network.{}", container(number)), soon()).await.unwrap();
     }
-    // A handle that names a block that is not there.
+    // The handle names a block that does not exist.
     let block = "10.65.2.192/26".parse().unwrap();
     let mut handle = ipam_core::model::Handle::new();
     handle.increment(block, 1);
@@ -149,7 +148,7 @@ pub(crate) async fn three_pools() -> Ipam {
     ipam
 }
 
-/// A pool with so many blocks, some of them full.
+/// Creates a pool with this number of blocks, some of them full.
 pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
     let ipam = empty();
     let store = Arc::clone(ipam.store());
@@ -178,12 +177,12 @@ pub(crate) struct Daemon {
     pub(crate) address: SocketAddr,
     pub(crate) ipam: Ipam,
     pub(crate) metrics: Arc<Metrics>,
-    // The runtime goes last: connections are its tasks.
+    // The runtime is dropped last, because connections are its tasks.
     stop: Option<oneshot::Sender<()>>,
     pub(crate) runtime: Runtime,
 }
 
-/// A daemon in tests.
+/// Returns the page of a test daemon.
 pub(crate) fn shown(ipam: &Ipam) -> PageContext {
     let about = DaemonInfo {
         store: "redb:///var/lib/margay/ipam.redb".into(),
@@ -196,7 +195,7 @@ pub(crate) fn shown(ipam: &Ipam) -> PageContext {
 }
 
 impl Daemon {
-    /// Shows the store that `fill` makes.
+    /// Shows the store that `fill` creates.
     pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
         Self::with_limits(fill, ClientLimits::default())
     }
@@ -222,12 +221,12 @@ impl Daemon {
         format!("http://{}", self.address)
     }
 
-    /// Does something on the store.
+    /// Runs work on the daemon's runtime.
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
-    /// Stops, and waits until nobody answers any more.
+    /// Stops the daemon, and waits until it no longer answers.
     pub(crate) fn stop(&mut self) {
         self.stop.take();
         let until = std::time::Instant::now() + patient(Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! The parts that the tests of the daemon share.
+//! Helpers of the daemon's tests.
 
 #![allow(dead_code)] // Each test program uses a part.
 
@@ -10,15 +10,15 @@ use std::time::Duration;
 use datastore::{Create, Location};
 use tempfile::TempDir;
 
-/// The cases that need a store on servers, files that the suite opens by itself, other processes, or a store that stays closed:
-/// the daemon opens its store again at the next call.
+/// The cases that the daemon cannot pass: they need a store on servers, files that the suite opens directly, other
+/// processes, or a store that stays closed (the daemon opens its store again at the next call).
 pub(crate) static IGNORED: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let elsewhere = ["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
     let closed = ["X10_use_after_close", "D14_closed_under_writers"];
     [conformance::WITHOUT_SERVERS, conformance::WITHOUT_FILES, &elsewhere, &closed].concat()
 });
 
-/// A folder with an embedded store in it.
+/// A folder for an embedded store.
 #[derive(Debug)]
 pub(crate) struct Folder {
     engine: &'static str,
@@ -27,25 +27,25 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// A folder in which there is no store yet.
+    /// Creates a folder without a store.
     pub(crate) fn new(engine: &'static str) -> io::Result<Self> {
         let root = tempfile::tempdir()?;
         Ok(Self { engine, path: root.path().join("store"), _root: root })
     }
 
-    /// A folder with a new store.
+    /// Creates a folder with a new store.
     pub(crate) async fn with_store(engine: &'static str) -> Result<Self, conformance::BoxError> {
         let folder = Self::new(engine)?;
         folder.make().await?;
         Ok(folder)
     }
 
-    /// Makes the store.
+    /// Creates the store.
     pub(crate) async fn make(&self) -> kv::Result<()> {
         datastore::open(&self.location(), &Create::IfMissing.with_wait(Duration::from_secs(10))).await?.close().await
     }
 
-    /// Where the store is.
+    /// The location of the store.
     pub(crate) fn location(&self) -> Location {
         stores::of_engine(self.engine, &self.path).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -55,7 +55,7 @@ impl Folder {
         &self.path
     }
 
-    /// The bytes of all files in the folder.
+    /// Returns the size of all files in the folder, in bytes.
     pub(crate) fn bytes(&self) -> io::Result<u64> {
         size(&self.path)
     }

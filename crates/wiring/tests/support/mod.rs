@@ -1,4 +1,4 @@
-//! Hosts and containers of the tests: network namespaces.
+//! The hosts and containers of the tests, which are network namespaces.
 
 #![allow(dead_code)] // Each test program uses a part.
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// Runs a test on a thread in a new network namespace, and says what a panic said.
+/// Runs a test on a thread in a new network namespace, and returns the message of a panic.
 pub(crate) fn on_a_host(test: fn()) -> Result<(), String> {
     let run = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
@@ -47,7 +47,7 @@ impl Netns {
         format!("/proc/{}/ns/net", self.0.id()).into()
     }
 
-    /// Runs something inside.
+    /// Runs `work` in the namespace.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(self.path()).unwrap();
         let run = || {

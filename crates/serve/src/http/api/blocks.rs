@@ -1,4 +1,4 @@
-//! The blocks of a pool, one block with its addresses, one address, and going through the blocks of a store.
+//! The blocks of a pool, a block with its addresses, an address, and a walk through all blocks of a store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,22 +23,22 @@ use super::Query;
 use crate::http::PageContext;
 use crate::http::answer::{HttpError, HttpResponse, json};
 
-/// The most blocks of an answer.
+/// Maximum number of blocks in an answer.
 const MAX_BLOCKS: usize = 10_000;
 
-/// Blocks, in few bytes.
+/// A compact list of blocks.
 #[derive(Serialize)]
 struct BlockList<'a> {
     revision: i64,
     from: usize,
     total: usize,
-    /// The owners of the blocks; a block names one by its place here.
+    /// The owners of the blocks. A block refers to its owner by index.
     owners: Vec<String>,
-    /// Network, place of the owner or -1, in use, borrowed, resting, reserved, free.
+    /// Network, index of the owner or -1, used, borrowed, in cooldown, reserved, free.
     blocks: Vec<(&'a IpNet, i64, usize, usize, usize, usize, usize)>,
 }
 
-/// A part of the blocks of a pool; of those in no pool if no pool is named.
+/// Lists up to [`MAX_BLOCKS`] blocks of a pool. Without the parameter `pool`, lists the blocks outside of all pools.
 pub(super) async fn list_blocks(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let from = if query.get("from").is_some() { query.parsed::<usize>("from")? } else { 0 };
     let census = page.cache.census(page.operator.ipam()).await?;
@@ -58,7 +58,7 @@ pub(super) async fn list_blocks(page: &PageContext, query: &Query) -> Result<Htt
             None => -1,
             Some(owner) => *owners.entry(owner).or_insert_with(|| {
                 names.push(owner.to_string());
-                // No answer has more owners than blocks.
+                // An answer never has more owners than blocks.
                 i64::try_from(names.len()).unwrap_or_default() - 1
             }),
         };
@@ -72,7 +72,6 @@ pub(super) async fn list_blocks(page: &PageContext, query: &Query) -> Result<Htt
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// A block.
 #[derive(Serialize)]
 struct BlockDetails {
     cidr: String,
@@ -82,7 +81,7 @@ struct BlockDetails {
     addresses: Vec<AddressRow>,
 }
 
-/// One block with all of its addresses.
+/// Shows a block with all of its addresses.
 pub(super) async fn show_block(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let cidr: IpNet = query.parsed::<IpNet>("cidr")?.trunc();
     let deadline = Deadline::after(page.limits.answer);
@@ -106,11 +105,10 @@ struct AddressDetails {
     #[serde(flatten)]
     address: AddressRow,
     reserved: bool,
-    /// Why it is in quarantine, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantined: Option<QuarantineEntry>,
     pool: Option<String>,
-    /// The block, if it is there.
+    /// The block, if it exists.
     block: Option<String>,
     owner: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -148,7 +146,7 @@ pub(super) async fn show_address(page: &PageContext, query: &Query) -> Result<Ht
             reported.attributes(entry);
         }
     } else if let Holding::Held(entry) = page.operator.ipam().holding(ip, deadline()).await? {
-        // The block has outlived its pool.
+        // The block still exists, but its pool does not.
         reported.address.used = AddressUsage::Used;
         reported.address.holder = Some(AddressHolder::of(&entry));
         reported.attributes(&entry);
@@ -163,7 +161,7 @@ impl AddressDetails {
     }
 }
 
-/// The block of a network, if it is there.
+/// Reads the block of a network, or returns `None` if it does not exist.
 async fn read_block(page: &PageContext, cidr: Option<IpNet>) -> Result<Option<Block>, HttpError> {
     let Some(cidr) = cidr else { return Ok(None) };
     let Some(kv) = page.store.get(keys::block(cidr)).await? else { return Ok(None) };
@@ -171,7 +169,6 @@ async fn read_block(page: &PageContext, cidr: Option<IpNet>) -> Result<Option<Bl
     Ok(Some(Block::decode(&kv.key, kv.value.as_bytes()).map_err(damaged)?))
 }
 
-/// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum AddressUsage {
@@ -183,7 +180,6 @@ pub(super) enum AddressUsage {
     Free,
 }
 
-/// An address of a block.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct AddressRow {
     pub(super) ip: IpAddr,
@@ -191,13 +187,13 @@ pub(super) struct AddressRow {
     pub(super) used: AddressUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) holder: Option<AddressHolder>,
-    /// The time since which it is held, or rests.
+    /// When the address was assigned or released.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) since: Option<String>,
 }
 
 impl AddressRow {
-    /// An address of a block, after the block's cooldown was applied.
+    /// Returns the row of an address. The block's cooldown must already be applied.
     pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
         let free = |used| Self { ip, used, holder: None, since: None };
         match block.lookup(ip) {
@@ -216,7 +212,7 @@ impl AddressRow {
     }
 }
 
-/// Shows each well-formed block of a revision (below 1: the newest) until `see` has enough. Returns the revision.
+/// Calls `see` for each well-formed block of a revision (below 1: the newest) until it breaks. Returns the revision.
 pub(super) async fn visit_blocks(
     store: &dyn Store,
     at: Revision,
@@ -225,7 +221,7 @@ pub(super) async fn visit_blocks(
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
     while let Some(page) = pages.next(store).await? {
         for kv in page {
-            // A damaged block is a problem that a check tells.
+            // `check` reports damaged blocks.
             let Ok(block) = Block::decode(&kv.key, kv.value.as_bytes()) else { continue };
             if see(block).is_break() {
                 return Ok(pages.revision());
@@ -235,7 +231,7 @@ pub(super) async fn visit_blocks(
     Ok(pages.revision())
 }
 
-/// The documents beside a block that decide on the state of an address.
+/// The settings outside of a block that decide the state of an address.
 pub(super) struct AddressRules {
     pub(super) reservations: Reservations,
     cooldown: i64,
@@ -250,7 +246,7 @@ impl AddressRules {
         Ok(Self { reservations, cooldown: ipam.config(deadline()).await?.cooldown_seconds() })
     }
 
-    /// Frees the addresses that have rested for long enough.
+    /// Frees the addresses whose cooldown is over.
     pub(super) fn apply(&self, block: &mut Block) {
         _ = block.apply_cooldown(OffsetDateTime::now_utc(), self.cooldown);
     }

@@ -1,6 +1,8 @@
-//! The changes of a store: as a stream of server-sent events, and as the history of an address, a container, a pod or a node.
+//! The changes of a store: as a stream of server-sent events, and as the history of an address, a container, a pod or a
+//! node.
 //!
-//! Nothing of a stream is read ahead: the next change is taken from the store's watch after the client has taken the one before.
+//! A stream reads nothing ahead. The next change is taken from the store's watch after the client has read the previous
+//! one.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -31,20 +33,20 @@ use super::{Query, json_text_response};
 use crate::http::PageContext;
 use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse};
 
-/// The most events of one revision in an answer.
+/// Maximum number of events of one revision in an answer.
 const MAX_EVENTS_PER_REVISION: usize = 200;
-/// The most revisions that a client may go back.
+/// Maximum number of past revisions that a client may request.
 const MAX_RECENT_REVISIONS: i64 = 1000;
-/// The pause after a watch has ended.
+/// How long to wait before a watch that has ended is restarted.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A change of several addresses at once.
+/// The events of one revision.
 #[derive(Serialize)]
 struct RevisionEvents {
     revision: i64,
     time: Option<String>,
     events: Vec<EventRow>,
-    /// The number of those that are left out.
+    /// The number of omitted events.
     more: usize,
 }
 
@@ -55,17 +57,17 @@ struct RevisionMark<'a> {
     reason: Option<&'a str>,
 }
 
-/// The keys of blocks, affinities, pools and reservations, and of some others between them.
+/// The keys of blocks, affinities, pools and reservations, and some other keys between them.
 fn range() -> Range {
     let (first, last) = (keys::ipam_prefix(), keys::resources_prefix(ResourceKind::IpReservation));
     last.prefix_end().map_or(Range::Prefix(first.clone()), |end| Range::FromTo(first, end))
 }
 
-/// The place from which a client wants to go on.
+/// Where a client's stream starts.
 enum StreamStart {
-    /// After this revision, which it has seen.
+    /// After this revision, which the client has seen.
     After(Revision),
-    /// With the newest revisions, as many as this.
+    /// With this number of the newest revisions.
     Recent(i64),
 }
 
@@ -81,7 +83,7 @@ impl StreamStart {
     }
 }
 
-/// The stream of events.
+/// Streams events.
 pub(super) async fn stream(
     page: &PageContext,
     request: &Request<Incoming>,
@@ -97,7 +99,7 @@ pub(super) async fn stream(
     Ok(answer)
 }
 
-/// A client that follows.
+/// The event stream of one client.
 struct EventFollower {
     store: Arc<dyn Store>,
     changes: WatchStream,
@@ -115,7 +117,7 @@ async fn watch(store: &dyn Store, start: Revision) -> kv::Result<WatchStream> {
     store.watch(WatchRequest::new(range(), start).with_prev(Prev::Return)).await
 }
 
-/// The first of the newest `count` revisions that the store still has.
+/// Returns the first of the newest `count` revisions that the store still has.
 async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<Revision> {
     let wanted = Revision::new((head.get() - count + 1).max(1));
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly).with_at(wanted);
@@ -143,15 +145,14 @@ impl EventFollower {
                 head.next()
             }
             StreamStart::After(seen) => seen.next(),
-            // A client that begins has missed nothing, even if little of the past is left.
+            // A new client has missed nothing, even if little of the history is left.
             StreamStart::Recent(count) => readable(&**store, head, count).await?,
         };
         follower.changes = watch(&**store, first).await?;
         Ok(follower)
     }
 
-    /// The first revision from `wanted` on that the store still has.
-    /// The next piece of the stream; `None` to end it.
+    /// Returns the next piece of the stream, or `None` to end the stream.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(ready) = self.ready.pop_front() {
@@ -172,7 +173,7 @@ impl EventFollower {
         }
     }
 
-    /// Says that something may be missing, and goes on with the next change.
+    /// Tells the client that events may be missing, and continues with the next change.
     async fn reset(&mut self, reason: &str) -> Option<()> {
         sleep(RECONNECT_INTERVAL).await;
         let head = newest(&*self.store).await.ok()?;
@@ -187,7 +188,7 @@ impl EventFollower {
     }
 }
 
-/// A batch, if it is about anything that the page shows.
+/// Returns the event of a batch, or `None` if the page shows nothing of it.
 fn revision_events(batch: &Batch) -> Option<Bytes> {
     let resources = [ResourceKind::IpPool, ResourceKind::IpReservation];
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
@@ -206,16 +207,16 @@ fn revision_events(batch: &Batch) -> Option<Bytes> {
     Some(event("batch", Some(batch.revision), &document))
 }
 
-/// An event as it goes over the wire. JSON has no line feeds.
+/// Formats a server-sent event. JSON has no line feeds.
 fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
     let data = serde_json::to_string(document).unwrap_or_default();
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     format!("event: {name}\n{id}data: {data}\n\n").into()
 }
 
-/// The most events in an answer: the newest.
+/// Maximum number of events in an answer. Older events are omitted.
 const MAX_HISTORY_EVENTS: usize = 500;
-/// The most attempts, as the store may give up history while it is read.
+/// Maximum number of attempts: the store may compact its history while it is read.
 const MAX_ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
@@ -223,13 +224,12 @@ struct EventHistory {
     /// The oldest revision that can be read.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// The events, newest first.
+    /// Newest first.
     events: VecDeque<EventRow>,
-    /// True if older events are left out.
+    /// Whether older events are omitted.
     more: bool,
 }
 
-/// The subject of a history.
 enum HistorySubject {
     Known(HistoryOf),
     Pod(HolderQuery),
@@ -290,7 +290,7 @@ async fn read_history(page: &PageContext, whose: &HistorySubject) -> kv::Result<
         if !reported.events.is_empty() {
             break;
         }
-        // First the state at the beginning, then the changes after it.
+        // Reads the state at the oldest revision, then the changes after it.
         let mut pages = Pages::new(range.clone(), oldest);
         while let Some(page) = pages.next(store).await? {
             for kv in page {
@@ -326,12 +326,12 @@ impl EventHistory {
     }
 }
 
-/// The wait for changes after the newest key: deletions leave no trace that could be compared.
+/// How long to wait for changes after the newest key. Deletions leave no key whose revision could be compared.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
-/// The longest silence of the watch before it has come there.
+/// Maximum time between two changes until the watch has reached the newest key.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Shows everything that has happened in a range from a revision on, up to now.
+/// Calls `see` for every change in a range, from a revision up to now.
 async fn visit_changes_since(
     store: &dyn Store,
     range: &Range,

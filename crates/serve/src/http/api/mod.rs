@@ -1,4 +1,4 @@
-//! The answers to the page, as JSON. They are a contract between the page and the daemon of one version, and no other's.
+//! The JSON answers to the page. They are a contract between the page and the daemon of the same version only.
 
 mod blocks;
 mod events;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::answer::{HttpError, HttpResponse, json, whole};
 use super::{PageContext, route};
 
-/// The answer to a question of the page: `question` is the path behind `/api/`.
+/// Answers a request of the page. `question` is the path after `/api/`.
 pub(super) async fn answer(question: &str, request: &Request<Incoming>, page: &Arc<PageContext>) -> HttpResponse {
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let reading = async {
@@ -44,12 +44,12 @@ pub(super) async fn answer(question: &str, request: &Request<Incoming>, page: &A
     }
 }
 
-/// A document that was made before.
+/// Returns a document that is already JSON.
 fn json_text_response(document: &str) -> HttpResponse {
     whole(StatusCode::OK, "application/json", document.to_owned())
 }
 
-/// The part of a request behind the `?`.
+/// The parsed query string of a request.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -65,19 +65,19 @@ impl Query {
         self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// A value that has to be there.
+    /// Returns a required value.
     fn need(&self, name: &str) -> Result<&str, HttpError> {
         self.get(name).ok_or_else(|| HttpError::bad_request(format!("the question has no {name}")))
     }
 
-    /// A value that has to be there, and to have this form.
+    /// Returns a required value that parses as `T`.
     fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<T, HttpError> {
         let text = self.need(name)?;
         text.parse().map_err(|_| HttpError::bad_request(format!("{name} cannot be {text:?}")))
     }
 }
 
-/// A text as it was before a browser wrote it into a URL.
+/// Decodes the percent encoding of a URL.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -87,7 +87,7 @@ fn decoded(text: &str) -> String {
         let escaped = (byte == b'%').then(|| digit(ahead.next()).zip(digit(ahead.next()))).flatten();
         match escaped {
             Some((high, low)) => {
-                // Two digits of base 16 are a byte.
+                // Two hexadecimal digits fit in a byte.
                 bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
                 rest = ahead;
             }

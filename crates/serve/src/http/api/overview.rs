@@ -1,4 +1,4 @@
-//! All pools and nodes, and the findings of a check.
+//! The overview of all pools and nodes, and the findings of a check.
 
 use std::cmp::Reverse;
 
@@ -15,9 +15,7 @@ use super::json_text_response;
 use crate::http::PageContext;
 use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse, READ_TIMEOUT, json};
 
-/// The most nodes in an answer.
 const MAX_NODES: usize = 100;
-/// The most quotas in an answer.
 const MAX_QUOTAS: usize = 20;
 
 #[derive(Serialize)]
@@ -26,12 +24,12 @@ struct Overview {
     pools: Vec<PoolRow>,
     nodes: Vec<NodeRow>,
     nodes_total: usize,
-    /// The quotas that are used most.
+    /// The quotas with the highest use.
     quotas: Vec<QuotaRow>,
     quotas_total: usize,
-    /// The number of blocks that lie in no pool.
+    /// The number of blocks outside of all pools.
     orphaned: usize,
-    /// The number of addresses that are held for nodes that are not registered any more.
+    /// The number of addresses held for nodes that are no longer registered.
     gone: usize,
     quarantined: Vec<QuarantineRow>,
 }
@@ -41,7 +39,7 @@ struct PoolRow {
     name: String,
     cidr: String,
     block_size: u8,
-    /// The length of its prefixes; absent if it has addresses.
+    /// The length of the pool's prefixes; absent for a pool of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_length: Option<u8>,
     enabled: bool,
@@ -71,7 +69,7 @@ impl PoolRow {
         let (used, borrowed, resting) =
             (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         let free = usage.available;
-        // An address can be in use and reserved; a bar shows it as in use.
+        // An address can be both in use and reserved. A bar shows it as in use.
         let held = [used, borrowed, resting].map(Count::from).into_iter().fold(free, Count::plus);
         Self {
             name: pool.name().to_owned(),
@@ -123,7 +121,6 @@ pub(super) async fn overview(page: &PageContext) -> Result<HttpResponse, HttpErr
     Ok(json(StatusCode::OK, &overview))
 }
 
-/// The most findings in an answer.
 const MAX_FINDINGS: usize = 300;
 
 #[derive(Serialize)]
@@ -205,7 +202,7 @@ fn problem<'a>(finding: &'a Finding, store: &str) -> ProblemRow<'a> {
     }
 }
 
-/// The command that mends a finding, or the next step if only a person can mend it.
+/// Returns the command that mends a finding, or the next step if only a person can mend it.
 fn command(finding: &Finding, store: &str) -> Option<String> {
     if finding.mendable {
         return Some(format!("margay ipam check --store {store} --repair {} --apply", finding.code));
@@ -221,7 +218,7 @@ fn command(finding: &Finding, store: &str) -> Option<String> {
     })
 }
 
-/// A text as a shell takes it for one word.
+/// Quotes a text so that a shell reads it as one word.
 fn quoted(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b":/.,_+@%-=".contains(&byte);
     if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }

@@ -1,4 +1,4 @@
-//! Search by a part of a name, and the addresses of a container, a pod or a node.
+//! The search for a part of a name, and the addresses of a container, a pod or a node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,19 +15,17 @@ use super::{Query, json_text_response};
 use crate::http::PageContext;
 use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse};
 
-/// The most results of each kind in an answer.
+/// Maximum number of results of each kind in an answer.
 const MAX_RESULTS: usize = 200;
-/// The longest text that is looked for.
 const MAX_SEARCH_BYTES: usize = 200;
 
-/// The finds of a search.
 #[derive(Default, Serialize)]
 struct SearchResult {
     pools: Vec<PoolMatch>,
     blocks: Vec<String>,
     nodes: BTreeSet<String>,
     addresses: Vec<AddressMatch>,
-    /// True if there are more.
+    /// Whether results are omitted.
     more: bool,
 }
 
@@ -37,7 +35,6 @@ struct PoolMatch {
     cidr: String,
 }
 
-/// An address and its block.
 #[derive(Serialize)]
 struct AddressMatch {
     block: String,
@@ -73,7 +70,7 @@ async fn search(page: &PageContext, text: &str) -> Result<String, HttpError> {
         && let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&ip))
         && let Some(block) = ipam_core::pools::block_of(pool, ip)
     {
-        // An address that nobody has is one that somebody may look for, too.
+        // Free addresses can be searched for as well.
         let used = if rules.reservations.touches(pool.unit_of(ip)) {
             crate::http::api::blocks::AddressUsage::Reserved
         } else {
@@ -92,7 +89,6 @@ fn to_json_text(document: &impl Serialize) -> Result<String, HttpError> {
     serde_json::to_string(document).map_err(|error| HttpError::unavailable(format!("JSON: {error}")))
 }
 
-/// The object of a search.
 enum SearchTerm {
     Address(IpAddr),
     Network(IpNet),
@@ -162,11 +158,11 @@ impl SearchResult {
     }
 }
 
-/// The addresses and blocks of a party.
+/// The addresses and blocks of a container, a pod or a node.
 #[derive(Default, Serialize)]
 struct HolderAddresses {
     addresses: Vec<AddressMatch>,
-    /// The blocks of a node.
+    /// Empty unless the holder is a node.
     blocks: Vec<HolderBlock>,
     more: bool,
 }
@@ -178,7 +174,7 @@ struct HolderBlock {
     free: usize,
 }
 
-/// A holder of addresses.
+/// The container, pod or node whose addresses are requested.
 #[derive(Clone, Debug)]
 pub(super) enum HolderQuery {
     Container(String),
@@ -197,7 +193,7 @@ impl HolderQuery {
         }
     }
 
-    /// True if an address with this entry is its.
+    /// Returns whether an address with this entry belongs to the holder.
     pub(super) fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -213,7 +209,7 @@ impl HolderQuery {
     }
 }
 
-/// The addresses of a container, a pod or a node, and the blocks of a node.
+/// Lists the addresses of a container, a pod or a node, and the blocks of a node.
 pub(super) async fn list_held(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let party = HolderQuery::of(query)?;
     let read = page.cache.read_exclusively(read_held(page, &party));

@@ -21,7 +21,7 @@ function attributes(name, held) {
   return rows.length ? h("details", { class: "panel" }, h("summary", null, name), table(name, ["Attribute", "Value"], rows)) : null;
 }
 
-/** Makes the view of an address. */
+/** Builds the view of an address. */
 export async function address({ rest: ip, signal }) {
   const told = await ask("address", { ip }, signal);
   const { holder } = told;
@@ -56,11 +56,11 @@ const KINDS = {
   node: ["Node", "It has no address now."],
 };
 
-/** Makes the view of a container, a pod or a node: its addresses now, and its history. */
+/** Builds the view of a container, a pod or a node: its current addresses and its history. */
 export async function subject({ route, rest: name, signal }) {
   const [kind, none] = KINDS[route];
   const [found, past] = await Promise.all([ask("held", { of: name, kind: route }, signal), history(name, route, signal)]);
-  // A node's own name in each of its rows would say nothing.
+  // In the view of a node, a column with its own name would be redundant.
   const isNode = route === "node";
   const columns = ["Address", "State", "Block", ...(isNode ? ["Holder"] : ["Network", "Node"]), ["Since", "nowrap"]];
   const rows = found.addresses.map((one) => [addressLink(one.ip), useName(one.use), blockLink(one.block),
@@ -78,7 +78,7 @@ export async function subject({ route, rest: name, signal }) {
   ] };
 }
 
-/** Makes the view of a search. */
+/** Builds the view of a search. */
 export async function search({ rest: text, signal }) {
   const head = h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Search"), h("p", { class: "mono" }, text));
   if (!text.trim()) {

@@ -1,6 +1,6 @@
-// Asks the daemon.
+// Requests to the daemon, and its event stream.
 
-/** A refusal of the daemon, or its absence. */
+/** The daemon refused a request (`status` is HTTP's), or does not answer (`status` is 0). */
 export class Refused extends Error {
   constructor(message, status) {
     super(message);
@@ -8,7 +8,7 @@ export class Refused extends Error {
   }
 }
 
-/** The answer to a question; `query` becomes the part behind the `?`. */
+/** Returns the answer to a request. `query` becomes the query string. */
 export async function ask(path, query, signal) {
   const url = query ? `api/${path}?${new URLSearchParams(query)}` : `api/${path}`;
   let response;
@@ -29,13 +29,13 @@ export async function ask(path, query, signal) {
   return answer;
 }
 
-/** The most events that are kept. */
+/** Maximum number of stored events. */
 const KEPT = 500;
 
-/** Events as they happen, newest first, and the state of their stream. */
+/** The events since the page was opened, newest first, and the state of their stream. */
 export class Live extends EventTarget {
   events = [];
-  /** The newest revision that is known. */
+  /** The newest known revision. */
   revision = 0;
   state = "wait";
   #seen = 0;
@@ -54,7 +54,7 @@ export class Live extends EventTarget {
     });
     on("ready", () => {});
     on("batch", (batch) => {
-      // After a break the store may tell a batch again.
+      // After a reconnect the store may repeat a batch.
       if (batch.revision <= this.#seen) return;
       this.#seen = batch.revision;
       this.#add(batch.events);
@@ -67,17 +67,17 @@ export class Live extends EventTarget {
     });
     source.addEventListener("error", () => {
       this.#become("lost");
-      // The browser tries again by itself, unless it was refused.
+      // The browser reconnects automatically, unless the request was refused.
       if (source.readyState === EventSource.CLOSED) this.#retry = setTimeout(() => this.start(), 3000);
     });
   }
 
-  /** True if it asks for events. */
+  /** Whether the event stream is open. */
   get isOpen() {
     return this.#source !== null;
   }
 
-  /** Asks for no more events. */
+  /** Closes the event stream. */
   stop() {
     clearTimeout(this.#retry);
     this.#source?.close();
@@ -95,5 +95,5 @@ export class Live extends EventTarget {
   }
 }
 
-/** The events of this page. */
+/** The event stream of this page. */
 export const live = new Live();

@@ -1,10 +1,10 @@
-// One block: a cell for each address, and the holders.
+// The view of a block: a cell for each address, and the holders.
 
 import { ask } from "./api.js";
 import { empty, facts, h, link, table, to, withTip } from "./dom.js";
 import { USES, addressLink, count, holderLinks, holderText, legend, moment, nodeLink, ownerLink, useName } from "./format.js";
 
-/** The text on the cell of an address: the last part of it. */
+/** Returns the text in the cell of an address: its last part. */
 function tail(ip) {
   return ip.includes(":") ? `:${ip.slice(ip.lastIndexOf(":") + 1)}` : `.${ip.slice(ip.lastIndexOf(".") + 1)}`;
 }
@@ -16,7 +16,7 @@ function cell(address) {
   return withTip(link(to("address", address.ip), tail(address.ip), { class: `cell ${address.use}`, "aria-label": label }), lines);
 }
 
-/** Lets the arrow keys move in a grid of links; Tab goes to the next link, as ever. */
+/** Lets the arrow keys move in a grid of links. Tab moves to the next link as usual. */
 function withArrows(grid) {
   grid.addEventListener("keydown", (event) => {
     const cells = [...grid.children];
@@ -31,7 +31,7 @@ function withArrows(grid) {
   return grid;
 }
 
-/** Makes the view. */
+/** Builds the view. */
 export async function block({ rest: cidr, signal }) {
   const told = await ask("block", { cidr }, signal);
   const trail = h("p", { class: "trail" }, link("#/", "Pools"), told.pool ? link(to("pool", told.pool), told.pool) : null);

@@ -1,6 +1,6 @@
-// Makes elements. Texts from the store become text nodes here and never HTML.
+// Creates elements. Texts from the store become text nodes, never HTML.
 
-/** An element. `props` are attributes; `on…` are listeners; `null` and `false` leave an attribute out. */
+/** Creates an element. `props` are attributes; `on…` are listeners; `null` and `false` omit an attribute. */
 export function h(name, props, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(props ?? {})) {
@@ -12,20 +12,20 @@ export function h(name, props, ...children) {
   return element;
 }
 
-/** A link to a place of this page. */
+/** Creates a link to a view of this page. */
 export function link(route, text, props) {
   return h("a", { href: route, ...props }, text);
 }
 
-/** The hash of a place: `to("block", "10.0.0.0/26")`. Slashes stay, so that the address reads well. */
+/** Returns the URL hash of a view, such as `to("block", "10.0.0.0/26")`. Slashes are not escaped, for readable URLs. */
 export function to(name, ...rest) {
   const part = (text) => encodeURIComponent(text).replaceAll("%2F", "/").replaceAll("%3A", ":");
   return `#/${[name, ...rest.map(part)].join("/")}`;
 }
 
 /**
- * A table with a heading for each column. A column `[text, class]` gives its cells a class. On a narrow window the rows
- * become blocks, with the headings inside; the roles keep it a table for screen readers.
+ * Creates a table with a heading for each column. A column `[text, class]` sets the class of its cells. In a narrow
+ * window the rows become blocks that repeat the headings. The roles keep it a table for screen readers.
  */
 export function table(label, columns, rows) {
   const heads = columns.map((column) => (Array.isArray(column) ? column : [column, null]));
@@ -38,7 +38,7 @@ export function table(label, columns, rows) {
       h("tbody", { role: "rowgroup" }, rows.map((cells) => h("tr", { role: "row" }, cells.map(cell))))));
 }
 
-/** A list of facts; those without a value are left out. */
+/** Creates a list of facts. Facts without a value are omitted. */
 export function facts(pairs) {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return h("dl", { class: "facts" }, told.map(([name, value]) => {
@@ -47,12 +47,12 @@ export function facts(pairs) {
   }));
 }
 
-/** A panel that says that there is nothing, and names the next step. */
+/** Creates a panel for an empty view, which names the next step. */
 export function empty(title, text, command) {
   return h("section", { class: "empty" }, h("h2", null, title), h("p", null, text), command ? codeLine(command) : null);
 }
 
-/** A command with a button that copies it. */
+/** Creates a command with a button that copies it. */
 export function codeLine(command) {
   const button = h("button", { type: "button", class: "copy", "aria-label": `Copy: ${command}` }, "Copy");
   button.addEventListener("click", async () => {
@@ -60,7 +60,7 @@ export function codeLine(command) {
       await navigator.clipboard.writeText(command);
       button.textContent = "Copied";
     } catch {
-      // If the browser keeps pages from its clipboard, the text is selected instead.
+      // Some browsers deny the clipboard. Select the text instead.
       getSelection().selectAllChildren(code);
       button.textContent = "Selected";
     }
@@ -73,7 +73,7 @@ export function codeLine(command) {
 const tip = document.getElementById("tip");
 let tipOwner = null;
 
-/** Shows lines of text beside a box of the window: `box` as `getBoundingClientRect` gives it. */
+/** Shows lines of text beside a box in the window (`box` as from `getBoundingClientRect`). */
 export function showTip(owner, box, lines) {
   tip.replaceChildren(...lines.map((line, place) => h(place ? "span" : "b", null, line)));
   tip.hidden = false;
@@ -85,14 +85,14 @@ export function showTip(owner, box, lines) {
   tip.style.top = `${above >= 4 ? above : box.bottom + 8}px`;
 }
 
-/** Hides the lines, if they are this owner's. */
+/** Hides the tooltip, unless it belongs to another owner. */
 export function hideTip(owner) {
   if (owner && owner !== tipOwner) return;
   tip.hidden = true;
   tipOwner = null;
 }
 
-/** Gives an element lines that show on hover and on focus. */
+/** Gives an element a tooltip on hover and on focus. */
 export function withTip(element, lines) {
   const show = () => showTip(element, element.getBoundingClientRect(), lines());
   element.addEventListener("mouseenter", show);

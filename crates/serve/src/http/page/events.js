@@ -1,4 +1,4 @@
-// Events, as rows.
+// Events as rows.
 
 import { live } from "./api.js";
 import { empty, h, table } from "./dom.js";
@@ -10,17 +10,17 @@ const WORDS = {
   owned: "owned",
 };
 
-/** The word for an event. */
+/** Returns the word for an event. */
 function word(event) {
   return h("span", { class: `word ${event.event}` }, WORDS[event.event] ?? event.event);
 }
 
-/** The holder that an event is about: its fields stand beside those of the event. */
+/** Returns the holder of an event. Its fields are members of the event itself. */
 function holderOf(event) {
   return "handle" in event ? event : null;
 }
 
-/** The holder or the owner, with links. */
+/** Returns the holder or the owner, with links. */
 function who(event) {
   if (event.owner) {
     const before = event.former_owner ? [", before ", ownerLink(event.former_owner)] : [];
@@ -42,13 +42,13 @@ function item(event) {
     h("span", { class: "about" }, who(event), node ? [" on ", nodeLink(node)] : null));
 }
 
-/** Events as a narrow list. */
+/** Creates a narrow list of events. */
 export function eventList(events) {
   if (events.length === 0) return h("p", { class: "more" }, "Nothing has happened since this page was opened.");
   return h("ol", { class: "events" }, events.map(item));
 }
 
-/** Events as a table. */
+/** Creates a table of events. */
 export function eventTable(label, events) {
   return table(label, [["Time", "nowrap"], ["Event", "nowrap bare"], "Address or block", "Holder or owner", "Node", ["Revision", "number"]],
     events.map((event) => event.event === "gap"
@@ -62,7 +62,7 @@ function matches(event, text) {
   return told.some((one) => one?.toLowerCase().includes(text));
 }
 
-/** Makes the view of events as they happen. */
+/** Builds the view of live events. */
 export async function events({ signal }) {
   const list = h("div", { "aria-live": "off" });
   const number = h("span", null);

@@ -1,10 +1,10 @@
-// Numbers, times and names as people read them.
+// Formats numbers, times and names for people.
 
 import { h, link, to } from "./dom.js";
 
 const plain = new Intl.NumberFormat("en");
 
-/** A number of addresses, which may come as text because it is larger than JSON can hold. */
+/** Formats a number of addresses. A number that is too large for JSON arrives as text. */
 export function count(value) {
   const number = Number(value);
   if (number < 1e15) return plain.format(number);
@@ -13,12 +13,12 @@ export function count(value) {
   return `${(number / 10 ** power).toFixed(1)} × 10${[...String(power)].map((digit) => digits[digit]).join("")}`;
 }
 
-/** `1 block`, `2 blocks`. */
+/** Formats a number with its noun: `1 block`, `2 blocks`. */
 export function many(value, one, more = `${one}s`) {
   return `${count(value)} ${Number(value) === 1 ? one : more}`;
 }
 
-/** A part of a whole. */
+/** Formats a part of a whole. */
 export function share(part, whole) {
   const of = Number(whole);
   const percent = of > 0 ? (Number(part) / of) * 100 : 0;
@@ -27,7 +27,7 @@ export function share(part, whole) {
   return `${percent < 10 && percent > 0 ? percent.toFixed(1) : Math.round(percent)}%`;
 }
 
-/** A span of time, roughly. */
+/** Formats a time span roughly. */
 export function span(seconds) {
   const units = [[365.25 * 86400, "year"], [30.4 * 86400, "month"], [86400, "day"], [3600, "hour"], [60, "minute"]];
   for (const [size, name] of units) {
@@ -41,7 +41,7 @@ export function span(seconds) {
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-/** A moment: the time of today, with the date on other days, and in full as a title. */
+/** Formats a time: today as the time only, other days with the date. The title has both in full. */
 export function moment(text) {
   if (!text) return h("span", { class: "muted" }, "time not known");
   const at = new Date(text);
@@ -50,7 +50,7 @@ export function moment(text) {
     today ? clock.format(at) : `${date.format(at)}, ${clock.format(at)}`);
 }
 
-/** The names of the states of an address, in the order of the bars. */
+/** The states of an address and their names, in the order of the bars. */
 export const USES = [
   ["used", "In use"],
   ["borrowed", "Borrowed"],
@@ -59,26 +59,26 @@ export const USES = [
   ["free", "Free"],
 ];
 
-/** The name of a state. */
+/** Returns the name of a state. */
 export function useName(use) {
   return USES.find(([name]) => name === use)?.[1] ?? use;
 }
 
-/** A key to the colours. */
+/** Creates a legend of the colours. */
 export function legend(uses) {
   const names = USES.filter(([name]) => uses.includes(name));
   return h("ul", { class: "legend", "aria-label": "Colours" },
     names.map(([name, text]) => h("li", null, h("i", { class: `swatch ${name}` }), text)));
 }
 
-/** The pod of a holder, or its container, or its handle, as text. */
+/** Returns the pod of a holder, or its container, or its handle, as text. */
 export function holderText(holder) {
   if (!holder) return "";
   if (holder.pod) return holder.namespace ? `${holder.namespace}/${holder.pod}` : holder.pod;
   return holder.container ?? holder.handle ?? "no handle";
 }
 
-/** The same with links to the histories of pod and container. */
+/** Returns the pod and the container or handle of a holder, with links to their histories. */
 export function holderLinks(holder) {
   if (!holder) return "";
   const links = [];
@@ -92,27 +92,27 @@ export function holderLinks(holder) {
   return links.flatMap((one, place) => (place ? [" ", one] : [one]));
 }
 
-/** A link to a node. */
+/** Creates a link to a node. */
 export function nodeLink(name) {
   return name ? link(to("node", name), name, { class: "mono" }) : "";
 }
 
-/** A link to an address. */
+/** Creates a link to an address. */
 export function addressLink(ip) {
   return link(to("address", ip), ip, { class: "mono" });
 }
 
-/** A link to a block. */
+/** Creates a link to a block. */
 export function blockLink(cidr) {
   return link(to("block", cidr), cidr, { class: "mono" });
 }
 
-/** The beginning of a long id, as runtimes show it. */
+/** Shortens a container id like runtimes do. */
 export function short(id) {
   return /^[0-9a-f]{64}$/.test(id) ? id.slice(0, 12) : id;
 }
 
-/** The owner of a block, with a link if it is a node. */
+/** Returns the owner of a block, with a link if it is a node. */
 export function ownerLink(owner) {
   if (!owner) return h("span", { class: "muted" }, "nobody");
   return owner.startsWith("host:") ? nodeLink(owner.slice(5)) : h("span", { class: "mono" }, owner);

@@ -1,14 +1,14 @@
-// The map of a pool's blocks: a cell for each block on a canvas. Only the rows in sight are drawn, so that the work does
+// The map of a pool's blocks: a cell for each block on a canvas. Only the visible rows are drawn, so that the work does
 // not grow with the pool.
 
 import { h, hideTip, showTip } from "./dom.js";
 import { count, share } from "./format.js";
 
-/** The room around the cells for the frame of the cursor. */
+/** The padding around the cells, for the frame of the cursor. */
 const PAD = 2;
 const LAYERS = ["used", "borrowed", "resting", "reserved"];
 
-/** The size of a cell and the gap between two, by the number of blocks. */
+/** Returns the size of a cell and the gap between cells, by the number of blocks. */
 function sizes(number) {
   if (number <= 64) return [30, 4];
   if (number <= 400) return [20, 3];
@@ -16,7 +16,7 @@ function sizes(number) {
   return [10, 2];
 }
 
-/** A block in words. */
+/** Describes a block in words. */
 export function blockWords(block) {
   const capacity = block.used + block.borrowed + block.resting + block.reserved + block.free;
   const words = [`${count(block.used + block.borrowed)} of ${count(capacity)} in use (${share(block.used + block.borrowed, capacity)})`];
@@ -27,7 +27,7 @@ export function blockWords(block) {
   return words;
 }
 
-/** A map. `open` is called with the block that was chosen, `chosen` with the one under the cursor. */
+/** A map of blocks. `open` is called with an activated block, `chosen` with the block under the cursor. */
 export class BlockMap {
   blocks = [];
   #at = 0;
@@ -59,7 +59,7 @@ export class BlockMap {
     signal.addEventListener("abort", () => observer.disconnect());
   }
 
-  /** Shows these blocks; the cursor stays on the block on which it was. */
+  /** Shows these blocks. The cursor stays on the same block. */
   set(blocks) {
     const cidr = this.blocks[this.#at]?.cidr;
     this.blocks = blocks;
@@ -149,7 +149,7 @@ export class BlockMap {
     pen.strokeRect(x - 0.5, y - 0.5, this.cell + 1, this.cell + 1);
   }
 
-  /** The block under the mouse; -1 where there is none. */
+  /** Returns the index of the block under the mouse, or -1. */
   #under(event) {
     const box = this.element.getBoundingClientRect();
     const x = event.clientX - box.left - PAD;
@@ -177,7 +177,7 @@ export class BlockMap {
     this.chosen(block);
   }
 
-  /** Puts the cursor on a block, and brings it into sight. */
+  /** Moves the cursor to a block, and scrolls it into view. */
   #point(place) {
     if (this.blocks.length === 0) return;
     this.#at = Math.min(Math.max(place, 0), this.blocks.length - 1);

@@ -1,19 +1,19 @@
-// All pools, the nodes, and the latest events.
+// The view of all pools, the nodes, and the latest events.
 
 import { ask, live } from "./api.js";
 import { empty, h, link, table, to } from "./dom.js";
 import { eventList } from "./events.js";
 import { USES, addressLink, count, legend, many, moment, nodeLink, share, span } from "./format.js";
 
-/** The most events beside the pools. */
+/** Maximum number of events beside the pools. */
 const LATEST = 10;
 
-/** The part of a pool that cannot be assigned. */
+/** Returns the number of addresses of a pool that cannot be assigned. */
 export function taken(pool) {
   return pool.used + pool.borrowed + pool.resting + Number(pool.reserved);
 }
 
-/** A pool as a bar. A state with any address is at least a hair wide. */
+/** Creates a pool's bar. A state with any address is at least two pixels wide. */
 export function bar(pool, props) {
   const whole = Number(pool.capacity);
   const words = USES.map(([use, name]) => `${name.toLowerCase()} ${count(pool[use])}`).join(", ");
@@ -25,7 +25,7 @@ export function bar(pool, props) {
   return h("div", { class: "bar", role: "img", "aria-label": `Addresses: ${words}`, ...props }, parts);
 }
 
-/** The forecast of a pool in words, and its urgency. */
+/** Describes the forecast of a pool in words, and returns its urgency. */
 export function forecastOf(forecast, seconds) {
   if (!forecast) return ["", ""];
   const of = `from ${span(seconds)} of history`;
@@ -84,7 +84,7 @@ function quotasPanel(answer) {
     rest > 0 ? h("p", { class: "more" }, `and ${count(rest)} that are used less: margay quota list`) : null);
 }
 
-/** The addresses in quarantine: devices that the store does not know have them. */
+/** Creates the list of quarantined addresses, which devices use without the store's knowledge. */
 function quarantinePanel(quarantined) {
   const rows = quarantined.map((one) => [addressLink(one.address), one.reason, nodeLink(one.node), moment(one.since)]);
   return h("section", { class: "panel" },
@@ -92,7 +92,7 @@ function quarantinePanel(quarantined) {
     table("In quarantine", ["Address", "Reason", "Found by", ["Since", "nowrap"]], rows));
 }
 
-/** Makes the view. */
+/** Builds the view. */
 export async function overview({ signal }) {
   const answer = await ask("overview", null, signal);
   if (answer.pools.length === 0) {

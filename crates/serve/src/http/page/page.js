@@ -1,4 +1,4 @@
-// The frame: the choice of the view, the keys, and the state of the daemon.
+// The frame of the page: the current view, the keyboard, and the state of the daemon.
 
 import { ask, live } from "./api.js";
 import { address, search, subject } from "./address.js";
@@ -15,11 +15,11 @@ const VIEWS = {
   address: [address, "pools"], container: [subject, ""], pod: [subject, ""], node: [subject, ""], search: [search, ""],
   events: [events, "events"], problems: [problems, "problems"],
 };
-/** The time for which a view stays as it is, even if much happens. */
+/** Minimum time between two updates of a view, in milliseconds. */
 const CALM = 2500;
-/** The same for a view that the daemon has to read much for. */
+/** Minimum time between two updates of a view that is expensive for the daemon, in milliseconds. */
 const SLOW = 15000;
-/** The pause before the daemon is asked again. */
+/** How long to wait before a failed request is repeated, in milliseconds. */
 const RETRY = 4000;
 
 const main = document.getElementById("main");
@@ -27,7 +27,7 @@ const query = document.getElementById("query");
 const gone = document.getElementById("gone");
 let current = { abort: () => {}, view: null, at: 0, busy: false };
 
-/** The place that the address names: `#/block/10.0.0.0/26` is `["block", "10.0.0.0/26"]`. */
+/** Returns the view in the URL: `#/block/10.0.0.0/26` is `["block", "10.0.0.0/26"]`. */
 function place() {
   const path = location.hash.replace(/^#\/?/, "");
   const cut = path.indexOf("/");
@@ -45,7 +45,7 @@ function put(view) {
   view.shown?.();
 }
 
-/** Puts a view in place of itself; the focus stays where it was, if that is still there. */
+/** Replaces a view by its new version. The focused element keeps the focus if it still exists. */
 function replace(view) {
   const held = main.contains(document.activeElement) ? document.activeElement : null;
   const mark = held && (held.getAttribute("href") ?? held.id);
@@ -57,7 +57,7 @@ function replace(view) {
   scrollTo(x, y);
 }
 
-/** Shows the place that the address names. `how` is "first", "moved" or "again". */
+/** Shows the view in the URL. `how` is "first", "moved" or "again". */
 async function show(how) {
   const [route, rest] = place();
   current.abort();
@@ -110,7 +110,7 @@ function failed(error, how) {
   }
 }
 
-/** Says above everything that the daemon is not there, or no more. */
+/** Shows at the top that the daemon does not answer; `null` hides the message. */
 function told(text) {
   gone.hidden = !text;
   gone.textContent = text ? `${text} The page may show old data; it asks again every few seconds.` : "";
@@ -122,7 +122,7 @@ function badge(found) {
   if (found > 0) item.append(h("span", { class: "badge bad", "aria-label": `${count(found)} found` }, count(found)));
 }
 
-// Events make a view read again, but not more often than a person can look.
+// Events make the page reload its view, but not faster than a person can read.
 let due = null;
 function again() {
   if (due) return;
@@ -181,7 +181,7 @@ function nextTheme() {
   try {
     localStorage.setItem("theme", name);
   } catch {
-    // It lasts as long as the page.
+    // Without storage, the choice lasts until the page is closed.
   }
   theme(name);
 }
@@ -206,7 +206,7 @@ document.addEventListener("keydown", (event) => {
   act();
 });
 
-// A page that nobody looks at asks for nothing, and leaves its connection to others.
+// A hidden page closes its event stream, which frees its connection for other clients.
 let leaving = null;
 document.addEventListener("visibilitychange", () => {
   clearTimeout(leaving);

@@ -1,4 +1,4 @@
-// One pool: its numbers, its forecast, and the map of its blocks.
+// The view of a pool: its numbers, its forecast, and the map of its blocks.
 
 import { ask } from "./api.js";
 import { empty, h, link, table, to } from "./dom.js";
@@ -6,13 +6,13 @@ import { USES, blockLink, count, legend, many, ownerLink, share } from "./format
 import { BlockMap, blockWords } from "./map.js";
 import { bar, forecastOf, taken } from "./overview.js";
 
-/** The rows that the table of blocks shows at first, and adds at each step. */
+/** Number of rows that the table of blocks shows at first, and adds at each step. */
 const ROWS = 200;
 
-/** The table of so few blocks is open from the beginning. */
+/** A table of at most this many blocks is open at first. */
 const FEW = 50;
 
-/** All blocks of a pool, or of none: asked for in parts. */
+/** Reads all blocks of a pool, or of no pool, in parts. */
 async function blocksOf(pool, signal) {
   const blocks = [];
   for (;;) {
@@ -74,7 +74,7 @@ function numbers(pool) {
     h("div", null, h("dt", null, "Blocks"), h("dd", null, count(pool.blocks), " ", h("small", null, `${count(pool.full)} full`))));
 }
 
-/** Makes the view of a pool. */
+/** Builds the view of a pool. */
 export async function pool({ rest: name, signal }) {
   const find = async () => {
     const overview = await ask("overview", null, signal);
@@ -133,7 +133,7 @@ export async function pool({ rest: name, signal }) {
   };
 }
 
-/** Makes the view of blocks that lie in no pool. */
+/** Builds the view of the blocks outside of all pools. */
 export async function orphaned({ signal }) {
   const blocks = await blocksOf(null, signal);
   const section = blockSection(signal, "Blocks");

@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { codeLine, empty, h, link, to } from "./dom.js";
 import { count, many } from "./format.js";
 
-/** The subject of a finding, with a link where this page has a view of it. */
+/** Returns the subject of a finding, with a link if this page has a view of it. */
 function subject({ subject: text, link: at }) {
   return at ? link(to(at.kind, at.name), text) : h("span", null, text);
 }
@@ -18,7 +18,7 @@ function finding(one) {
     one.command ? codeLine(one.command) : null);
 }
 
-/** Makes the view. */
+/** Builds the view. */
 export async function problems({ signal }) {
   const told = await ask("problems", null, signal);
   const head = h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Problems"),

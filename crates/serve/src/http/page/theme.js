@@ -1,8 +1,8 @@
-// Applies the colours that were chosen before anything is drawn, so that nothing flashes.
+// Applies the chosen colours before anything is drawn, to avoid a flash.
 "use strict";
 try {
   const theme = localStorage.getItem("theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // The browser keeps nothing for this page; the colours are as the system has them.
+  // Without storage, the page uses the system's colours.
 }
