@@ -60,7 +60,7 @@ impl CniContext<'_> {
             match standing {
                 Standing::Own => {}
                 Standing::Unmarked => tracing::info!(%ip, "the address is recorded without its interface"),
-                Standing::Unknown => tracing::info!(%ip, "the address is in no pool, so nothing is recorded of it"),
+                Standing::Unknown => tracing::info!(%ip, "the address is in no pool; the store has no record of it"),
                 Standing::Free => {
                     wrong.push(*ip);
                     why.push(format!("{ip} is free"));
@@ -167,7 +167,7 @@ impl CniContext<'_> {
 /// Logs how many addresses were released or left, and why.
 fn log_collected(collected: &GcSummary, network: &str) {
     let GcSummary { released, changed, young, undated, unmarked } = collected;
-    tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
+    tracing::info!(network, ?released, changed, young, unmarked, "released the addresses of attachments that the runtime does not list");
     if *undated > 0 {
         tracing::warn!(
             network,
