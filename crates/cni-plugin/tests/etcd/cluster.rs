@@ -22,7 +22,7 @@ fn fixture<T: serde::de::DeserializeOwned>(name: &str) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Converts numbers to texts, as Margay's output writes them.
+/// Converts numbers to texts, as Margay's utilization has them.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),
