@@ -1,4 +1,4 @@
-//! Power cuts under clients of etcd's API: keys, transactions and leases.
+//! Power cuts during requests of etcd API clients: keys, transactions and leases.
 //!
 //! Each client has its own keys and leases, and sends one request after another, so at most its last request is
 //! unanswered at the cut. The copy of the disk must have either the client's last acknowledged state, or the state
@@ -229,7 +229,7 @@ fn left(engine: Engine, image: &Image) -> Vec<State> {
     })
 }
 
-/// Power cuts under clients of the API lose no acknowledged request, and carry out none in part.
+/// Tests that power cuts lose no acknowledged request of API clients, and leave no request half done.
 pub(crate) fn rounds(engine: Engine) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", ROUNDS));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
