@@ -205,7 +205,7 @@ fn read_mask(value: Option<&GoJson>) -> Result<PrefixMask> {
     }
 }
 
-/// Sets the gateways of `ipam.gateway`, which override those of the ranges.
+/// Sets the gateways of `ipam.gateway`, which override the gateways of the ranges.
 fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
         (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);

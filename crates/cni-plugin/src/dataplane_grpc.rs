@@ -1,6 +1,6 @@
 //! The client of an external data plane: a program that makes the interfaces of containers, called by gRPC.
 //!
-//! The messages are those of the service `cni.CniDataplane` (proto3), with Calico's field numbers.
+//! The messages belong to the service `cni.CniDataplane` (proto3), with Calico's field numbers.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};

@@ -107,7 +107,7 @@ pub(crate) struct CniContext<'a> {
 }
 
 impl<'a> CniContext<'a> {
-    /// Decodes a call of the plugin under this name. `variables` override those of the environment.
+    /// Decodes a call of the plugin under this name. `variables` override the environment.
     ///
     /// # Errors
     /// Any error of the configuration.

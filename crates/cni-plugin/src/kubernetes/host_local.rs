@@ -224,7 +224,7 @@ fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     found
 }
 
-/// Returns the subnets of the runtime's ranges, which host-local uses beside those of the configuration.
+/// Returns the subnets of the runtime's ranges, which host-local uses in addition to the configured ranges.
 fn ranges_of_runtime(conf: &Value) -> impl Iterator<Item = &Value> {
     let sets = conf["runtimeConfig"]["ipRanges"].as_array().into_iter().flatten();
     sets.filter_map(Value::as_array).flatten().filter_map(|range| range.get("subnet"))

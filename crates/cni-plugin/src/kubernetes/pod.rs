@@ -302,7 +302,7 @@ pub(crate) struct KubePod {
     pub(crate) service_account: String,
     /// The node that the pod is scheduled to; empty before that.
     pub(crate) node: String,
-    /// The ports that an endpoint can have, those of init containers last.
+    /// The ports that an endpoint can have; init containers' ports come last.
     pub(crate) ports: Vec<KubePort>,
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     variables.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Returns a fixed machine, independent of the one that runs the tests.
+/// Returns a fixed machine, whatever machine runs the tests.
 pub(crate) fn host() -> Host {
     Host {
         hostname: "host-1".into(),

@@ -30,7 +30,7 @@ const CLIENTS: usize = 3;
 const REQUESTS: u64 = 12;
 /// Number of keys of each client.
 const KEYS: u64 = 4;
-/// Time to live of a lease in seconds, so long that no lease expires.
+/// Time to live of a lease in seconds. No lease expires during a test.
 const TTL: i64 = 3600;
 /// Approximate number of disk operations for opening the store, and for the requests of a round.
 const OPENING: u64 = 120;

@@ -17,7 +17,8 @@ pub(crate) enum Edit {
     Text(&'static str, &'static str),
     /// Expects the call to leave the state unchanged.
     AsBefore,
-    /// Expects the call to leave the state unchanged, except that it restores settings of the container.
+    /// Expects the call to leave the state unchanged, except for the containers' sysctls, which become the recorded
+    /// ones.
     AsBeforeButSettings,
     /// Copies the value at a path from another step of the case.
     Copy(&'static [&'static str], usize),

@@ -1,4 +1,4 @@
-//! The outcomes that are expected to differ from those of Calico's plugin, with the reasons.
+//! The outcomes that are expected to differ from Calico's plugin, with the reasons.
 //!
 //! An exception fails the test of its case if the plugin does what was recorded.
 

@@ -46,14 +46,14 @@ impl Api {
         Self { content, _served: served }
     }
 
-    /// Replaces the objects and the mode by those of a case's setup or of a step.
+    /// Replaces the objects and the mode as a case's setup or a step says.
     pub(crate) fn set(&self, kubernetes: &Value) {
         let mut content = locked(&self.content);
         content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();
         content.mode = kubernetes["mode"].as_str().unwrap_or_default().to_owned();
     }
 
-    /// The requests since the last time; one that is repeated in a row stands there once.
+    /// Returns the requests since the last call, with consecutive duplicates removed.
     pub(crate) fn requests(&self) -> Value {
         let mut requests = std::mem::take(&mut locked(&self.content).requests);
         requests.dedup();

@@ -23,7 +23,7 @@ const OF_THE_HOST: [&str; 10] = [
     "ipv6/conf/<if>/forwarding",
     "ipv6/conf/<if>/accept_ra",
 ];
-/// The compared settings of a container, and those of each of its interfaces.
+/// The compared settings of a container, and of each of its interfaces.
 const OF_A_CONTAINER: [&str; 5] = [
     "ipv4/ip_forward",
     "ipv6/conf/all/forwarding",
