@@ -50,14 +50,14 @@ pub struct Invocation {
 pub enum PluginName {
     /// `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// `calico-ipam` or `calico`: every network is treated as one of Calico's.
+    /// `calico-ipam` or `calico`: every network is treated as a Calico network.
     CalicoIpam,
 }
 
 /// The program to run in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// The main plugin, which wires containers.
+    /// The main plugin, which connects containers to their network.
     Main,
     /// The IPAM plugin.
     Ipam,

@@ -22,7 +22,7 @@ pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. The error reads "`setting` must be an address`or`": `or` names the alternatives.
+/// Parses an address. In the error, `setting` names the value and `or` the alternatives to an address.
 ///
 /// # Errors
 /// Code 7 if the value is not an address.

@@ -167,7 +167,14 @@ impl CniContext<'_> {
 /// Logs how many addresses were released or left, and why.
 fn log_collected(collected: &GcSummary, network: &str) {
     let GcSummary { released, changed, young, undated, unmarked } = collected;
-    tracing::info!(network, ?released, changed, young, unmarked, "released the addresses of attachments that the runtime does not list");
+    tracing::info!(
+        network,
+        ?released,
+        changed,
+        young,
+        unmarked,
+        "released the addresses of attachments that the runtime does not list"
+    );
     if *undated > 0 {
         tracing::warn!(
             network,

@@ -214,7 +214,9 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
         .map_err(|_| unusable("TLS"))?;
     let builder = match trust {
         TlsTrust::Everyone => {
-            tracing::warn!("the certificate of the Kubernetes API is not checked: the kubeconfig has insecure-skip-tls-verify");
+            tracing::warn!(
+                "the certificate of the Kubernetes API is not checked: the kubeconfig has insecure-skip-tls-verify"
+            );
             builder.dangerous().with_custom_certificate_verifier(Arc::new(UncheckedVerifier(provider)))
         }
         TlsTrust::System => {

@@ -28,7 +28,7 @@ struct PodRequest {
 /// Carries out ADD of a pod, always with new addresses and a new pair, even if the pod has a stored endpoint.
 ///
 /// # Errors
-/// Calico's texts. Nothing that this call made is left then.
+/// Calico's texts. The call has then undone its work.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;

@@ -10,7 +10,7 @@ use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
 use testkit::programs::plugin;
 
-/// The code of every STATUS that fails.
+/// The code of every failed STATUS.
 const UNAVAILABLE: u64 = 50;
 const PASSWORD: &str = "hidden-password";
 

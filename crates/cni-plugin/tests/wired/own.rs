@@ -1,4 +1,4 @@
-//! Cases without a recording: killed calls, many calls at once, CHECK, GC and STATUS, and a store that does not answer.
+//! Tests without a recording: killed calls, concurrent calls, CHECK, GC and STATUS, and a store that does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;

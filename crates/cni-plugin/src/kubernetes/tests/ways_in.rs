@@ -196,7 +196,7 @@ fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     ways.into_iter().map(|(file, conf)| (file, kubernetes(&conf))).collect()
 }
 
-/// Needs root.
+/// Needs root, to change the owner of files.
 #[test]
 fn kubeconfig_is_refused_when_writable_by_others() {
     let folder = TempDir::new().unwrap();
@@ -263,7 +263,7 @@ async fn proxy_passes_on_what_it_cannot_read() {
     assert_eq!((server.heads().len(), server.connections()), (2, 1));
     let head = proxy.only_head();
     assert!(head.starts_with(&format!("CONNECT {0} HTTP/1.1\r\nhost: {0}\r\n", server.address)), "{head}");
-    // us@er:hidden
+    // The Base64 form of `us@er:hidden`.
     assert!(head.contains("\r\nproxy-authorization: Basic dXNAZXI6aGlkZGVu\r\n"), "{head}");
     assert!(!head.contains(TOKEN), "{head}");
 }
