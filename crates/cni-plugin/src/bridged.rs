@@ -102,7 +102,7 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // Different network names may map to one pool name, and an automatic subnet does not tell them apart. A
+        // Several network names may map to one pool name. An automatic subnet does not tell these networks apart, so a
         // checksum does.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));

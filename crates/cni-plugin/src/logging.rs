@@ -177,7 +177,7 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between two tries to get the lock. Writing a line takes less.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum number of tries to write a line, each of which found that another process had just rotated the file.
+/// Maximum number of times that a line finds the file just rotated by another process.
 const MAX_WRITE_ATTEMPTS: usize = 100;
 /// Maximum number of milliseconds by which a rotated file's name may be ahead of the clock, so that it sorts last.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;

@@ -59,9 +59,9 @@ pub(crate) struct NetConf {
 /// The object `ipam`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamConf {
-    /// `assign_ipv4`: any text other than `false` counts as true.
+    /// `assign_ipv4`: only the text `false` has an effect, and turns IPv4 off.
     pub(crate) assign_ipv4: Option<String>,
-    /// `assign_ipv6`: any text other than `true` counts as false.
+    /// `assign_ipv6`: `true` turns IPv6 on. `false` turns it off if the configuration itself defines IPv6 pools.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
@@ -367,6 +367,8 @@ impl Decoder {
         });
     }
 
+    /// Reports the first error.
+    ///
     /// # Errors
     /// Code 999 for the first value of a wrong type.
     pub(crate) fn finish(self) -> Result<()> {

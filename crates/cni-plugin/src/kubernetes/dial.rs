@@ -87,6 +87,8 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
+    /// Parses the URL of a proxy.
+    ///
     /// # Errors
     /// Another kind of proxy. The error does not repeat the URL, which may have a password.
     pub(super) fn new(url: &str) -> Result<Self, ApiProblem> {

@@ -35,7 +35,7 @@ pub(crate) use pod::{AllowedAnnotations, HardwareAddress, KubePod, KubePort, Pod
 
 /// The prefix of the names of pods that may run a virtual machine of KubeVirt.
 pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
-/// Time limit of the requests for one question to the API.
+/// Maximum time for all requests of one lookup.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 /// The User-Agent of the IPAM plugin's requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));

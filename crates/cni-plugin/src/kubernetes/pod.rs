@@ -213,6 +213,8 @@ impl PodFacts {
 }
 
 impl HardwareAddress {
+    /// Parses a hardware address.
+    ///
     /// # Errors
     /// Go's text for a malformed address.
     pub(crate) fn read(text: &str) -> Result<Self, String> {

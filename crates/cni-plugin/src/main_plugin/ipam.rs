@@ -61,8 +61,8 @@ impl MainContext<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
-    /// Calls the IPAM plugin about addresses that it assigned earlier. host-local gets placeholders for ranges that
-    /// only the Kubernetes API has (see [`HostLocal::for_del`]).
+    /// Calls the IPAM plugin about addresses that it assigned earlier. In host-local's configuration, networks of all
+    /// addresses replace the ranges that only the Kubernetes API has (see [`HostLocal::for_del`]).
     ///
     /// # Errors
     /// Calico's texts for a malformed configuration of host-local; any error of the plugin.

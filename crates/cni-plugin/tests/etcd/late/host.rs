@@ -132,8 +132,8 @@ impl<'a> Host<'a> {
         assert!(given.is_some(), "the blocks of the node could not be released");
     }
 
-    /// Waits until the stopped member has forwarded all requests that it received, and has applied all commits: its
-    /// next write comes after those.
+    /// Waits until the member that was stopped has forwarded all requests that it received, and has applied all
+    /// commits: its next write comes after those.
     pub(super) fn until_all_has_landed(&self) {
         until_nobody_is_connected(self.stopped());
         let until = Instant::now() + WAIT;
